@@ -59,12 +59,12 @@ class StepCost:
     @classmethod
     def of_model(cls, model: CausalLM, itemsize: int = 2) -> Self:
         """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's."""
-        shape, kept = model.config, model.config.cache_specs
+        shape, specs = model.config, model.config.cache_specs
         return cls(
             layers=_merged(model.layer_parts, itemsize),
             heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
-            kv_bytes=itemsize * sum(spec.elements for spec in kept),
-            attention=sum(spec.operations(shape.num_heads) for spec in kept),
+            kv_bytes=itemsize * sum(spec.elements for spec in specs),
+            attention=sum(spec.operations(shape.num_heads) for spec in specs),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,18 +13,17 @@ import click
 
 from engine_core.config import CacheConfig, LoadConfig, ModelConfig, options_of
 from engine_core.errors import CheckpointError, ConfigError
-from services.commands._sizing import (
+from engine_core.kv_cache_interface import KVCacheGroup
+from services.commands.capacity import (
     BLOCK_SIZE,
-    GB,
     STEP_TOKENS,
     Demand,
     Impossible,
     Memory,
     Plan,
-    blocks_per_sequence,
     figure,
     plan_ring,
-    size_text,
+    size,
 )
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
     from engine_core.models.roofline import StepCost
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_RUNTIME = 0.8 * GB
+_GB = 1e9
+_RUNTIME = 0.8 * _GB
 """Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
@@ -79,11 +79,11 @@ class Hardware:
 
 
 GPUS = {
-    "a100-80gb": Hardware(80 * GB, 2.04e12, 312e12),
-    "h100": Hardware(80 * GB, 3.35e12, 989e12),
-    "h200": Hardware(141 * GB, 4.8e12, 989e12),
-    "l4": Hardware(24 * GB, 0.3e12, 121e12),
-    "l40s": Hardware(48 * GB, 0.864e12, 362e12),
+    "a100-80gb": Hardware(80 * _GB, 2.04e12, 312e12),
+    "h100": Hardware(80 * _GB, 3.35e12, 989e12),
+    "h200": Hardware(141 * _GB, 4.8e12, 989e12),
+    "l4": Hardware(24 * _GB, 0.3e12, 121e12),
+    "l40s": Hardware(48 * _GB, 0.864e12, 362e12),
 }
 """From the manufacturers' data sheets."""
 
@@ -181,7 +181,7 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
         told = "Say what an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops together."
         raise click.UsageError(told if len(missing) == len(given) else f"{told} Missing: {', '.join(missing)}.")
-    scales = (GB, GB, 1e12)
+    scales = (_GB, _GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
@@ -222,6 +222,20 @@ def _memory(checkpoint: Checkpoint, model: CausalLM, usable: float, max_num_seqs
     )
 
 
+def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple[int, int]:
+    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
+
+    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
+    at its full length or, where that is more, at half of its output and with this block.
+    """
+    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
+    decoding = [
+        max(group.held_blocks(whole, 1, BLOCK_SIZE), group.held_blocks(half, 1, BLOCK_SIZE) + 1) for group in groups
+    ]
+    prompt = [group.held_blocks(demand.input_len, STEP_TOKENS, BLOCK_SIZE) for group in groups]
+    return sum(decoding), sum(map(max, decoding, prompt))
+
+
 def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
     from engine_core.models.roofline import StepCost
 
@@ -229,10 +243,9 @@ def _cost(checkpoint: Checkpoint, model: CausalLM) -> StepCost:
 
 
 def _describe(model: CausalLM, cost: StepCost) -> Model:
-    kept = [spec.elements for spec in model.config.cache_specs]
-    element = cost.kv_bytes // sum(kept)
+    layer = cost.kv_bytes // model.config.num_layers
     groups = (
-        CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))
+        CacheGroup(len(group.layers), group.sliding_window, len(group.layers) * layer)
         for group in model.kv_cache_groups
     )
     return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
@@ -245,9 +258,9 @@ def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
 
 def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
-    held = f"{size_text(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
-        held += f", {size_text(memory.prompt_blocks * memory.block)} while its prompt is computed"
+        held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
     return "\n".join(
         [
             f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
@@ -255,10 +268,10 @@ def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
             f"model      weights: {figure(model.weights)}, of which a token meets {figure(model.active_weights)}; "
-            f"KV cache of a token: {size_text(model.token)} ({_groups(model)})",
-            f"engine     {size_text(memory.usable)}: weights {size_text(memory.weights)}, "
-            f"angles {size_text(memory.angles)}, largest step {size_text(memory.activations)}, "
-            f"runtime {size_text(memory.runtime)}, KV cache {size_text(memory.cache)} ({held})",
+            f"KV cache of a token: {size(model.token)} ({_groups(model)})",
+            f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
+            f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
+            f"KV cache {size(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
             f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
             f"{figure(capacity.gap * 1e3)} ms between tokens",
@@ -275,5 +288,5 @@ def _groups(model: Model) -> str:
         window = "" if group.sliding_window is None else f", window {group.sliding_window:,}"
         before, after = ("", "") if count == 1 else (f"{count} groups of ", " each")
         layers = f"{group.layers} layer" + "s" * (group.layers > 1)
-        texts.append(f"{before}{layers}{window}: {size_text(group.token)}{after}")
+        texts.append(f"{before}{layers}{window}: {size(group.token)}{after}")
     return "; ".join(texts)

@@ -14,17 +14,8 @@ from transformers import GptOssConfig, Qwen2Config
 
 from engine_core.kv_cache_interface import group_layers
 from services.cli import cli
-from services.commands._sizing import (
-    MIN_CPU_TIERS,
-    Demand,
-    Impossible,
-    Memory,
-    Plan,
-    blocks_of,
-    blocks_per_sequence,
-    plan_ring,
-)
-from services.commands.plan import GPUS
+from services.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
+from services.commands.plan import GPUS, blocks_per_sequence
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 

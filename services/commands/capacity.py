@@ -1,14 +1,13 @@
-"""How many processes a load needs, by arithmetic on what an engine's memory holds and how long its steps take."""
+"""The arithmetic of ``ringline plan``: how many processes carry a load, by what a step takes and what memory holds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
 from engine_core.config import CacheConfig, SchedulerConfig
-from engine_core.kv_cache_interface import KVCacheGroup
 
 CPU_TIER_SECONDS = 40e-6
 """CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
@@ -20,11 +19,10 @@ MIN_CPU_TIERS = 2
 
 Seconds = Callable[[float, float, float, float], float]
 """Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
-
-GB = 1e9
 BLOCK_SIZE = CacheConfig().block_size
 STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
 """As engines have them by default."""
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +139,13 @@ def _shortage(memory: Memory) -> str:
     """Why not even one sequence fits, and what to change."""
     if memory.blocks < 1:
         return (
-            f"weights ({size_text(memory.weights)}), angles ({size_text(memory.angles)}), "
-            f"largest step ({size_text(memory.activations)}) and runtime ({size_text(memory.runtime)}) "
-            f"take {size_text(memory.taken)}, and an engine gets {size_text(memory.usable)}: "
-            "raise --memory-gb or --memory-share"
+            f"weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
+            f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and an "
+            f"engine gets {size(memory.usable)}: raise --memory-gb or --memory-share"
         )
-    request = size_text(memory.prompt_blocks * memory.block)
     return (
-        f"one request takes {request} of KV cache, and {size_text(memory.cache)} are left for it: "
-        "raise --memory-gb or --memory-share, or lower --input-len or --output-len"
+        f"one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} are "
+        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
     )
 
 
@@ -174,26 +170,12 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple[int, int]:
-    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
-
-    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
-    at its full length or, where that is more, at half of its output and with this block.
-    """
-    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
-    decoding = [
-        max(group.held_blocks(whole, 1, BLOCK_SIZE), group.held_blocks(half, 1, BLOCK_SIZE) + 1) for group in groups
-    ]
-    prompt = [group.held_blocks(demand.input_len, STEP_TOKENS, BLOCK_SIZE) for group in groups]
-    return sum(decoding), sum(map(max, decoding, prompt))
-
-
 def figure(value: float, digits: int = 3) -> str:
     """To so many significant digits, for a person: 37,400 or 0.00285."""
     return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
-def size_text(count: float) -> str:
+def size(count: float) -> str:
     """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
-    unit, scale = next((pair for pair in (("GB", GB), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("bytes", 1))
+    unit, scale = next((pair for pair in _UNITS if count >= pair[1]), ("bytes", 1))
     return f"{figure(count / scale)} {unit}"
