@@ -243,9 +243,10 @@ def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
 
 
 def _describe(model: LanguageModel, cost: StepCost) -> Model:
-    layer = cost.kv_bytes // model.config.num_layers
+    kept = [spec.elements for spec in model.config.cache_specs]
+    element = cost.kv_bytes // sum(kept)
     groups = (
-        CacheGroup(len(group.layers), group.sliding_window, len(group.layers) * layer)
+        CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))
         for group in model.kv_cache_groups
     )
     return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
