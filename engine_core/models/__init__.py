@@ -1,5 +1,6 @@
 """Models: a file per family, which says how its layers are put together.
 
+interface          a language model as workers see it; fallback: through transformers' own modules
 base               a decoder: embedding, layers, norm, head   (read first)
 decoder            the blocks that layers are made of: attention, feed-forward, and where their norms are
 llama              the family that others resemble, whose files say how they differ from it
