@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, LayerBackend, LinearLayer, Routing
-from engine_core.layers.parts import Part
+from engine_core.layers.parts import Part, StepWeights
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
@@ -138,6 +138,7 @@ class FusedMoE(Part):
         quant_method: QuantMethod,
         dtype: torch.dtype,
     ) -> None:
+        self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
         self._shape = shape
         self._routing = routing
         self._router = router
@@ -166,6 +167,15 @@ class FusedMoE(Part):
     def weight_bytes(self, itemsize: int) -> int:
         router = sum(math.prod(size) for size in Unquantized().tensors(self._gate_shape).values())
         return router * itemsize + self._quant_method.expert_bytes(self._shape, itemsize)
+
+    def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
+        shape, all_bytes = self._shape, self.weight_bytes(itemsize)
+        routed = sum(math.prod(size) for size in self._tensors.shapes(shape).values())
+        routed_bytes = self._quant_method.expert_bytes(shape, itemsize)
+        return (
+            StepWeights(self.num_weights - routed, all_bytes - routed_bytes),
+            StepWeights(routed, routed_bytes, shape.num_experts, shape.top_k),
+        )
 
     @property
     def nbytes(self) -> int:

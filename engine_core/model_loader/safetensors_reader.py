@@ -110,12 +110,14 @@ class SafetensorsWeights:
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Joined along the first dimension, in the model's type and on its device."""
-        if len(parts) > 1 or parts[0].dtype != self._dtype or parts[0].device != self._device:
+        if len(parts) > 1:
             rows = [len(part) for part in parts]
             joined = self._staging.make((sum(rows), *parts[0].shape[1:]))
             for part, place in zip(parts, torch.split(joined, rows), strict=True):
                 place.copy_(part)
             parts = [joined]
+        elif parts[0].dtype != self._dtype or parts[0].device != self._device:
+            parts = [self._staging.make(tuple(parts[0].shape)).copy_(parts[0])]
         return parts[0]
 
     def take_row(self, name: str, index: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import Glm4Config, LlamaConfig, Olmo2Config, OPTConfig, Qwen2Config
 
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import make_model, save_model
 
@@ -64,7 +64,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def in_random_steps(model: CausalLM, sequences: Sequence[torch.Tensor], rng: random.Random) -> list[torch.Tensor]:
+def in_random_steps(model: LanguageModel, sequences: Sequence[torch.Tensor], rng: random.Random) -> list[torch.Tensor]:
     """Logits of all sequences, computed together in steps of random membership and chunk sizes, ending in decode."""
     driver = Driver(model, [len(ids) for ids in sequences], seed=rng.randrange(100))
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
@@ -78,7 +78,7 @@ def in_random_steps(model: CausalLM, sequences: Sequence[torch.Tensor], rng: ran
     return [torch.cat(rows) for rows in logits]
 
 
-def check(model: CausalLM) -> None:
+def check(model: LanguageModel) -> None:
     rng = random.Random(1)
     generator = torch.Generator().manual_seed(1)
     sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
