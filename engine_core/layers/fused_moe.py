@@ -10,7 +10,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -29,7 +28,7 @@ class ExpertTensors(ABC):
 
     @abstractmethod
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
-        """The experts in ascending order, each valid until the next is read."""
+        """The experts in ascending order; the tensors of one are to be taken before the next is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,8 @@ class SeparateExperts(ExpertTensors):
 
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
         for expert in range(shape.num_experts):
-            gate_up = weights.take(self._name(expert, self.gate), self._name(expert, self.up))
-            gate, up = gate_up.chunk(2)
-            yield ExpertWeights(gate, up, partial(weights.take, self._name(expert, self.down)))
+            names = (self._name(expert, name) for name in (self.gate, self.up, self.down))
+            yield ExpertWeights(map(weights.take, names))
 
     def _name(self, expert: int, name: str) -> str:
         return f"{self.prefix}.{expert}.{name}.weight"
@@ -73,8 +71,12 @@ class StackedExperts(ExpertTensors):
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
         gate_up_name, down_name = self.shapes(shape)
         for expert in range(shape.num_experts):
-            gate, up = weights.take_row(gate_up_name, expert).chunk(2)
-            yield ExpertWeights(gate, up, partial(weights.take_row, down_name, expert))
+            yield ExpertWeights(self._tensors(weights, gate_up_name, down_name, expert))
+
+    @staticmethod
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
+        yield from weights.take_row(gate_up, expert).chunk(2)
+        yield weights.take_row(down, expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +98,15 @@ class InterleavedExperts(ExpertTensors):
         gate_up_name, down_name, *biases = self.shapes(shape)
         gate_up_biases, down_biases = (weights.take_float32(name) for name in biases)
         for expert in range(shape.num_experts):
-            gate_up = weights.take_row(gate_up_name, expert).t()
             bias = gate_up_biases[expert]
-            yield ExpertWeights(
-                gate_up[::2],
-                gate_up[1::2],
-                partial(_transposed_row, weights, down_name, expert),
-                (bias[::2], bias[1::2], down_biases[expert]),
-            )
+            tensors = self._tensors(weights, gate_up_name, down_name, expert)
+            yield ExpertWeights(tensors, (bias[::2], bias[1::2], down_biases[expert]))
 
-
-def _transposed_row(weights: Weights, name: str, index: int) -> torch.Tensor:
-    return weights.take_row(name, index).t()
+    @staticmethod
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
+        rows = weights.take_row(gate_up, expert).t()
+        yield from (rows[::2], rows[1::2])
+        yield weights.take_row(down, expert).t()
 
 
 @dataclass(frozen=True, slots=True)
