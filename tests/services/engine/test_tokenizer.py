@@ -19,13 +19,12 @@ from tests.ring import MODEL
 pytestmark = pytest.mark.long
 
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"] * 20
-TEXTS = [SENTENCES[0], "Zebras… 日本語"]
+TEXTS = [SENTENCES[0], " Zebras… 日本語", "if x:\n        return  'jugs'    # five     dozen"]
 
 TRAINING = """
 import json, sys
 import sentencepiece
 from pathlib import Path
-from transformers import AutoTokenizer
 
 directory, sentences, texts = Path(sys.argv[1]), *json.loads(sys.argv[2])
 corpus = directory / "corpus.txt"
@@ -37,20 +36,23 @@ sentencepiece.SentencePieceTrainer.train(
     model_type="bpe",
     byte_fallback=True,
     hard_vocab_limit=False,
+    normalization_rule_name="identity",
+    remove_extra_whitespaces=False,
+    allow_whitespace_only_pieces=True,
     minloglevel=2,
 )
 config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-(directory / "tokenizer_config.json").write_text(json.dumps(config))
-reference = AutoTokenizer.from_pretrained(directory)
-ids = [reference(text).input_ids for text in texts]
-print(json.dumps([[one, reference.decode(one, skip_special_tokens=True)] for one in ids]))
+(directory / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
+reference = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+ids = [reference.encode(text) for text in texts]
+print(json.dumps([[[reference.bos_id(), *one], reference.decode(one)] for one in ids]))
 """
-"""Trains a SentencePiece model, and prints what transformers makes of the texts."""
+"""Trains a SentencePiece model, and prints what SentencePiece makes of the texts."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
-    """A checkpoint of the days before tokenizer.json, a SentencePiece model and a class name; and, by transformers,
+    """A checkpoint of the days before tokenizer.json, a SentencePiece model and a class name; and, by SentencePiece,
     ids and decoded text of each of ``TEXTS``. Made in another process, which sentencepiece's OpenMP runtime ends with.
     """
     directory = tmp_path_factory.mktemp("sentencepiece")
