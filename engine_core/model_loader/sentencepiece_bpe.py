@@ -38,11 +38,10 @@ _LONGEST_PROBE = 12
 def correct_conversion(model: bytes, directory: Path, legacy: bool) -> None:
     """Make the ``tokenizer.json`` in ``directory``, converted from ``model``, give SentencePiece's ids.
 
-    Only for a BPE whose model leaves texts as they are, as those of Llama, Mistral and Gemma do; for others nothing is
-    changed. ``legacy`` as in ``tokenizer_config.json``: a text after a
-    special token begins with a space, too, as it does for SentencePiece, which is given the parts one by one; else only
-    the text's beginning does, and a text that begins with a space gets none. Raises ``CheckpointError`` where ids
-    differ all the same.
+    Only for a BPE whose model leaves texts as they are, as those of Llama and Mistral do; for others nothing is
+    changed. ``legacy`` as in ``tokenizer_config.json``: a text after a special token begins with a space, too, as for
+    SentencePiece, which is given the parts one by one; else only the text's beginning does, and a text that begins with
+    a space gets none. Raises ``CheckpointError`` where ids differ all the same.
     """
     proto = _MESSAGES.ModelProto.FromString(model)
     changes_text = proto.normalizer_spec.precompiled_charsmap or proto.normalizer_spec.remove_extra_whitespaces
