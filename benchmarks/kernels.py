@@ -27,9 +27,10 @@ import torch
 
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, group_layers
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.rotary import RopeParameters, Rotary
@@ -98,25 +99,31 @@ def attention() -> Iterator[Kernel]:
 
 
 def _attention(name: str, sequences: int, new: int, context: int) -> Kernel:
+    spec = AttentionSpec(_KV_HEADS, _HEAD_DIM)
     backend, _ = choose_attention(_HEAD_DIM, torch.bfloat16)
     rows, blocks = sequences * new, sequences * -(-context // _BLOCK)
     read = 4 * sequences * context * _KV_HEADS * _HEAD_DIM
     layers = -(-_UNCACHED_BYTES // read) if new == 1 else 1
-    caches = backend.allocate(
-        KVCacheSpec(layers, _KV_HEADS, _HEAD_DIM, _BLOCK, torch.bfloat16), blocks, torch.device("cpu")
-    )
-    for cache in caches:
-        cache.normal_()
+    caches = _caches(backend, spec, layers, blocks)
     metadata = _metadata(sequences, new, context)
     query = torch.randn(rows, _HEADS, _HEAD_DIM).bfloat16()
     key, value = (torch.randn(rows, _KV_HEADS, _HEAD_DIM).bfloat16() for _ in range(2))
     seen = rows * (context - (new - 1) / 2)
 
     def call(cache: torch.Tensor) -> Callable[[], object]:
-        return lambda: backend.forward(query, key, value, cache, metadata, _HEAD_DIM**-0.5)
+        return lambda: backend.forward(query, key, value, cache, metadata, AttentionOptions(_HEAD_DIM**-0.5))
 
     cost = Cost(read + 4 * query.nbytes, 4.0 * seen * _HEADS * _HEAD_DIM)
     return Kernel(f"{name} {sequences} × {context}", rows, cost, [call(cache) for cache in caches])
+
+
+def _caches(backend: AttentionBackend, spec: LayerCacheSpec, layers: int, blocks: int) -> list[torch.Tensor]:
+    """Of ``layers`` layers that see the same, filled."""
+    whole = KVCacheSpec((spec,) * layers, _BLOCK, torch.bfloat16, group_layers([None] * layers))
+    caches = backend.allocate(whole, blocks, torch.device("cpu"))
+    for cache in caches:
+        cache.normal_()
+    return caches
 
 
 def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:

@@ -1,28 +1,52 @@
 """The interface of an attention backend.
 
 The backend owns the layout of the KV cache: nobody else indexes into it. Symbols used for shapes below:
-T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size.
+T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size. Latents: R numbers,
+from which all heads' keys and values are made, and P numbers that are rotated.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a block of the cache must hold: keys and values of one group's layers, which all have one shape."""
+    """What the cache of a model must hold.
 
-    num_layers: int
-    """Layers of the largest group."""
-    num_kv_heads: int
-    head_dim: int
+    Each layer of a group has a *place*, and the layers of other groups have the same places: one memory for each place
+    serves them all, because a block belongs to one group at a time. All layers keep heads, or all keep latents.
+    """
+
+    layers: tuple[LayerCacheSpec, ...]
+    """What each layer keeps of a token, padded."""
     block_size: int
     dtype: torch.dtype
+    groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
+
+    @property
+    def num_places(self) -> int:
+        """Layers of the largest group."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def elements(self) -> int:
+        """Numbers for which a token has room at each place: as many as the layer keeps that keeps most."""
+        return max(layer.elements for layer in self.layers)
+
+    def caches(
+        self, memories: Sequence[torch.Tensor], view: Callable[[torch.Tensor, LayerCacheSpec], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The cache of each layer: its ``view`` of what there is in ``memories`` at its place."""
+        places = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
+        return [view(memories[places[index]], layer) for index, layer in enumerate(self.layers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +93,21 @@ class Angles(NamedTuple):
     """[T, 1, 1] float32: factors of the queries."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """How a layer attends."""
+
+    scale: float
+    """Of scores; positive."""
+    sliding_window: int | None = None
+    """How many tokens a token sees, itself included; None: all before it."""
+    logit_softcap: float | None = None
+    """Scaled scores s become c · tanh(s / c)."""
+    sinks: torch.Tensor | None = None
+    """[Hq] float32: logits that take part in the softmax and have no values
+    (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
+
+
 class Rotation(Protocol):
     """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D]."""
 
@@ -83,14 +122,14 @@ class AttentionBackend(ABC):
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
 
     @staticmethod
-    @abstractmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
-        """Bytes one block takes over all layers, keys and values."""
+        """Bytes one block takes at all places."""
+        return spec.num_places * spec.block_size * spec.elements * spec.dtype.itemsize
 
     @staticmethod
     @abstractmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        """A cache for each of ``spec.num_layers``, in the backend's own layout; unspecified until written."""
+        """A cache for each of ``spec.layers``, in the backend's own layout; unspecified until written."""
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
@@ -104,14 +143,30 @@ class AttentionBackend(ABC):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """Store ``key`` and ``value`` [T, Hkv, D], then attend with ``query`` [T, Hq, D]; returns [T, Hq · D].
 
-        A row at position p sees positions 0 … p of its own sequence, or the last ``sliding_window`` of them. Blocks are
+        A row at position p sees positions 0 … p of its own sequence, or those of its window. Blocks are
         visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
         ``kv_cache`` only.
+        """
+
+    @abstractmethod
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Store ``latent`` [T, R] and ``rope`` [T, P], then attend over them; returns weighted latents [T, Hq, R].
+
+        A score is that of ``query`` [T, Hq, R] and a latent, plus that of ``query_rope`` [T, Hq, P] and its rotated
+        part. Otherwise as ``forward``.
         """
 
     def forward_heads(
@@ -121,12 +176,11 @@ class AttentionBackend(ABC):
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """As ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
         query, key, value = rotate(heads, angles)
-        return self.forward(query, key, value, kv_cache, metadata, scale, sliding_window)
+        return self.forward(query, key, value, kv_cache, metadata, options)
 
     def plan(self, metadata: AttentionMetadata, size: int | None = None) -> None:  # noqa: B027
         """Prepare the next step of a model whose layers are one group; ``metadata`` is on the host.
@@ -134,3 +188,19 @@ class AttentionBackend(ABC):
         ``size`` is the size of the CUDA graph that will compute the step, if any. Only for backends that plan on the
         host.
         """
+
+
+def plain_caches(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] of
+    latents. Blocks lie as far apart as they must for the layer that keeps most.
+    """
+    planes = spec.layers[0].shape[0]
+    whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
+    memories = [torch.empty(whole, dtype=spec.dtype, device=device) for _ in range(spec.num_places)]
+
+    def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
+        _, heads, width = layer.shape
+        used = memory[..., : heads * spec.block_size * width]
+        return used.view(planes, num_blocks, heads, spec.block_size, width)
+
+    return spec.caches(memories, view)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 
 PAGE = 256
@@ -50,8 +50,7 @@ class FlashAttention(PagedAttention):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         key, value = kv_cache.transpose(2, 3)  # [blocks, block size, Hkv, D] each
         output: torch.Tensor = self._function(
@@ -63,7 +62,7 @@ class FlashAttention(PagedAttention):
             metadata.query_starts,
             metadata.max_query_len,
             metadata.max_seq_len,
-            scale=scale,
+            scale=options.scale,
             # A single row sees all keys; told so, the kernel computes heads that share keys as rows of one program.
             window_size=_ALL if metadata.max_query_len == 1 else _CAUSAL,
             enable_gqa=True,

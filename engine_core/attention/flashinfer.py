@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 
 HEADS = (64, 128, 256)
@@ -111,8 +111,7 @@ class FlashInferAttention(PagedAttention):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         output: torch.Tensor = self._planned.run(query, (kv_cache[0], kv_cache[1]))
         return output.flatten(1)

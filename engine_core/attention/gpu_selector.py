@@ -24,8 +24,8 @@ class Demand:
     max_model_len: int
     deterministic: bool
     """A row's bits must not depend on its batch."""
-    sliding_windows: bool = False
-    """Whether some layers have one."""
+    plain: bool = True
+    """As ``ArchitectureConfig.is_plainly_attending``."""
 
 
 def check_attention(asked: str | None, demand: Demand) -> None:
@@ -43,8 +43,10 @@ def check_attention(asked: str | None, demand: Demand) -> None:
         raise refuse("the device is a GPU")
     if demand.deterministic:
         raise refuse("of the others nobody promises what --deterministic does")
-    if demand.sliding_windows:
-        raise refuse(f"{asked} is not used for sliding windows")
+    if not demand.plain:
+        raise refuse(
+            f"{asked} is not used for sliding windows, sinks, capped scores, or other scales than 1 / √head_dim"
+        )
     if demand.heads.dtype == torch.float32:
         raise refuse(f"{asked} computes bfloat16 and float16")
     if asked == "varlen":

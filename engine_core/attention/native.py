@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
+from engine_core.kv_cache_interface import LayerCacheSpec
 
 _UNIT = 16
 """The most tokens of a unit; a block is divided into units of equal size."""
 
 
 class NativeAttention(AttentionBackend):
-    """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out.
+    """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out;
+    [blocks, 1, 1, block size, R + P] of latents.
 
-    Only its shape and its address mean anything outside the kernel (see cpu/layout.h). A block that is written in
-    a step may be read by no other sequence of that step: the scheduler shares a block only once it is computed.
+    Only its shape, its address and how far blocks lie apart mean anything outside the kernel (see cpu/layout.h). A
+    block that is written in a step may be read by no other sequence of that step: the scheduler shares a block only
+    once it is computed.
     """
 
     batch_invariant = True
@@ -30,15 +33,21 @@ class NativeAttention(AttentionBackend):
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * _padded(spec) * spec.head_dim * spec.dtype.itemsize
+        return spec.num_places * spec.elements * _padded(spec) * spec.dtype.itemsize
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        if spec.head_dim % _UNIT:
-            raise ValueError(f"heads of {spec.head_dim} are not padded to a multiple of {_UNIT}")
-        shape = (num_blocks, spec.num_kv_heads, 2, _padded(spec), spec.head_dim)
-        caches = (empty_for_streaming(shape, spec.dtype) for _ in range(spec.num_layers))
-        return [cache[..., : spec.block_size, :] for cache in caches]
+        tokens = _padded(spec)
+
+        def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
+            planes, heads, width = layer.shape
+            if width % _UNIT:
+                raise ValueError(f"heads of {width} are not padded to a multiple of {_UNIT}")
+            used = memory[:, : tokens * layer.elements]
+            return used.view(num_blocks, heads, planes, tokens, width)[..., : spec.block_size, :]
+
+        whole = (num_blocks, tokens * spec.elements)
+        return spec.caches([empty_for_streaming(whole, spec.dtype) for _ in range(spec.num_places)], view)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         """Names the block size unless blocks consist of whole units of 16, or divide one: tiles are the same then."""
@@ -53,12 +62,43 @@ class NativeAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
-        num_rows, num_heads, head_dim = query.shape
-        output = empty(num_rows, num_heads * head_dim, query.dtype)
+        arguments = self._arguments
+        arguments.num_kv_heads, arguments.head_dim, arguments.latent_dim = key.shape[1], query.shape[2], 0
+        arguments.query_rope = None
+        return self._attend(query, key, value, kv_cache, metadata, options)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        arguments, latent_dim = self._arguments, query.shape[2]
+        arguments.num_kv_heads, arguments.head_dim = 1, latent_dim + rope.shape[1]
+        arguments.latent_dim, arguments.query_rope = latent_dim, query_rope.data_ptr()
+        arguments.query_rope_stride, arguments.query_rope_head_stride = query_rope.stride(0), query_rope.stride(1)
+        attended = self._attend(query, latent, rope, kv_cache, metadata, options)
+        return attended.view(query.shape)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """What is called alike for heads and for latents."""
+        num_rows, num_heads, width = query.shape
+        output = empty(num_rows, num_heads * width, query.dtype)
         arguments = self._arguments
         if metadata is not self._metadata:
             self._begin_step(metadata)
@@ -66,10 +106,13 @@ class NativeAttention(AttentionBackend):
         arguments.key, arguments.key_stride = key.data_ptr(), key.stride(0)
         arguments.value, arguments.value_stride = value.data_ptr(), value.stride(0)
         arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
-        arguments.num_heads, arguments.num_kv_heads, arguments.head_dim = num_heads, key.shape[1], head_dim
-        arguments.block_size, arguments.number_type = kv_cache.shape[3], NUMBER_TYPES[query.dtype]
-        arguments.num_threads, arguments.scale = torch.get_num_threads(), scale
-        arguments.sliding_window = sliding_window or 0
+        arguments.num_heads = num_heads
+        arguments.block_size, arguments.block_stride = kv_cache.shape[3], kv_cache.stride(0)
+        arguments.number_type = NUMBER_TYPES[query.dtype]
+        arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
+        arguments.sliding_window = options.sliding_window or 0
+        arguments.logit_softcap = options.logit_softcap or 0.0
+        arguments.sinks = None if options.sinks is None else options.sinks.data_ptr()
         if self._kernels.attention(arguments) != 0:
             raise MemoryError("no memory for attention's intermediate results")
         return output

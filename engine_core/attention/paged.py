@@ -8,7 +8,16 @@ from typing import Protocol, runtime_checkable
 import torch
 import triton
 
-from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, KVCacheSpec, Rotation
+from engine_core.attention.base import (
+    Angles,
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    Rotation,
+    plain_caches,
+)
+from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import write_keys_and_values
 
@@ -24,16 +33,11 @@ class CachingRotation(Rotation, Protocol):
 
 
 class PagedAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]; nothing is written to a slot below 0."""
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says; nothing is written to a slot below 0."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     @abstractmethod
     def attend(
@@ -41,8 +45,7 @@ class PagedAttention(AttentionBackend):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``query`` [T, Hq, D]; the step's keys and values are already in ``kv_cache``."""
 
@@ -53,11 +56,22 @@ class PagedAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
-        return self.attend(_with_dense_rows(query), kv_cache, metadata, scale, sliding_window)
+        return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
 
     def forward_heads(
         self,
@@ -66,13 +80,12 @@ class PagedAttention(AttentionBackend):
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         if not isinstance(rotate, CachingRotation):
-            return super().forward_heads(heads, rotate, angles, kv_cache, metadata, scale, sliding_window)
+            return super().forward_heads(heads, rotate, angles, kv_cache, metadata, options)
         query = rotate.into_cache(heads, angles, kv_cache, metadata.slot_mapping)
-        return self.attend(query, kv_cache, metadata, scale, sliding_window)
+        return self.attend(query, kv_cache, metadata, options)
 
 
 def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    plain_caches,
+)
 
 _MAX_SCORES = 2**24
 """Scores that are computed at a time: 64 MiB."""
 
 
 class TorchAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]. Computes in float32."""
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says. Computes in float32."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         return "torch"
@@ -35,40 +36,78 @@ class TorchAttention(AttentionBackend):
         value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None = None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
+        self._write((key, value), kv_cache, metadata)
+        return self._attend(query, kv_cache, metadata, options).flatten(1)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        self._write((torch.cat([latent, rope], dim=1)[:, None],), kv_cache, metadata)
+        attended = self._attend(torch.cat([query, query_rope], dim=2), kv_cache, metadata, options)
+        return attended[..., : latent.shape[1]]
+
+    @staticmethod
+    def _write(planes: tuple[torch.Tensor, ...], kv_cache: torch.Tensor, metadata: AttentionMetadata) -> None:
         block_size = kv_cache.shape[3]
         blocks, offsets = metadata.slot_mapping // block_size, metadata.slot_mapping % block_size
-        kv_cache[0, blocks, :, offsets] = key
-        kv_cache[1, blocks, :, offsets] = value
-        output = torch.empty_like(query)
+        for plane, numbers in zip(kv_cache, planes, strict=True):
+            plane[blocks, :, offsets] = numbers
+
+    @staticmethod
+    def _attend(
+        query: torch.Tensor, kv_cache: torch.Tensor, metadata: AttentionMetadata, options: AttentionOptions
+    ) -> torch.Tensor:
+        """[T, Hq, D]; latents are keys and values."""
+        block_size, output = kv_cache.shape[3], torch.empty_like(query)
         starts, lengths = metadata.query_starts.tolist(), metadata.seq_lens.tolist()
         for seq, length in enumerate(lengths):
-            window = sliding_window or length
+            window = options.sliding_window or length
             seen = max(0, length - (starts[seq + 1] - starts[seq]) - window + 1) // block_size  # the first block
             table = metadata.block_tables[seq, seen : -(-length // block_size)].long()
             end = length - seen * block_size
-            keys, values = (part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache)
+            planes = [part[table].transpose(0, 1).flatten(1, 2)[:, :end].float() for part in kv_cache]
+            keys, values = planes[0], planes[-1]
             at_once = max(1, _MAX_SCORES // (query.shape[1] * end))
             for first in range(starts[seq], starts[seq + 1], at_once):
                 rows = slice(first, min(first + at_once, starts[seq + 1]))
                 place = end - (starts[seq + 1] - first)
-                output[rows] = _attend(query[rows].float() * scale, keys, values, place, window)
-        return output.flatten(1)
+                output[rows] = _attend(query[rows].float(), keys, values, place, window, options)
+        return output
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: int, window: int) -> torch.Tensor:
-    """[n, Hq, D] of the scaled ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    place: int,
+    window: int,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """[n, Hq, D] of the ``query`` [n, Hq, D] over ``keys`` and ``values`` [Hkv, L, D].
 
     The first row's own key is the one at ``place``; a row sees ``window`` keys, of which its own is the last.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, length, _ = keys.shape
     grouped = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [Hkv, Hq / Hkv, n, D]
-    scores = grouped @ keys.transpose(1, 2)[:, None]
+    scores = (grouped * options.scale) @ keys.transpose(1, 2)[:, None]
+    if (cap := options.logit_softcap) is not None:
+        scores = cap * torch.tanh(scores / cap)
     places = torch.arange(length, device=query.device)
     own = torch.arange(place, place + num_rows, device=query.device)[:, None]
     hidden = (places > own) | (places <= own - window)
-    attended = scores.masked_fill_(hidden, -torch.inf).softmax(-1) @ values[:, None]
+    scores = scores.masked_fill_(hidden, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.view(num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    attended = scores.softmax(-1)[..., :length] @ values[:, None]
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)

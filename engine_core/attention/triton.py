@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
@@ -23,6 +23,7 @@ _LEAST_SEQS = 256
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_ROWS = 16
 """The fewest rows of a matrix product on tensor cores."""
+_LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,12 @@ class TritonAttention(PagedAttention):
         query: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        options: AttentionOptions,
     ) -> torch.Tensor:
         output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
-        scale *= math.log2(math.e)
         if metadata.max_query_len > 1:
-            self._attend_chunks(query, output, kv_cache, metadata, scale, sliding_window or 0)
-        self._attend_single_rows(query, output, kv_cache, metadata, scale, sliding_window or 0)
+            self._attend_chunks(query, output, kv_cache, metadata, options)
+        self._attend_single_rows(query, output, kv_cache, metadata, options)
         return output
 
     def _attend_chunks(
@@ -75,8 +74,7 @@ class TritonAttention(PagedAttention):
         output: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        window: int,
+        options: AttentionOptions,
     ) -> None:
         num_rows, num_heads, head_dim = query.shape
         num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
@@ -87,6 +85,7 @@ class TritonAttention(PagedAttention):
             query,
             output,
             kv_cache,
+            query if options.sinks is None else options.sinks,
             metadata.query_starts,
             metadata.seq_lens,
             metadata.block_tables,
@@ -95,7 +94,7 @@ class TritonAttention(PagedAttention):
             metadata.block_tables.stride(0),
             kv_cache.stride(0),
             kv_cache.stride(1),
-            scale,
+            options.scale * _LOG2_E,
             NUM_HEADS=num_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
@@ -105,7 +104,9 @@ class TritonAttention(PagedAttention):
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             SPLIT=self._split,
-            WINDOW=window,
+            WINDOW=options.sliding_window or 0,
+            SOFTCAP=(options.logit_softcap or 0.0) * _LOG2_E,
+            SINKS=options.sinks is not None,
             IEEE=query.dtype == torch.float32,
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
@@ -119,8 +120,7 @@ class TritonAttention(PagedAttention):
         output: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
-        scale: float,
-        window: int,
+        options: AttentionOptions,
     ) -> None:
         _, num_heads, head_dim = query.shape
         num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
@@ -143,7 +143,7 @@ class TritonAttention(PagedAttention):
             metadata.block_tables.stride(0),
             kv_cache.stride(0),
             kv_cache.stride(1),
-            scale,
+            options.scale * _LOG2_E,
             NUM_KV_HEADS=num_kv_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
@@ -153,7 +153,8 @@ class TritonAttention(PagedAttention):
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             SPLIT=self._split,
-            WINDOW=window,
+            WINDOW=options.sliding_window or 0,
+            SOFTCAP=(options.logit_softcap or 0.0) * _LOG2_E,
             IEEE=query.dtype == torch.float32,
             WIDE=_is_interpreted(query),
             num_warps=tiles.warps,
@@ -164,6 +165,7 @@ class TritonAttention(PagedAttention):
             partial,
             statistics,
             output,
+            query if options.sinks is None else options.sinks,
             metadata.query_starts,
             metadata.seq_lens,
             num_seqs,
@@ -173,7 +175,8 @@ class TritonAttention(PagedAttention):
             HEAD_DIM=head_dim,
             DIMS=triton.next_power_of_2(head_dim),
             SPLIT=self._split,
-            WINDOW=window,
+            WINDOW=options.sliding_window or 0,
+            SINKS=options.sinks is not None,
             ROWS=triton.next_power_of_2(group),
             **AS_WRITTEN,
         )

@@ -21,6 +21,9 @@ class AttentionArguments(ctypes.Structure):
         ("key", ctypes.c_void_p),
         ("value", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
+        ("query_rope", ctypes.c_void_p),
+        ("query_rope_stride", ctypes.c_int64),
+        ("query_rope_head_stride", ctypes.c_int64),
         ("cache", ctypes.c_void_p),
         ("query_stride", ctypes.c_int64),
         ("key_stride", ctypes.c_int64),
@@ -29,16 +32,20 @@ class AttentionArguments(ctypes.Structure):
         ("seq_lens", ctypes.c_void_p),
         ("block_tables", ctypes.c_void_p),
         ("block_table_stride", ctypes.c_int64),
+        ("block_stride", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
         ("group", ctypes.c_int32),
         ("num_seqs", ctypes.c_int32),
         ("num_heads", ctypes.c_int32),
         ("num_kv_heads", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
+        ("latent_dim", ctypes.c_int32),
         ("sliding_window", ctypes.c_int32),
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("logit_softcap", ctypes.c_float),
     )
 
 
@@ -57,6 +64,75 @@ class LinearArguments(ctypes.Structure):
         ("number_type", ctypes.c_int32),
         ("wide", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class GroupedLinearArguments(ctypes.Structure):
+    """``RinglineGroupedLinear`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("x_group_stride", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
+class RoutingArguments(ctypes.Structure):
+    """``RinglineRouting`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("expert_scales", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("num_experts", ctypes.c_int32),
+        ("top_k", ctypes.c_int32),
+        ("num_groups", ctypes.c_int32),
+        ("topk_groups", ctypes.c_int32),
+        ("group_best", ctypes.c_int32),
+        ("scoring", ctypes.c_int32),
+        ("renormalize", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class ExpertsArguments(ctypes.Structure):
+    """``RinglineExperts`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("gate_up", ctypes.c_void_p),
+        ("down", ctypes.c_void_p),
+        ("gate_up_bias", ctypes.c_void_p),
+        ("down_bias", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("gathered", ctypes.c_void_p),
+        ("activated", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("hidden", ctypes.c_int64),
+        ("inner", ctypes.c_int64),
+        ("num_experts", ctypes.c_int32),
+        ("top_k", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
     )
 
 
@@ -122,6 +198,21 @@ class ActivationArguments(ctypes.Structure):
     )
 
 
+class SigmoidGateArguments(ctypes.Structure):
+    """``RinglineSigmoidGate`` of cpu/interface.h."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("number_type", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+
+
 class RotationArguments(ctypes.Structure):
     """``RinglineRotation`` of cpu/interface.h."""
 
@@ -173,6 +264,7 @@ class Int8Call(ctypes.Structure):
         ("input_type", ctypes.c_int32),
         ("output_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -201,6 +293,10 @@ class OperationKind(enum.IntEnum):
     ACTIVATE = 4
     MULTIPLY_INT8 = 5
     SELECT = 6
+    GATE = 7
+    MULTIPLY_GROUPS = 8
+    ROUTE = 9
+    RUN_EXPERTS = 10
 
 
 class Operation(ctypes.Structure):
@@ -242,6 +338,10 @@ class KernelTable(ctypes.Structure):
         ("read_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RowsArguments))),
         ("argmax", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LinearArguments))),
         ("select_rows", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SelectionArguments))),
+        ("sigmoid_gate", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(SigmoidGateArguments))),
+        ("grouped_linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(GroupedLinearArguments))),
+        ("route", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(RoutingArguments))),
+        ("experts", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ExpertsArguments))),
     )
 
 

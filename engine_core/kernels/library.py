@@ -22,6 +22,8 @@ from engine_core.kernels.arguments import (
     NUMBER_TYPES,
     ActivationArguments,
     AttentionArguments,
+    ExpertsArguments,
+    GroupedLinearArguments,
     Int8Call,
     Int8KernelTable,
     Int8Packing,
@@ -32,8 +34,10 @@ from engine_core.kernels.arguments import (
     Operation,
     OperationKind,
     RotationArguments,
+    RoutingArguments,
     RowsArguments,
     SelectionArguments,
+    SigmoidGateArguments,
     Step,
 )
 from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
@@ -65,6 +69,10 @@ class CpuKernels:
     rotate: Callable[[RotationArguments], int]
     activate: Callable[[ActivationArguments], int]
     select_rows: Callable[[SelectionArguments], int]
+    sigmoid_gate: Callable[[SigmoidGateArguments], int]
+    grouped_linear: Callable[[GroupedLinearArguments], int]
+    route: Callable[[RoutingArguments], int]
+    experts: Callable[[ExpertsArguments], int]
     read_rows: Callable[[RowsArguments], int]
     """Cannot be captured: it is not part of the layers."""
     argmax: Callable[[LinearArguments], int]
@@ -103,6 +111,10 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.ROTATE, address, table.rotate),
         capturable(OperationKind.ACTIVATE, address, table.activate),
         capturable(OperationKind.SELECT, address, table.select_rows),
+        capturable(OperationKind.GATE, address, table.sigmoid_gate),
+        capturable(OperationKind.MULTIPLY_GROUPS, address, table.grouped_linear),
+        capturable(OperationKind.ROUTE, address, table.route),
+        capturable(OperationKind.RUN_EXPERTS, address, table.experts),
         table.read_rows,
         table.argmax,
         library.ringline_replay,

@@ -18,6 +18,8 @@ class Activation(enum.IntEnum):
     GELU_TANH = 2
     """The approximation by tanh (Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415)."""
     RELU = 3
+    CLAMPED_SWIGLU = 4
+    """(up + 1) · gate · σ(α · gate), with both limited: of experts alone (gpt-oss)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Of each element, by torch."""
@@ -28,10 +30,12 @@ class Activation(enum.IntEnum):
                 return torch.nn.functional.gelu(x)
             case Activation.GELU_TANH:
                 return torch.nn.functional.gelu(x, approximate="tanh")
-        return torch.relu(x)
+            case Activation.RELU:
+                return torch.relu(x)
+        raise ValueError(f"{self.name} is no function of one number")
 
 
-_NAMES = {
+NAMES = {
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
@@ -39,10 +43,11 @@ _NAMES = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
 }
+"""What configurations call them."""
 
 
 def read_activation(field: str, name: Any) -> Activation:
     """The activation that a configuration's ``field`` names. Raises ``UnsupportedModelError``."""
-    if not isinstance(name, str) or name not in _NAMES:
-        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(_NAMES)}")
-    return _NAMES[name]
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(NAMES)}")
+    return NAMES[name]

@@ -7,8 +7,9 @@ vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_s
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,9 +32,14 @@ class LinearLayer(ABC):
 
     @abstractmethod
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N]; in the type of ``x``, or in float32 if ``dtype`` is.
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
 
         ``residual`` may be overwritten.
         """
@@ -51,6 +57,88 @@ def first_greatest(x: torch.Tensor) -> torch.Tensor:
     """[M] int64: the column of the greatest element of each row of ``x`` [M, N], the first of equals."""
     # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
     return torch.from_numpy(x.numpy().argmax(axis=1)) if x.is_cpu else x.argmax(1)
+
+
+class GroupedLinearLayer(Protocol):
+    """G linear layers side by side, without biases."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, G, N] of ``x`` [M, G, K], whose rows and groups may lie apart."""
+
+
+class Scoring(enum.IntEnum):
+    """``RinglineScoring`` of kernels/cpu/interface.h: what becomes of a router's logits."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses experts."""
+
+    top_k: int
+    """Experts of a row."""
+    scoring: Scoring = Scoring.SOFTMAX
+    renormalize: bool = False
+    """Whether the weights of a row's experts are divided by their sum."""
+    scale: float = 1.0
+    """Of the weights."""
+    num_groups: int = 1
+    """Of neighbouring experts (group-limited routing, https://arxiv.org/abs/2405.04434)."""
+    topk_groups: int = 1
+    """Groups whose experts may be chosen."""
+    group_best: int = 1
+    """A group's score is the sum of this many of its highest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """Gated feed-forward blocks of one size."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+    swiglu_limit: float = 0.0
+    """Of ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
+    swiglu_alpha: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Of one expert."""
+
+    tensors: Iterator[torch.Tensor]
+    """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """[I], [I] and [H]."""
+
+
+class ExpertsLayer(ABC):
+    """Experts whose outputs are rounded to the type of their input after the activation, and after they are multiplied
+    by their weights; a row's are then summed in the order in which they are listed, in float32.
+    """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the weights as they are kept."""
+
+    @abstractmethod
+    def load(self, expert: int, weights: ExpertWeights) -> None:
+        """Take an expert's weights, without padding."""
+
+    @abstractmethod
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[M, H] of ``x`` [M, H]: experts ``ids`` [M, k] int32, times ``weights`` [M, k] float32, plus ``residual``."""
 
 
 class NormLayer(Protocol):
@@ -120,8 +208,8 @@ class DecoderStack(Protocol):
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer of the largest
-        group, ``metadata`` one entry for each group.
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer,
+        ``metadata`` one entry for each group.
         """
 
 
@@ -144,6 +232,27 @@ class LayerBackend(ABC):
         """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
 
     @abstractmethod
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearLayer:
+        """Linear layers of ``weight`` [G, N, K], padded."""
+
+    @abstractmethod
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts [M, k] int32 and their weights [M, k] float32 for ``logits`` [M, E] float32, the highest score first.
+
+        ``correction_bias`` and ``expert_scales`` are [E] float32, as in ``RouterTensors``.
+        """
+
+    @abstractmethod
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+        """Experts without weights, which will be of type ``dtype``."""
+
+    @abstractmethod
     def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
         """Normalization with ``weight`` [padded W] float32; the mean is over ``width`` elements.
 
@@ -161,6 +270,10 @@ class LayerBackend(ABC):
     @abstractmethod
     def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """f(x) [T, I] of ``x`` [T, I]."""
+
+    @abstractmethod
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N]."""

@@ -6,11 +6,14 @@ from typing import TypeVar
 
 import torch
 
-from engine_core.attention.base import AttentionBackend
+from engine_core.attention.base import AttentionBackend, AttentionOptions
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import DecoderStack, HeadsShape, LayerBackend
+from engine_core.layers.base import DecoderStack, ExpertsShape, HeadsShape, LayerBackend, Routing
+from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
+from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.parts import (
     Attention,
+    AttentionSinks,
     ColumnParallelLinear,
     HeadNormNames,
     LayerNorm,
@@ -20,6 +23,7 @@ from engine_core.layers.parts import (
     QKVParallelLinear,
     RMSNorm,
     RotaryEmbedding,
+    RowGate,
     VocabParallelEmbedding,
 )
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
@@ -80,16 +84,16 @@ class LayerFactory:
         return self._add(MergedColumnParallelLinear(shape, self.backend, self._quant_method))
 
     def column_parallel_linear(
-        self, name: str, inputs: Features, out_features: int, bias: bool
+        self, name: str, inputs: Features, out_features: int, bias: bool, *, fixed: bool = False
     ) -> ColumnParallelLinear:
-        """One projection; ``inputs`` are heads, or one group."""
-        shape = LinearShape((name,), (out_features,), inputs, Features(1, out_features), bias)
+        """One projection; ``inputs`` are heads, or one group. ``fixed``: its outputs are never padded."""
+        shape = LinearShape((name,), (out_features,), inputs, Features(1, out_features, fixed), bias)
         return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
 
-    def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int) -> ParallelLMHead:
+    def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
         """The output projection; ``name`` is that of the embedding where the two are tied."""
         outputs = Features(1, vocab_size, fixed=True)
-        shape = LinearShape((name,), (vocab_size,), Features(1, hidden_size), outputs, bias=False)
+        shape = LinearShape((name,), (vocab_size,), Features(1, hidden_size), outputs, bias)
         return self._add(ParallelLMHead(shape, self.backend, self._quant_method))
 
     def vocab_parallel_embedding(
@@ -103,20 +107,55 @@ class LayerFactory:
         """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
         return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
 
+    def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
+        """Attention over latents; ``name`` is that of the projection from latents to keys and values."""
+        return self._add(MultiHeadLatentAttention(name, shape, scale, self.backend, self.attention_backend))
+
+    def linear(
+        self, names: tuple[str, ...], rows: tuple[int, ...], inputs: Features, outputs: Features, *, bias: bool
+    ) -> ColumnParallelLinear:
+        """Projections ``names`` of ``rows`` outputs each, as one; ``outputs`` says how the outputs are padded."""
+        shape = LinearShape(names, rows, inputs, outputs, bias)
+        return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
+
+    def fused_moe(
+        self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
+    ) -> FusedMoE:
+        """A router and its experts."""
+        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype))
+
+    def row_gate(self, name: str, inputs: Features) -> RowGate:
+        """The projection to one logit per row, whose sigmoid another block's output is multiplied by."""
+        return self._add(RowGate(name, inputs, self.backend))
+
     def rms_norm(self, name: str | None, features: Features, eps: float, offset: float = 0.0) -> RMSNorm:
         """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""
         return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset))
 
-    def layer_norm(self, name: str, features: Features, eps: float) -> LayerNorm:
-        """Normalization over all ``features`` by mean and deviation, with a bias."""
-        return self._add(LayerNorm(name, features, eps, self.backend))
+    def layer_norm(self, name: str | None, features: Features, eps: float) -> LayerNorm:
+        """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
+        biases zeros.
+        """
+        return self._add(LayerNorm(name, features, eps, self.backend, self.device))
 
     def attention(
-        self, shape: HeadsShape, sliding_window: int | None = None, norms: HeadNormNames | None = None
+        self,
+        shape: HeadsShape,
+        sliding_window: int | None = None,
+        norms: HeadNormNames | None = None,
+        *,
+        scale: float | None = None,
+        logit_softcap: float | None = None,
+        sinks: str | None = None,
     ) -> Attention:
-        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says."""
+        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says.
+
+        ``scale`` is 1 / √head size unless given; ``sinks`` is the name of a tensor [Hq].
+        """
         rotary = self._add(RotaryEmbedding(shape, norms, self.backend))
-        return Attention(rotary, shape.head_dim, sliding_window, self.attention_backend)
+        options = AttentionOptions(scale or shape.head_dim**-0.5, sliding_window, logit_softcap)
+        part = None if sinks is None else self._add(AttentionSinks(sinks, shape.num_heads))
+        return Attention(rotary, options, part, self.attention_backend)
 
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""

@@ -32,18 +32,24 @@ class LibraryLinear(GpuLinear):
     """By torch: the fastest there is, but a row's bits may depend on how many rows there are."""
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """As ``LinearLayer`` says; ``residual`` is overwritten."""
         if dtype is not None and dtype != x.dtype:
             y = torch.mm(x, self.weight.t(), out_dtype=dtype)
-            y = y if self.bias is None else y + self.bias
+            y = (y if self.bias is None else y + self.bias).mul_(scale)
             return y if residual is None else y + residual
         if residual is None:
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            y = torch.nn.functional.linear(x, self.weight, self.bias)
+            return y if scale == 1.0 else y.mul_(scale)
         if self.bias is not None:
-            residual += self.bias
-        return residual.addmm_(x, self.weight.t())
+            residual.add_(self.bias, alpha=scale)
+        return residual.addmm_(x, self.weight.t(), alpha=scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,12 @@ class InvariantLinear(GpuLinear):
         self._programs = 2 * processors
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """As ``LinearLayer`` says."""
         x = x.contiguous()
@@ -98,6 +109,7 @@ class InvariantLinear(GpuLinear):
             ADDED=residual is not None,
             IEEE=x.dtype == torch.float32,
             WIDE=x.device.type == "cpu",  # under Triton's interpreter
+            SCALE=scale,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
             **AS_WRITTEN,

@@ -18,6 +18,7 @@ from engine_core.kernels.arguments import (
     RotationArguments,
     RowsArguments,
     SelectionArguments,
+    SigmoidGateArguments,
 )
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
@@ -25,19 +26,20 @@ from engine_core.kernels.memory import empty_for_streaming
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import (
     DecoderStack,
+    ExpertsLayer,
+    ExpertsShape,
+    GroupedLinearLayer,
     HeadNorms,
     HeadsShape,
     LayerBackend,
     LinearLayer,
     NormLayer,
     RotaryLayer,
+    Routing,
 )
 from engine_core.layers.graph import KernelGraph
-
-_UNIT = 16
-"""Elements that the kernels take at a time: widths are padded to a multiple of it."""
-_TILE = 64
-"""A weight is padded to a multiple of this many outputs."""
+from engine_core.layers.native_moe import NativeExperts, NativeGroupedLinear, route
+from engine_core.layers.native_packing import PANEL, pack_rows, packed_shape
 
 
 class NativeLinear(LinearLayer):
@@ -47,10 +49,13 @@ class NativeLinear(LinearLayer):
         """Pack ``weight`` [N, K]; K is a multiple of 16."""
         self.out_features, self.in_features = weight.shape
         self._kernels = kernels
-        self._packed = _pack(weight)
+        self._packed = empty_for_streaming(
+            packed_shape(self.out_features, self.in_features, weight.dtype), weight.dtype
+        )
+        pack_rows(weight, self._packed)
         self._bias = None
         if bias is not None:
-            self._bias = torch.zeros(self._packed.shape[0] * _UNIT)
+            self._bias = torch.zeros(self._packed.shape[0] * PANEL)
             self._bias[: self.out_features] = bias
         self._arguments = LinearArguments(
             weight=self._packed.data_ptr(),
@@ -65,12 +70,17 @@ class NativeLinear(LinearLayer):
         return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
         self._arguments.residual = None if residual is None else residual.data_ptr()
-        self._arguments.wide = y.dtype == torch.float32
+        self._arguments.wide, self._arguments.scale = y.dtype == torch.float32, scale
         self._call(self._kernels.linear, x, y)
         return y
 
@@ -155,7 +165,7 @@ class NativeRotary:
             interleaved=shape.interleaved,
         )
         if norms is not None:
-            self._weights = norms.stacked(-shape.head_dim % _UNIT)
+            self._weights = norms.stacked(-shape.head_dim % PANEL)
             self._arguments.epsilon = norms.eps
             places = ("query_weight", "key_weight", "value_weight")
             for place, weight in zip(places, self._weights, strict=False):
@@ -189,13 +199,28 @@ class NativeBackend(LayerBackend):
         self._kernels = kernels
 
     def padded(self, width: int) -> int:
-        return -(-width // _UNIT) * _UNIT
+        return -(-width // PANEL) * PANEL
 
     def numerics(self) -> str:
         return f"native {self._kernels.instruction_set}, build {self._kernels.build}"
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
         return NativeLinear(self._kernels, weight, bias)
+
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearLayer:
+        return NativeGroupedLinear(self._kernels, weight)
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(self._kernels, logits, routing, correction_bias, expert_scales)
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+        return NativeExperts(self._kernels, shape, dtype)
 
     def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
         return NativeNorm(self._kernels, weight, bias, eps, width)
@@ -225,6 +250,22 @@ class NativeBackend(LayerBackend):
         )
         return output
 
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        output = empty(x.shape[0], x.shape[1], x.dtype)
+        self._kernels.sigmoid_gate(
+            SigmoidGateArguments(
+                x.data_ptr(),
+                logits.data_ptr(),
+                residual.data_ptr(),
+                output.data_ptr(),
+                x.shape[0],
+                x.shape[1],
+                NUMBER_TYPES[x.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return output
+
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         selected = empty(len(rows), x.shape[1], x.dtype)
         self._kernels.select_rows(
@@ -241,20 +282,3 @@ class NativeBackend(LayerBackend):
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
         return KernelGraph(stack, self._kernels.replay)
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    """``weight`` [N, K] as [N / 16, K / P, 16, P], N padded with zeros to whole tiles."""
-    num_rows, width = weight.shape
-    together = 2 if weight.dtype == torch.bfloat16 else 1
-    panels = -(-num_rows // _TILE) * (_TILE // _UNIT)
-    packed = empty_for_streaming((panels, width // together, _UNIT, together), weight.dtype)
-    # Elements that are packed together are moved as one.
-    words = torch.int32 if together == 2 else weight.dtype
-    source, target = weight.contiguous().view(words), packed.view(words).squeeze(-1)
-    whole = num_rows // _UNIT
-    target[:whole] = source[: whole * _UNIT].view(whole, _UNIT, width // together).transpose(1, 2)
-    target[whole:] = 0
-    if num_rows % _UNIT:
-        target[whole, :, : num_rows % _UNIT] = source[whole * _UNIT :].T
-    return packed

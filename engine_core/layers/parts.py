@@ -9,18 +9,43 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata
+from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
-from engine_core.quantization.base import Features, LinearShape, QuantMethod
+from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """Weights as a step meets them: whole, or as experts of which each row chooses some."""
+
+    count: int
+    nbytes: float
+    """As they are kept, without padding."""
+    num_experts: int = 1
+    top_k: int = 1
+    """Experts of a row."""
+
+    @property
+    def per_row(self) -> float:
+        """Weights that a row meets."""
+        return self.count * self.top_k / self.num_experts
+
+    def bytes_read(self, rows: float) -> float:
+        """Bytes of what ``rows`` rows meet between them, on average, if rows choose evenly and by themselves."""
+        return self.nbytes * (1 - math.pow(1 - self.top_k / self.num_experts, rows))
 
 
 class Part(ABC):
     """A piece of a model with weights of its own."""
+
+    outputs_per_row: int = 0
+    """Numbers that it makes of a row, if it makes others than a layer is given."""
 
     @abstractmethod
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -33,6 +58,15 @@ class Part(ABC):
     @abstractmethod
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes its weights will take, without padding; ``itemsize`` is that of the model's type."""
+
+    def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
+        """Its weights as a step meets them; ``itemsize`` is that of the model's type."""
+        return (StepWeights(self.num_weights, self.weight_bytes(itemsize)),)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its tensors."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
 
     @property
     @abstractmethod
@@ -47,6 +81,7 @@ class ColumnParallelLinear(Part):
 
     def __init__(self, shape: LinearShape, backend: LayerBackend, quant_method: QuantMethod) -> None:
         self.shape = shape
+        self.outputs_per_row = shape.outputs.count
         self._backend = backend
         self._quant_method = quant_method
 
@@ -63,9 +98,9 @@ class ColumnParallelLinear(Part):
     def nbytes(self) -> int:
         return self.layer.nbytes
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[M, N] of ``x`` [M, K], plus ``residual`` [M, N], which may be overwritten."""
-        return self.layer(x, residual=residual)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
+        return self.layer(x, residual=residual, scale=scale)
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -75,9 +110,8 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 class QKVParallelLinear(ColumnParallelLinear):
     """The projections of queries, keys and values, their heads side by side."""
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
         """[T, Hq + 2 · Hkv, D] of ``x`` [T, K]."""
-        assert residual is None
         return self.layer(x).view(x.shape[0], self.shape.outputs.groups, -1)
 
 
@@ -91,6 +125,33 @@ class ParallelLMHead(ColumnParallelLinear):
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits, the lowest of equals."""
         return self.layer.argmax(hidden)
+
+
+class RowGate(Part):
+    """Multiplies rows by the sigmoid of a projection to one logit, which is never quantized."""
+
+    layer: LinearLayer
+
+    def __init__(self, name: str, inputs: Features, backend: LayerBackend) -> None:
+        self._shape = LinearShape((name,), (1,), inputs, Features(1, 1, fixed=True), bias=False)
+        self._backend = backend
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return Unquantized().tensors(self._shape)
+
+    def load(self, weights: Weights) -> None:
+        self.layer = Unquantized().load(self._shape, weights, self._backend)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return Unquantized().weight_bytes(self._shape, itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layer.nbytes
+
+    def __call__(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` plus ``gated`` times the sigmoid of each row's logit; all [T, H]."""
+        return self._backend.add_gated(gated, self.layer(x, dtype=torch.float32), residual)
 
 
 class VocabParallelEmbedding(Part):
@@ -135,7 +196,8 @@ class VocabParallelEmbedding(Part):
         else:
             assert self._tied_to is not None
             rows = self._tied_to.layer.weight_rows(indices)
-        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+        # The factor is rounded like the rows, as in the models that have one.
+        return rows if self._scale == 1.0 else rows.mul_(torch.tensor(self._scale, dtype=rows.dtype))
 
 
 class Norm(Part):
@@ -194,29 +256,39 @@ class RMSNorm(Norm):
 class LayerNorm(Norm):
     """By mean and deviation, with a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
 
-    def __init__(self, name: str, features: Features, eps: float, backend: LayerBackend) -> None:
+    def __init__(
+        self, name: str | None, features: Features, eps: float, backend: LayerBackend, device: torch.device
+    ) -> None:
+        """Without a name, weights are ones and biases zeros."""
         self._name = name
+        self._device = device
         self._features = features
         self._eps = eps
         self._backend = backend
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {f"{self._name}.{tensor}": (self._features.count,) for tensor in ("weight", "bias")}
+        kinds = () if self._name is None else ("weight", "bias")
+        return {f"{self._name}.{kind}": (self._features.count,) for kind in kinds}
 
     def load(self, weights: Weights) -> None:
-        weight, bias = (
-            padded_weight(weights.take(name).float(), self._features, self._backend) for name in self.tensors()
-        )
+        weight, bias = (padded_weight(value, self._features, self._backend) for value in self._values(weights))
         self.layer = self._backend.norm(weight, bias, self._eps, self._features.count)
 
+    def _values(self, weights: Weights) -> Iterator[torch.Tensor]:
+        """Weight and bias."""
+        if self._name is None:
+            yield torch.ones(self._features.count, device=self._device)
+            yield torch.zeros(self._features.count, device=self._device)
+        for name in self.tensors():
+            yield weights.take(name).float()
+
     def weight_bytes(self, itemsize: int) -> int:
-        return 2 * self._features.count * itemsize
+        return len(self.tensors()) * self._features.count * itemsize
 
 
 def padded_weight(weight: torch.Tensor, features: Features, backend: LayerBackend) -> torch.Tensor:
     """A copy of ``weight`` [W], each group padded with zeros."""
-    padding = features.padded(backend) - features.size
-    return torch.nn.functional.pad(weight.view(features.groups, features.size), (0, padding)).flatten().clone()
+    return features.pad(weight.clone(), 0, backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +333,42 @@ class RotaryEmbedding(Part):
         return self.layer.nbytes
 
 
+class AttentionSinks(Part):
+    """A logit per head, in float32."""
+
+    logits: torch.Tensor
+
+    def __init__(self, name: str, num_heads: int) -> None:
+        self._name = name
+        self._num_heads = num_heads
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {self._name: (self._num_heads,)}
+
+    def load(self, weights: Weights) -> None:
+        self.logits = weights.take(self._name).to(torch.float32, copy=True)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return self._num_heads * itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes
+
+
 class Attention:
     """Attention of one layer over its KV cache."""
 
     def __init__(
-        self, rotary: RotaryEmbedding, head_dim: int, sliding_window: int | None, backend: AttentionBackend
+        self,
+        rotary: RotaryEmbedding,
+        options: AttentionOptions,
+        sinks: AttentionSinks | None,
+        backend: AttentionBackend,
     ) -> None:
         self._rotary = rotary
-        self._sliding_window = sliding_window
-        self._scale = head_dim**-0.5
+        self._options = options
+        self._sinks = sinks
         self._backend = backend
 
     def __call__(
@@ -280,6 +379,5 @@ class Attention:
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``."""
-        return self._backend.forward_heads(
-            heads, self._rotary.layer, angles, kv_cache, metadata, self._scale, self._sliding_window
-        )
+        options = self._options if self._sinks is None else replace(self._options, sinks=self._sinks.logits)
+        return self._backend.forward_heads(heads, self._rotary.layer, angles, kv_cache, metadata, options)

@@ -62,6 +62,10 @@ class RopeParameters:
         rope_type = str(parameters.get("rope_type", "default"))
         if rope_type not in ROPE_TYPES:
             raise UnsupportedModelError(f"rope type {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}")
+        if rope_type != "yarn" and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"rope_parameters: llama_4_scaling_beta={beta!r} is known with rope type 'yarn', not with {rope_type!r}"
+            )
         share = _number(parameters, "partial_rotary_factor", 1.0)
         rotated = int(head_dim * share)
         if not 2 <= rotated <= head_dim or rotated % 2:
@@ -210,17 +214,20 @@ def _yarn(periods: torch.Tensor, parameters: RopeParameters) -> torch.Tensor:
     return 1.0 / (parameters.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
+def yarn_scale(weight: float, factor: float) -> float:
+    """What YaRN recommends to multiply queries and keys by for a context that is ``factor`` times as long."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """As given; else by ``mscale`` and ``mscale_all_dim`` where both are set; else the paper's 0.1 ln(factor) + 1."""
     if parameters.get("attention_factor") is not None:
         return _number(parameters, "attention_factor")
 
-    def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        return scale(_number(parameters, "mscale")) / scale(_number(parameters, "mscale_all_dim"))
-    return scale(1.0)
+        of_rotated, of_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+        return yarn_scale(of_rotated, factor) / yarn_scale(of_all, factor)
+    return yarn_scale(1.0, factor)
 
 
 def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:

@@ -22,6 +22,12 @@ class Weights(Protocol):
         or of a reused buffer. Copy what is to be kept.
         """
 
+    def take_row(self, name: str, index: int) -> torch.Tensor:
+        """Row ``index`` of a tensor's first dimension, like ``take``; all rows are to be taken in ascending order."""
+
+    def take_float32(self, name: str) -> torch.Tensor:
+        """A copy in float32 of the tensor as it is stored: what must not be rounded to the model's type."""
+
 
 class Staging:
     """One buffer, reused for all tensors that cannot be used as they lie in a file.

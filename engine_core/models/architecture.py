@@ -10,16 +10,17 @@ from typing import Any, Self
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
-_MOST, _MOST_LAYERS, _MOST_POSITIONS = 2**24, 4096, 2**31 - 1
+_MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
 """Limits of any size, of layers and of positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitectureConfig:
-    """What all families have. A family that needs more extends it in its own file."""
+class ModelShape:
+    """What the engine must know of any model."""
 
     vocab_size: int
     hidden_size: int
@@ -28,18 +29,9 @@ class ArchitectureConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    activation: Activation
-    norm_eps: float
     max_position_embeddings: int
-    tie_word_embeddings: bool
-    ropes: tuple[RopeParameters | None, ...]
-    """How each layer rotates queries and keys; None: it does not."""
     sliding_windows: tuple[int | None, ...]
     """How many tokens a token sees in each layer, itself included; None: all before it."""
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-    """Logits x become c · tanh(x / c)."""
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
@@ -47,24 +39,89 @@ class ArchitectureConfig:
         return replace(self, sliding_windows=tuple(windows))
 
     @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What each layer keeps of a token, without padding. A family whose layers keep something else overrides it."""
+        return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def largest_head_dim(self) -> int:
+        """Of any layer."""
+        return max(
+            (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
+        )
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether all layers see all tokens, and keep the same of each."""
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return alike and all(window is None for window in self.sliding_windows)
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
+        return self.has_plain_layers
+
+    @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations of all layers, in the order in which they first occur."""
-        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+        """The rotations whose angles are computed at the start, in the order in which they first occur."""
+        return ()
 
     @property
     def longest_sequence(self) -> int:
         """Tokens a sequence may have."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureConfig(ModelShape):
+    """What all families have. A family that needs more extends it in its own file."""
+
+    activation: Activation
+    norm_eps: float
+    tie_word_embeddings: bool
+    ropes: tuple[RopeParameters | None, ...]
+    """How each layer rotates queries and keys; None: it does not."""
+    softmax_scale: float | None = None
+    """Of attention's scores; None: 1 / √head_dim."""
+    attn_logit_softcap: float | None = None
+    """Scores s become c · tanh(s / c)."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in the softmax and has no value."""
+    residual_scale: float = 1.0
+    """Of what attention and feed-forward blocks add to the residual."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Logits x become c · tanh(x / c)."""
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        special = self.attention_sinks, self.softmax_scale is not None, self.attn_logit_softcap is not None
+        return self.has_plain_layers and not any(special)
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @property
+    def longest_sequence(self) -> int:
         lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
         return min(lengths, default=self.max_position_embeddings)
 
 
 def common_fields(
-    config: PretrainedConfig, *, activation: str = "hidden_act", partial_rotary: bool = False
+    config: PretrainedConfig,
+    *,
+    activation: str = "hidden_act",
+    partial_rotary: bool = False,
+    query_scaling: bool = False,
+    head_dim: int | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
-    ``partial_rotary``: whether the family knows ``partial_rotary_factor``. No layer has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation
-    or a rope type that the engine does not have.
+    ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
+    ``head_dim`` is the configuration's unless given. No layer has a window. Raises ``CheckpointError`` for impossible
+    sizes, ``UnsupportedModelError`` for an activation or a rope type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -72,12 +129,13 @@ def common_fields(
         raise CheckpointError(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
-    told = getattr(config, "head_dim", None) is not None
-    head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
+    if head_dim is None:
+        told = getattr(config, "head_dim", None) is not None
+        head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         raise CheckpointError(f"head_dim={head_dim} is not an even number")
-    max_position_embeddings = positive(config, "max_position_embeddings", _MOST_POSITIONS)
-    num_layers = positive(config, "num_hidden_layers", _MOST_LAYERS)
+    max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
+    num_layers = positive(config, "num_hidden_layers", MOST_LAYERS)
     return {
         "vocab_size": positive(config, "vocab_size"),
         "hidden_size": hidden_size,
@@ -90,7 +148,7 @@ def common_fields(
         "norm_eps": _norm_eps(config),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary),
+        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary, query_scaling),
         "sliding_windows": (None,) * num_layers,
     }
 
@@ -105,14 +163,28 @@ def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | 
     ``UnsupportedModelError`` for a type that is not known.
     """
     kinds = layer_types(config, num_layers)
-    windows = {"full_attention": None, "sliding_attention": sliding_window(config)}
+    unused = getattr(config, "use_sliding_window", True) is False
+    windows = {"full_attention": None, "sliding_attention": None if unused else sliding_window(config)}
     if unknown := set(kinds) - set(windows):
         raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
     if "sliding_attention" in kinds and windows["sliding_attention"] is None:
-        unused = getattr(config, "use_sliding_window", True) is False
         missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
         raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
     return tuple(windows[kind] for kind in kinds)
+
+
+def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window``, which may be null, for all layers. Raises ``CheckpointError``, and ``UnsupportedModelError``
+    where ``layer_types`` wants something else.
+    """
+    window = sliding_window(config)
+    kind = "full_attention" if window is None else "sliding_attention"
+    if others := set(getattr(config, "layer_types", None) or ()) - {kind}:
+        raise UnsupportedModelError(
+            f"layer_types names {', '.join(sorted(others))}: with sliding_window={window}, {config.model_type} has "
+            f"only {kind}"
+        )
+    return (window,) * num_layers
 
 
 def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
@@ -126,7 +198,7 @@ def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
 
 def sliding_window(config: PretrainedConfig) -> int | None:
     """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
-    return None if config.sliding_window is None else positive(config, "sliding_window", _MOST_POSITIONS)
+    return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
 
 
 def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
@@ -147,6 +219,19 @@ def positive_number(config: PretrainedConfig, name: str) -> float:
     return float(value)
 
 
+def whole_number(config: PretrainedConfig, name: str) -> int:
+    """A whole number from 0 on. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a whole number from 0 on")
+    return value
+
+
+def optional_number(config: PretrainedConfig, name: str) -> float | None:
+    """A finite number above 0, or null. Raises ``CheckpointError``."""
+    return None if getattr(config, name) is None else positive_number(config, name)
+
+
 def _norm_eps(config: PretrainedConfig) -> float:
     value = config.rms_norm_eps
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
@@ -155,15 +240,25 @@ def _norm_eps(config: PretrainedConfig) -> float:
 
 
 def _ropes(
-    config: PretrainedConfig, num_layers: int, max_position_embeddings: int, head_dim: int, partial_rotary: bool
+    config: PretrainedConfig,
+    num_layers: int,
+    max_position_embeddings: int,
+    head_dim: int,
+    partial_rotary: bool,
+    query_scaling: bool,
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     told: Mapping[str, Any] = config.rope_parameters or {}
-    by_kind = [parameters for parameters in told.values() if isinstance(parameters, dict)]
+    by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
     for parameters in by_kind or [told]:
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(
                 f"partial_rotary_factor={factor!r} is not supported: {config.model_type} rotates heads whole"
+            )
+        if not query_scaling and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
+                "position"
             )
     if not by_kind:
         return (RopeParameters.read(told, max_position_embeddings, head_dim),) * num_layers

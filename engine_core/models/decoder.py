@@ -1,4 +1,4 @@
-"""What the layers of decoders are made of: attention, a gated feed-forward block, and norms before or after them."""
+"""What the layers of decoders are made of: attention, feed-forward blocks, and norms before, after or behind them."""
 
 from __future__ import annotations
 
@@ -77,6 +77,28 @@ class TransformerLayer:
         return self._mlp(x, hidden) if norms.after_mlp is None else norms.after_mlp(self._mlp(x, None), hidden)
 
 
+class PostNormLayer:
+    """norm(h + attention(h)), then the same with the feed-forward block (https://arxiv.org/abs/1706.03762)."""
+
+    def __init__(self, attention: TokenMixer, attention_norm: Norm, mlp: FeedForward, mlp_norm: Norm) -> None:
+        self._attention = attention
+        self._attention_norm = attention_norm
+        self._mlp = mlp
+        self._mlp_norm = mlp_norm
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As ``DecoderLayer`` says."""
+        hidden = self._attention_norm(self._attention(hidden, hidden, angles, kv_cache, metadata, rows))
+        return self._mlp_norm(self._mlp(hidden, hidden))
+
+
 def pre_norms(prefix: str, config: ArchitectureConfig, layers: LayerFactory) -> LayerNorms:
     """Llama's: one before attention, one before the feed-forward block."""
     hidden = Features(1, config.hidden_size)
@@ -106,16 +128,24 @@ class SelfAttention:
         index: int,
         prefix: str,
         layers: LayerFactory,
-        options: AttentionVariant = AttentionVariant(),
+        variant: AttentionVariant = AttentionVariant(),
     ) -> None:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         self.qkv_proj = layers.qkv_parallel_linear(
-            prefix, config.hidden_size, heads, kv_heads, head_dim, options.qkv_bias, options.qkv_names
+            prefix, config.hidden_size, heads, kv_heads, head_dim, variant.qkv_bias, variant.qkv_names
         )
         self.o_proj = layers.column_parallel_linear(
-            f"{prefix}.{options.o_name}", Features(heads, head_dim), config.hidden_size, options.o_bias
+            f"{prefix}.{variant.o_name}", Features(heads, head_dim), config.hidden_size, variant.o_bias
         )
-        self.attn = layers.attention(heads_shape(config, index), config.sliding_windows[index], options.head_norms)
+        self.attn = layers.attention(
+            heads_shape(config, index),
+            config.sliding_windows[index],
+            variant.head_norms,
+            scale=config.softmax_scale,
+            logit_softcap=config.attn_logit_softcap,
+            sinks=f"{prefix}.sinks" if config.attention_sinks else None,
+        )
+        self._residual_scale = config.residual_scale
         self._select_rows = layers.select_rows
 
     def __call__(
@@ -132,11 +162,11 @@ class SelfAttention:
         if rows is not None:
             attended = self._select_rows(attended, rows)
             residual = None if residual is None else self._select_rows(residual, rows)
-        return self.o_proj(attended, residual)
+        return self.o_proj(attended, residual, self._residual_scale)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H]."""
-        return self.qkv_proj(x)
+        return self.qkv_proj.heads(x)
 
 
 def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
@@ -170,7 +200,29 @@ class GatedMLP:
         self.down_proj = layers.column_parallel_linear(f"{prefix}.down_proj", Features(1, inner), hidden, bias)
         self._activation = config.activation
         self._act_and_mul = layers.act_and_mul
+        self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """As ``FeedForward`` says."""
-        return self.down_proj(self._act_and_mul(self.gate_up_proj(x), self._activation), residual)
+        inner = self._act_and_mul(self.gate_up_proj(x), self._activation)
+        return self.down_proj(inner, residual, self._residual_scale)
+
+
+class MLP:
+    """down(f(up(x)))."""
+
+    def __init__(
+        self, config: ArchitectureConfig, prefix: str, layers: LayerFactory, *, names: tuple[str, str], bias: bool
+    ) -> None:
+        """``names`` of the two projections."""
+        (up, down), hidden, inner = names, config.hidden_size, config.intermediate_size
+        self.up_proj = layers.column_parallel_linear(f"{prefix}.{up}", Features(1, hidden), inner, bias)
+        self.down_proj = layers.column_parallel_linear(f"{prefix}.{down}", Features(1, inner), hidden, bias)
+        self._activation = config.activation
+        self._activate = layers.activate
+        self._residual_scale = config.residual_scale
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """As ``FeedForward`` says."""
+        inner = self._activate(self.up_proj(x), self._activation)
+        return self.down_proj(inner, residual, self._residual_scale)

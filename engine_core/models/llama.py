@@ -10,7 +10,14 @@ from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import HeadNormNames
 from engine_core.models.architecture import ArchitectureConfig, common_fields
 from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import AttentionVariant, GatedMLP, SelfAttention, TransformerLayer, pre_norms
+from engine_core.models.decoder import (
+    AttentionVariant,
+    FeedForward,
+    GatedMLP,
+    SelfAttention,
+    TransformerLayer,
+    pre_norms,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,11 @@ class LlamaForCausalLM(CausalLM):
         options = AttentionVariant(qkv_bias=config.qkv_bias, o_bias=config.o_bias, head_norms=norms)
         return TransformerLayer(
             SelfAttention(config, index, attention, layers, options),
-            GatedMLP(config, f"{prefix}.mlp", layers, bias=config.mlp_bias),
+            self.make_mlp(index, prefix, layers),
             pre_norms(prefix, config, layers),
             layers,
         )
+
+    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+        """The feed-forward block of layer ``index``."""
+        return GatedMLP(self.config, f"{prefix}.mlp", layers, bias=self.config.mlp_bias)

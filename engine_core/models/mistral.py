@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import common_fields, sliding_window
+from engine_core.models.architecture import common_fields, uniform_windows
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 
 
@@ -16,4 +16,4 @@ class MistralForCausalLM(LlamaForCausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
         fields = common_fields(config)
-        return LlamaConfig(**fields | {"sliding_windows": (sliding_window(config),) * fields["num_layers"]})
+        return LlamaConfig(**fields | {"sliding_windows": uniform_windows(config, fields["num_layers"])})

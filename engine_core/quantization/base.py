@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, LinearLayer
 from engine_core.layers.weights import Weights
 
 
@@ -23,6 +23,8 @@ class Features:
     size: int
     fixed: bool = False
     """Never padded: nothing reads these outputs in whole registers."""
+    parts: tuple[int, ...] = ()
+    """Sizes of a group's parts, each of which is padded on its own; () for a single part."""
 
     @property
     def count(self) -> int:
@@ -31,7 +33,19 @@ class Features:
 
     def padded(self, backend: LayerBackend) -> int:
         """The size of a group with its padding."""
-        return self.size if self.fixed else backend.padded(self.size)
+        return self.size if self.fixed else sum(backend.padded(part) for part in self.parts or (self.size,))
+
+    def pad(self, x: torch.Tensor, dim: int, backend: LayerBackend) -> torch.Tensor:
+        """``x``, which has these features along ``dim``, with zeros behind each part; ``x`` itself without padding."""
+        if (size := self.padded(backend)) == self.size:
+            return x
+        grouped = x.reshape(*x.shape[:dim], self.groups, self.size, *x.shape[dim + 1 :])
+        padded = x.new_zeros(*x.shape[:dim], self.groups, size, *x.shape[dim + 1 :])
+        source = target = 0
+        for part in self.parts or (self.size,):
+            padded.narrow(dim + 1, target, part).copy_(grouped.narrow(dim + 1, source, part))
+            source, target = source + part, target + backend.padded(part)
+        return padded.flatten(dim, dim + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,16 @@ class QuantMethod(ABC):
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         """Take the layer's tensors from ``weights``."""
 
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
+        """Experts without weights, of a model of type ``dtype``."""
+        return backend.experts(shape, dtype)
+
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
+        """Bytes that experts will take, without padding."""
+        inner, hidden = shape.intermediate_size, shape.hidden_size
+        biases = 2 * inner + hidden if shape.bias else 0
+        return shape.num_experts * (3 * inner * hidden + biases) * itemsize
+
 
 class Unquantized(QuantMethod):
     """Weights in the model's type, as the backend packs them."""
@@ -83,21 +107,11 @@ class Unquantized(QuantMethod):
 def take_weight(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor:
     """[N, K] in the model's type, padded; valid until the next tensor is taken."""
     weight = weights.take(*(f"{name}.weight" for name in shape.names))
-    rows, columns = shape.outputs.padded(backend), shape.inputs.padded(backend)
-    if (rows, columns) == (shape.outputs.size, shape.inputs.size):
-        return weight
-    padded = weight.new_zeros(shape.outputs.groups, rows, shape.inputs.groups, columns)
-    parts = weight.view(shape.outputs.groups, shape.outputs.size, shape.inputs.groups, shape.inputs.size)
-    padded[:, : shape.outputs.size, :, : shape.inputs.size] = parts
-    return padded.view(shape.outputs.groups * rows, shape.inputs.groups * columns)
+    return shape.inputs.pad(shape.outputs.pad(weight, 0, backend), 1, backend)
 
 
 def take_bias(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor | None:
     """[N], padded, or None where the layer has none; a copy."""
     if not shape.bias:
         return None
-    bias = weights.take(*(f"{name}.bias" for name in shape.names))
-    rows = shape.outputs.padded(backend)
-    padded = bias.new_zeros(shape.outputs.groups, rows)
-    padded[:, : shape.outputs.size] = bias.view(shape.outputs.groups, shape.outputs.size)
-    return padded.view(-1)
+    return shape.outputs.pad(weights.take(*(f"{name}.bias" for name in shape.names)).clone(), 0, backend)

@@ -101,7 +101,12 @@ class Int8Linear(LinearLayer):
         return sum(part.nbytes for part in parts if part is not None)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -115,6 +120,7 @@ class Int8Linear(LinearLayer):
             NUMBER_TYPES[x.dtype],
             NUMBER_TYPES[y.dtype],
             torch.get_num_threads(),
+            scale,
         )
         if self._kernels.linear(self._arguments, call) != 0:
             raise MemoryError("no memory for the rounded inputs of a linear layer")

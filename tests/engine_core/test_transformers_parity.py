@@ -13,9 +13,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine_core.kv_cache_interface import blocks_of_longest
+from engine_core.model_loader.loader import make_model as make_model_without_weights
 from engine_core.request import SamplingParams
 
-from .engines import BLOCK_BYTES, Outcome, run, started
+from .engines import Outcome, run, started
+from .models.driver import BLOCK_SIZE, CPU, chosen_attention, layers_of, open_at
 from .models.families import ALL, configuration
 from .models.tiny_models import make_model, save_model
 
@@ -23,8 +26,6 @@ TOKENS = 64
 LENGTHS = (1, 7, 33, 90)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 NEAR = 2e-4
-SMALL_CACHES = {"mistral-window": (7, 16, 3), "qwen2-window-of-two-layers": (29, 16, 1)}
-"""Blocks, tokens of a step and layers of a group, where windows need so few blocks that 12 would be enough for all."""
 
 
 class Case:
@@ -94,15 +95,20 @@ def test_whole_prompts_in_one_step(case: Case, same_params: dict[str, SamplingPa
         assert engine.core.stats().steps == TOKENS
 
 
+def least_cache(directory: Path, max_model_len: int, step_tokens: int) -> int:
+    """Bytes of a KV cache that the longest sequence just fits in."""
+    checkpoint = open_at(directory, dtype="float32", max_model_len=max_model_len)
+    attention = chosen_attention()
+    model = make_model_without_weights(checkpoint, attention, layers_of(checkpoint), CPU)
+    blocks = blocks_of_longest(model.kv_cache_groups, max_model_len, step_tokens, BLOCK_SIZE)
+    return blocks * attention.bytes_per_block(model.kv_cache_spec(BLOCK_SIZE))
+
+
 def test_after_preemption(case: Case, same_params: dict[str, SamplingParams]) -> None:
     """A cache where all prompts fit and not all continuations: the last ones are computed again."""
-    config = case.model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    padded = -(-head_dim // 16) * 16
-    blocks, step_tokens, layers = SMALL_CACHES.get(case.name, (12, 2048, 3))
-    cache = blocks * layers * BLOCK_BYTES * config.num_key_value_heads * padded // (3 * 2 * 16)
-    options = {"kv_cache_memory_bytes": cache, "max_model_len": 170, "max_num_batched_tokens": step_tokens}
-    with started(case.directory, **options) as engine:
+    options = {"max_model_len": 170, "max_num_batched_tokens": 16}
+    cache = least_cache(case.directory, 170, 16)
+    with started(case.directory, kv_cache_memory_bytes=cache, **options) as engine:
         case.check(run(engine, case.prompts, same_params))
         assert engine.core.stats().preemptions > 0
 

@@ -7,6 +7,7 @@
 // not read: their blocks may be others' by now.
 #pragma once
 
+#include "latents.h"
 #include "prefetch.h"
 #include "softmax.h"
 
@@ -15,22 +16,24 @@ namespace {
 // What a thread needs for one query tile.
 template <class F>
 struct Scratch {
-    Scratch(char* memory, long rows, long head_dim) {
+    Scratch(char* memory, long rows, long head_dim, long value_dim, long rearranged) {
         Parts parts(memory);
         queries = parts.take<typename F::Factor>(rows * head_dim);
+        values = parts.take<typename F::Element>(rearranged);
         scores = parts.take<float>(rows * kScoreStride);
         weights = parts.take<typename F::Factor>(rows * kTileKeys);
         decays = parts.take<float>(rows);
-        whole = RowState(parts.take<char>(RowState::bytes(rows, head_dim)), rows, head_dim);
-        split = RowState(parts.take<char>(RowState::bytes(rows, head_dim)), rows, head_dim);
+        whole = RowState(parts.take<char>(RowState::bytes(rows, value_dim)), rows, value_dim);
+        split = RowState(parts.take<char>(RowState::bytes(rows, value_dim)), rows, value_dim);
     }
-    static long bytes(long rows, long head_dim) {
-        return padded_bytes<typename F::Factor>(rows * head_dim) + padded_bytes<float>(rows * kScoreStride) +
-               padded_bytes<typename F::Factor>(rows * kTileKeys) + padded_bytes<float>(rows) +
-               2 * RowState::bytes(rows, head_dim);
+    static long bytes(long rows, long head_dim, long value_dim, long rearranged) {
+        return padded_bytes<typename F::Factor>(rows * head_dim) + padded_bytes<typename F::Element>(rearranged) +
+               padded_bytes<float>(rows * kScoreStride) + padded_bytes<typename F::Factor>(rows * kTileKeys) +
+               padded_bytes<float>(rows) + 2 * RowState::bytes(rows, value_dim);
     }
 
     typename F::Factor* queries;  // [rows, D]
+    typename F::Element* values;  // of a tile of latents
     float* scores;                // [rows, kScoreStride]
     typename F::Factor* weights;  // [rows, kTileKeys]
     float* decays;                // [rows]
@@ -50,19 +53,21 @@ public:
           division_(args),
           pieces_(division_, cache_),
           head_dim_(args.head_dim),
+          value_dim_(args.latent_dim > 0 ? args.latent_dim : args.head_dim),
+          rearranged_(args.latent_dim > 0 ? kTileKeys * args.latent_dim : 0),
           group_(args.num_heads / args.num_kv_heads) {}
 
     // Returns 0, or 1 when there is no memory.
     int run() {
         if (division_.failed()) return 1;
-        const long bytes = Scratch<F>::bytes(division_.rows(), head_dim_);
+        const long bytes = Scratch<F>::bytes(division_.rows(), head_dim_, value_dim_, rearranged_);
         const Buffer scratch(division_.threads() * bytes);
-        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), head_dim_) : 1);
+        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), value_dim_) : 1);
         if (scratch.failed() || states.failed()) return 1;
         if (keys_first()) parallel_for(division_.threads(), division_.size(), 1, [&](long tile) { write(division_[tile]); });
         long next = 0;
         in_parallel(division_.threads(), [&](int thread) {
-            Scratch<F> own(scratch.at(thread * bytes), division_.rows(), head_dim_);
+            Scratch<F> own(scratch.at(thread * bytes), division_.rows(), head_dim_, value_dim_, rearranged_);
             Queue<F> queue(pieces_, cache_, args_, next);
             if (pieces_.cut())
                 attend_in_pieces(queue, states, own);
@@ -106,26 +111,44 @@ private:
     }
 
     RowState state_of(const Buffer& states, long tile, const QueryTile& q, int split) const {
-        const long bytes = RowState::bytes(division_.rows(), head_dim_), place = split - pieces_.first_split(q);
-        return RowState(states.at((tile * pieces_.most_splits() + place) * bytes), division_.rows(), head_dim_);
+        const long bytes = RowState::bytes(division_.rows(), value_dim_), place = split - pieces_.first_split(q);
+        return RowState(states.at((tile * pieces_.most_splits() + place) * bytes), division_.rows(), value_dim_);
     }
 
     void write(const QueryTile& q) const {
         const long head = q.kv_head * head_dim_;
+        if (args_.latent_dim > 0)
+            return cache_.write_latents(block_table(q), q.position, q.count,
+                                        static_cast<const Element*>(args_.key) + q.row * args_.key_stride, args_.key_stride,
+                                        static_cast<const Element*>(args_.value) + q.row * args_.value_stride,
+                                        args_.value_stride);
         cache_.write(block_table(q), q.kv_head, q.position, q.count,
                      static_cast<const Element*>(args_.key) + q.row * args_.key_stride + head, args_.key_stride,
                      static_cast<const Element*>(args_.value) + q.row * args_.value_stride + head, args_.value_stride);
     }
 
     void load_queries(const QueryTile& q, Factor* queries) const {
+        if (args_.latent_dim > 0) return load_latent_queries(q, queries);
         const long heads = group_ * head_dim_;
         const auto* const first = static_cast<const Element*>(args_.query) + q.row * args_.query_stride + q.kv_head * heads;
         for (int i = 0; i < q.count; ++i) F::load_factors(queries + i * heads, first + i * args_.query_stride, heads);
     }
 
+    void load_latent_queries(const QueryTile& q, Factor* queries) const {
+        const long latent = args_.latent_dim, rope = head_dim_ - latent;
+        for (int row = 0; row < q.count * group_; ++row) {
+            const long step_row = q.row + row / group_, head = row % group_;
+            const auto* const first = static_cast<const Element*>(args_.query) + step_row * args_.query_stride + head * latent;
+            const auto* const second = static_cast<const Element*>(args_.query_rope) + step_row * args_.query_rope_stride +
+                                       head * args_.query_rope_head_stride;
+            F::load_factors(queries + row * head_dim_, first, latent);
+            F::load_factors(queries + row * head_dim_ + latent, second, rope);
+        }
+    }
+
     // Sum one split of the keys that a query tile sees.
     void sum_split(const QueryTile& q, int split, const RowState& state, Queue<F>& queue, Scratch<F>& scratch) const {
-        state.clear(q.count * group_, head_dim_);
+        state.clear(q.count * group_, value_dim_);
         const int first_key = window().first_key(q.position), first_tile = cache_.tile_at(first_key);
         const int tiles = cache_.tile_at(q.end() - 1) + 1;
         int number = split * kSplitTiles > first_tile ? split * kSplitTiles : first_tile;
@@ -138,33 +161,37 @@ private:
         }
     }
 
-    void add_tile(const QueryTile& q, const RowState& state, const Scratch<F>& scratch) const {
-        const KeyTile<F>& tile = scratch.tile;
+    void add_tile(const QueryTile& q, const RowState& state, Scratch<F>& scratch) const {
+        KeyTile<F>& tile = scratch.tile;
         const int first = first_row(q, tile.position), rows = end_row(q, tile.end) - first;
-        const RowState seeing = state.from(first, head_dim_);
+        const RowState seeing = state.from(first, value_dim_);
         compute_scores<F>(scratch.queries + first * head_dim_, rows, head_dim_, tile, scratch.scores);
         for (int row = 0; row < rows; ++row) {
             float* const scores = scratch.scores + row * kScoreStride;
             const int position = q.position + (first + row) / group_;
             const int before = window().first_key(position) - tile.position;
+            if (args_.logit_softcap > 0.0f) cap_scores(scores, tile, args_.scale, args_.logit_softcap);
             mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(position + 1 - tile.position));
             scratch.decays[row] = weigh<F>(scores, first_place(tile), tile.places(), exponent_scale(),
-                                           seeing.from(row, head_dim_), scratch.weights + row * kTileKeys);
+                                           seeing.from(row, value_dim_), scratch.weights + row * kTileKeys);
         }
-        add_values<F>(scratch.weights, scratch.decays, rows, head_dim_, tile, seeing.output);
+        if (args_.latent_dim > 0) rearrange_latents(tile, value_dim_, scratch.values);
+        add_values<F>(scratch.weights, scratch.decays, rows, value_dim_, tile, seeing.output);
     }
 
     void merge_split(const QueryTile& q, int split, const RowState& earlier, const RowState& later) const {
         const int first = first_row(q, cache_.tile_position(split * kSplitTiles));
         const int end = end_row(q, cache_.tile_position((split + 1) * kSplitTiles));
         for (int row = first; row < end; ++row)
-            merge(earlier.from(row, head_dim_), later.from(row, head_dim_), head_dim_, exponent_scale());
+            merge(earlier.from(row, value_dim_), later.from(row, value_dim_), value_dim_, exponent_scale());
     }
 
     void finish_tile(const QueryTile& q, const RowState& state) const {
         for (int row = 0; row < q.count * group_; ++row) {
-            const long head = static_cast<long>(q.row + row / group_) * args_.num_heads + q.kv_head * group_ + row % group_;
-            finish<F>(state.from(row, head_dim_), head_dim_, static_cast<Element*>(args_.output) + head * head_dim_);
+            const long head = q.kv_head * group_ + row % group_, place = (q.row + row / group_) * args_.num_heads + head;
+            const RowState own = state.from(row, value_dim_);
+            const float share = share_of_weights(own, exponent_scale(), args_.sinks ? args_.sinks + head : nullptr);
+            finish<F>(own, value_dim_, share, static_cast<Element*>(args_.output) + place * value_dim_);
         }
     }
 
@@ -176,14 +203,16 @@ private:
 
     Window window() const { return division_.window(); }
 
-    // Weights are powers of two: this is the attention's scale times log2(e).
-    float exponent_scale() const { return args_.scale * 1.44269504088896340736f; }
+    // Weights are powers of two: this is the attention's scale, which is in capped scores already, times log2(e).
+    float exponent_scale() const { return (args_.logit_softcap > 0.0f ? 1.0f : args_.scale) * 1.44269504088896340736f; }
 
     const RinglineAttention& args_;
     const Cache<F> cache_;
     const Division division_;
     const Pieces<F> pieces_;
     const long head_dim_;
+    const long value_dim_;
+    const long rearranged_;  // elements of a tile of latents
     const int group_;
 };
 

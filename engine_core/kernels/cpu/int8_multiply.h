@@ -124,7 +124,7 @@ private:
         for (long r = 0; r < count; ++r) finish(sums + r * kPanel, panel * kPanel, first + r);
     }
 
-    // Scale the sums of one row, from `column` on, and add the bias.
+    // Scale the sums of one row, from `column` on, add the bias, scale both and add the residual.
     void finish(const int32_t* sums, long column, long row) {
         const long left = weight_.out_features - column;
         auto* const to = static_cast<typename Output::Element*>(call_.output) + row * weight_.out_features + column;
@@ -140,6 +140,7 @@ private:
             const Vec sum = to_floats(load_sums(sums + lane));
             Vec y = multiply(multiply(sum, load(weight_.scales + column + lane)), splat(rows_.scale(row)));
             if (weight_.bias) y = add(y, load(weight_.bias + column + lane));
+            y = multiply(y, splat(call_.scale));
             if (call_.residual) y = add(y, Input::widen(residual + lane));
             Output::narrow(at + lane, y);
         }

@@ -8,26 +8,36 @@ extern "C" {
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
+//
+// Over latents, which all heads share, D is R + P: a query has R numbers and P numbers more, which are rotated; a key is a
+// latent of R numbers and a rotated part of P; the value is the latent.
 struct RinglineAttention {
-    const void* query;   // [T, Hq, D]
-    const void* key;     // [T, Hkv, D]
-    const void* value;   // [T, Hkv, D]
-    void* output;        // [T, Hq, D], dense
+    const void* query;   // [T, Hq, D]; [T, Hq, R] over latents
+    const void* key;     // [T, Hkv, D]; [T, R] over latents
+    const void* value;   // [T, Hkv, D]; the rotated part [T, P] over latents
+    void* output;        // [T, Hq, D], dense; [T, Hq, R] over latents
+    const void* query_rope;                              // [T, Hq, P]; null but over latents
+    int64_t query_rope_stride, query_rope_head_stride;   // elements from one row to the next, and from one head to the next
     void* cache;         // see layout.h
     int64_t query_stride, key_stride, value_stride;  // elements from one row to the next
     const int32_t* query_starts;                     // [S + 1]
     const int32_t* seq_lens;                         // [S]
     const int32_t* block_tables;                     // [S, …]
     int64_t block_table_stride;                      // entries from one sequence to the next
+    int64_t block_stride;                            // elements of the cache from one block to the next
+    const float* sinks;  // [Hq]: logits that take part in the softmax and have no values; or null
     int32_t group;                                   // which of a step's block tables these are
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+    int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
     int32_t num_threads;
-    float scale;  // positive
+    float scale;          // positive
+    float logit_softcap;  // scores s become c · tanh(s / c) after scaling; 0: they stay
 };
 
-// A linear layer of M rows, K inputs and N outputs. K is a multiple of 16; W and b are padded with zeros to whole tiles.
+// A linear layer of M rows, K inputs and N outputs: y = (x · Wᵀ + b) · scale. K is a multiple of 16; W and b are padded with
+// zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
     const void* weight;    // packed: see linear.h
@@ -38,6 +48,62 @@ struct RinglineLinear {
     int32_t number_type;
     int32_t wide;
     int32_t num_threads;
+    float scale;
+};
+
+// Linear layers side by side: G groups of K inputs and N outputs each, without biases. Each group's weight is packed and
+// padded to whole tiles on its own, and follows the one before.
+struct RinglineGroupedLinear {
+    const void* x;       // [M, G, K]
+    const void* weight;  // [G], each as in RinglineLinear
+    void* output;        // [M, G, N], dense
+    int64_t rows, groups, in_features, out_features;
+    int64_t x_stride, x_group_stride;  // elements from one row to the next, and from one group to the next
+    int32_t number_type;
+    int32_t num_threads;
+};
+
+enum RinglineScoring : int32_t { kRinglineSoftmax = 0, kRinglineSigmoid = 1 };
+
+// Which k of E experts compute each of M rows. The experts with the highest scores do, the lower number of equals; with
+// groups, only those of the groups with the highest scores. They are listed in descending order.
+struct RinglineRouting {
+    const float* logits;         // [M, E]
+    const float* bias;           // [E]: added to scores for the choice, not for the weights; or null
+    const float* expert_scales;  // [E]: factors of the weights; or null
+    int32_t* ids;                // [M, k]
+    float* weights;              // [M, k]
+    int64_t rows;
+    int32_t num_experts, top_k;
+    int32_t num_groups, topk_groups;  // groups of neighbouring experts, and how many of them are chosen
+    int32_t group_best;               // a group's score is the sum of this many of its highest
+    int32_t scoring;
+    int32_t renormalize;  // whether a row's weights are divided by their sum
+    int32_t num_threads;
+    float scale;  // of the weights
+};
+
+// Gated feed-forward blocks, of which each row goes through the k that are listed for it, times their weights. H and I are
+// multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32 numbers of I: two
+// panels of the gate, two of up.
+struct RinglineExperts {
+    const void* x;              // [M, H]
+    const int32_t* ids;         // [M, k]
+    const float* weights;       // [M, k]
+    const void* gate_up;        // [E, I / 32] tiles of H inputs
+    const void* down;           // [E, H / 64] tiles of I inputs
+    const float* gate_up_bias;  // [E, I / 32, 64], in the order of the tiles; or null
+    const float* down_bias;     // [E, H padded to tiles], or null
+    const void* residual;       // [M, H], or null
+    void* output;               // [M, H]
+    void* gathered;             // [M, k, H] factors: room for what is computed in between
+    void* activated;            // [M, k, I] factors
+    int64_t rows, hidden, inner;
+    int32_t num_experts, top_k;
+    int32_t activation;  // RinglineActivationKind
+    int32_t number_type;
+    int32_t num_threads;
+    float limit, alpha;  // of kRinglineClampedSwiglu
 };
 
 // M rows of such a weight, as they were before it was packed.
@@ -79,6 +145,7 @@ enum RinglineActivationKind : int32_t {
     kRinglineGelu = 1,
     kRinglineGeluTanh = 2,
     kRinglineRelu = 3,
+    kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); in experts alone
 };
 
 // f(gate) · up of M rows, or f(x) where there is no gate. The width is a multiple of 16.
@@ -88,6 +155,17 @@ struct RinglineActivation {
     int64_t rows, width;
     int32_t kind;
     int32_t gated;
+    int32_t number_type;
+    int32_t num_threads;
+};
+
+// residual + σ(logit) · x of M rows. The width is a multiple of 16.
+struct RinglineSigmoidGate {
+    const void* x;         // [M, width]
+    const float* logits;   // [M]
+    const void* residual;  // [M, width]
+    void* output;          // [M, width]; may be the residual
+    int64_t rows, width;
     int32_t number_type;
     int32_t num_threads;
 };
@@ -141,6 +219,7 @@ struct RinglineInt8Call {
     int32_t input_type;
     int32_t output_type;  // the same, or float32
     int32_t num_threads;
+    float scale;  // of the product and its bias
 };
 
 enum RinglineOperationKind {
@@ -151,6 +230,10 @@ enum RinglineOperationKind {
     kRinglineActivate,
     kRinglineMultiplyInt8,
     kRinglineSelect,
+    kRinglineGate,
+    kRinglineMultiplyGroups,
+    kRinglineRoute,
+    kRinglineRunExperts,
 };
 
 // A captured call: a kernel of a table (see kernel_table.h) and what it was called with.

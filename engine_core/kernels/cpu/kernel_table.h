@@ -13,6 +13,10 @@ struct Kernels {
     int (*read_rows)(const RinglineRows&);
     int (*argmax)(const RinglineLinear&);  // puts out [M] int64: where each row of the result is greatest
     int (*select_rows)(const RinglineSelection&);
+    int (*sigmoid_gate)(const RinglineSigmoidGate&);
+    int (*grouped_linear)(const RinglineGroupedLinear&);
+    int (*route)(const RinglineRouting&);
+    int (*experts)(const RinglineExperts&);
 };
 
 extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;

@@ -1,9 +1,10 @@
 // Where keys and values lie in the cache, and how a step's rows get there.
 //
-// A cache is [blocks][Hkv][keys, values][units][U · D]. A *unit* holds U tokens: 16, or fewer where the block size is no
-// multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
+// A block is [Hkv][keys, values][units][U · D]; blocks lie apart as the caller says. A *unit* holds U tokens: 16, or fewer
+// where the block size is no multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
 // keys are [D / P][U][P], so that a vector holds the same dimensions of neighbouring tokens;
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
+// A cache of latents has keys only, whose first R dimensions are the values: they are rearranged as they are needed.
 #pragma once
 
 #include "formats.h"
@@ -54,10 +55,12 @@ class Cache {
 public:
     explicit Cache(const RinglineAttention& args)
         : base_(static_cast<Element*>(args.cache)),
+          block_stride_(args.block_stride),
           head_dim_(args.head_dim),
-          num_kv_heads_(args.num_kv_heads),
           block_size_(args.block_size),
-          units_per_block_((args.block_size + kUnit - 1) / kUnit) {
+          units_per_block_((args.block_size + kUnit - 1) / kUnit),
+          latent_dim_(args.latent_dim),
+          planes_(args.latent_dim > 0 ? 1 : 2) {
         const int even = (block_size_ + units_per_block_ - 1) / units_per_block_;
         unit_tokens_ = (even + F::kPack - 1) / F::kPack * F::kPack;
         tile_units_ = kTileKeys / unit_tokens_;
@@ -111,8 +114,20 @@ public:
         return unit_start(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
     }
     // Memory of a unit's keys and values.
-    long unit_bytes() const { return 2 * unit_tokens_ * head_dim_ * static_cast<long>(sizeof(Element)); }
-    long values_offset() const { return static_cast<long>(units_per_block_) * unit_tokens_ * head_dim_; }
+    long unit_bytes() const { return planes_ * unit_tokens_ * head_dim_ * static_cast<long>(sizeof(Element)); }
+    long values_offset() const { return (planes_ - 1) * units_per_block_ * unit_tokens_ * head_dim_; }
+
+    // Store the latents [count, R] and rotated parts [count, P] at positions first … first + count − 1.
+    void write_latents(const int32_t* block_table, int first, int count, const Element* latent, long latent_stride,
+                       const Element* rope, long rope_stride) const {
+        for (int run; count > 0; first += run, count -= run, latent += run * latent_stride, rope += run * rope_stride) {
+            const int block = first / block_size_, offset = first % block_size_, place = offset % unit_tokens_;
+            run = least(least(unit_tokens_ - place, block_size_ - offset), count);
+            Element* const unit = unit_start(block_table[block], 0, offset / unit_tokens_);
+            write_keys(unit, place, run, latent, latent_stride, latent_dim_);
+            write_keys(unit + latent_dim_ * unit_tokens_, place, run, rope, rope_stride, head_dim_ - latent_dim_);
+        }
+    }
 
     // Store the keys and values [count] of one head at positions first … first + count − 1.
     void write(const int32_t* block_table, int kv_head, int first, int count, const Element* key, long key_stride,
@@ -122,7 +137,7 @@ public:
             const int place = offset % unit_tokens_;
             const int run = least(least(unit_tokens_ - place, block_size_ - offset), count);
             Element* const unit = unit_start(block_table[block], kv_head, offset / unit_tokens_);
-            write_keys(unit, place, run, key, key_stride);
+            write_keys(unit, place, run, key, key_stride, head_dim_);
             write_values(unit + values_offset(), place, run, value, value_stride);
             key += run * key_stride;
             value += run * value_stride;
@@ -135,13 +150,12 @@ private:
     static int least(int a, int b) { return a < b ? a : b; }
 
     Element* unit_start(long block, int kv_head, int unit) const {
-        const long head = block * num_kv_heads_ + kv_head;
-        return base_ + (2 * head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
+        return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
     }
-    void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride) const {
+    void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride, long dims) const {
         // A few dimensions at a time: rows may lie so far apart that no two of them stay in the nearest cache.
         constexpr int kDims = 16;
-        for (long first = 0; first < head_dim_; first += kDims)
+        for (long first = 0; first < dims; first += kDims)
             for (int token = 0; token < run; ++token) {
                 const Element* const from = key + token * stride + first;
                 Element* const to = unit + first * unit_tokens_ + (place + token) * F::kPack;
@@ -168,10 +182,12 @@ private:
     }
 
     Element* base_;
+    long block_stride_;
     long head_dim_;
-    long num_kv_heads_;
     int block_size_;
     int units_per_block_;
+    long latent_dim_;
+    long planes_;      // keys and values, or latents
     int unit_tokens_;  // U
     int tile_units_;
 };

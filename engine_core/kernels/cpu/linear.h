@@ -41,80 +41,51 @@ struct ReadAhead {
     int count;
 };
 
-// Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
-template <class F, class Outputs>
-class Linear {
+// A unit of work: neighbouring rows, at most kMostUnitRows, by a tile of outputs.
+template <class F>
+struct Unit {
+    const typename F::Element* tile;
+    const typename F::Factor* x;  // the first row
+    long first, rows;             // numbers of the rows
+    long output;                  // the tile's first output
+    long group;                   // which of several weights the tile is of
+};
+
+// How many groups of at most kMostUnitRows rows there are, and where each begins.
+inline long row_groups(long rows) { return (rows + kMostUnitRows - 1) / kMostUnitRows; }
+inline long group_start(long rows, long group) { return rows * group / row_groups(rows); }
+
+// Computes units of rows of `inputs` factors, which lie `stride` apart.
+template <class F>
+class TileProducts {
     using Element = typename F::Element;
     using Factor = typename F::Factor;
 
 public:
-    Linear(const RinglineLinear& args, Outputs& outputs)
-        : args_(args),
-          outputs_(outputs),
-          tiles_((args.out_features + kTileOutputs - 1) / kTileOutputs),
-          panel_(args.in_features * kPanel),
-          part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))),
-          groups_((args.rows + kMostUnitRows - 1) / kMostUnitRows) {
-        const long rows = args.rows < kRowsPerRead ? kRowsPerRead : args.rows;
-        threads_ = threads_worth(rows * args.out_features * args.in_features / kProductsPerNanosecond, args.num_threads);
-    }
+    TileProducts(long inputs, long stride)
+        : inputs_(inputs),
+          stride_(stride),
+          panel_(inputs * kPanel),
+          part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))) {}
 
-    // Returns 0, or 1 when there is no memory.
-    int run() {
-        const bool convert = sizeof(Factor) != sizeof(Element);
-        const Buffer converted(convert ? args_.rows * args_.in_features * static_cast<long>(sizeof(Factor)) : 1);
-        if (converted.failed()) return 1;
-        factors_ = convert ? reinterpret_cast<const Factor*>(converted.at(0)) : static_cast<const Factor*>(args_.x);
-        if (convert) convert_rows(reinterpret_cast<Factor*>(converted.at(0)));
-        long next = 0;
-        in_parallel(threads_, [&](int thread) {
-            long unit = take(next);
-            while (unit < units()) {
-                const long following = take(next);
-                compute(thread, unit, following < units() ? following : unit);
-                unit = following;
-            }
-        });
-        return 0;
+    long tile_elements() const { return kTilePanels * panel_; }
+
+    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    void compute(const Unit<F>& unit, const Element* following, float* sums) const {
+        const RowBlocks blocks(unit.rows);
+        for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
+        for (long input = 0; input < inputs_; input += part_) {
+            const long inputs = inputs_ - input < part_ ? inputs_ - input : part_;
+            const Element* const ahead = input + inputs == inputs_ ? following : unit.tile + (input + inputs) * kPanel;
+            for (long block = 0; block < blocks.count; ++block)
+                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
+                    add_products<rows.value>(unit.x + blocks.start(block) * stride_ + input, unit.tile + input * kPanel, inputs,
+                                             share_of(block, blocks.count, ahead), sums + blocks.start(block) * kTileOutputs);
+                });
+        }
     }
 
 private:
-    // A unit of work is a tile of outputs for a group of rows.
-    long units() const { return tiles_ * groups_; }
-
-    void convert_rows(Factor* to) const {
-        const int threads = threads_worth(args_.rows * args_.in_features / kConvertedPerNanosecond, threads_);
-        parallel_for(threads, args_.rows, 1, [&](long row) {
-            F::load_factors(to + row * args_.in_features, static_cast<const Element*>(args_.x) + row * args_.in_features,
-                            args_.in_features);
-        });
-    }
-
-    const Element* tile(long number) const {
-        return static_cast<const Element*>(args_.weight) + number * kTilePanels * panel_;
-    }
-
-    void compute(int thread, long unit, long following) {
-        const long group = unit % groups_;
-        const long first = args_.rows * group / groups_, end = args_.rows * (group + 1) / groups_;
-        const RowBlocks blocks(end - first);
-        alignas(kCacheLine) float sums[kMostUnitRows * kTileOutputs];
-        for (long i = 0; i < blocks.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
-        for (long input = 0; input < args_.in_features; input += part_) {
-            const long inputs = args_.in_features - input < part_ ? args_.in_features - input : part_;
-            const bool last = input + inputs == args_.in_features;
-            const Element* const ahead = last ? tile(following / groups_) : tile(unit / groups_) + (input + inputs) * kPanel;
-            for (long block = 0; block < blocks.count; ++block)
-                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
-                    add_products<rows.value>(
-                        factors_ + (first + blocks.start(block)) * args_.in_features + input,
-                        tile(unit / groups_) + input * kPanel, inputs, share_of(block, blocks.count, ahead),
-                        sums + blocks.start(block) * kTileOutputs);
-                });
-        }
-        for (long row = 0; row < blocks.rows; ++row) finish(thread, first + row, unit / groups_, sums + row * kTileOutputs);
-    }
-
     // What the first blocks of rows read ahead, each an equal share.
     ReadAhead share_of(long block, long count, const Element* ahead) const {
         const long sharing = count < kTilePanels ? count : kTilePanels;
@@ -157,28 +128,114 @@ private:
 #pragma GCC unroll 8
             for (int c = 0; c < Columns; ++c) columns[c] = F::column(weights[c] + step * kStep);
             for (int i = 0; i < ahead.count; ++i) prefetch(ahead.panels[i] + step * kStep * static_cast<long>(sizeof(Element)));
-            block.add_step(x + step * F::kPack, args_.in_features, columns);
+            block.add_step(x + step * F::kPack, stride_, columns);
         }
     }
 
-    void finish(int thread, long row, long tile, float* sums) {
-        const long first = tile * kTileOutputs;
-        if (args_.bias)
-            for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(args_.bias + first + i)));
-        outputs_.take(thread, row, first, sums);
-    }
-
-    const RinglineLinear& args_;
-    Outputs& outputs_;
-    const Factor* factors_ = nullptr;
-    long tiles_;
-    long panel_;  // elements of a panel
-    long part_;   // inputs that are taken at a time
-    long groups_;  // of rows
-    int threads_;
+    const long inputs_, stride_;
+    const long panel_;  // elements of a panel
+    const long part_;   // inputs that are taken at a time
 };
 
-// Writes results as a matrix, after adding the residual.
+// Compute all units of `work` on some threads. Work has units(), unit(i), and take(thread, unit, row, sums), which is called
+// for each row of a unit; after_all(unit) is what is read ahead where no unit follows.
+template <class F, class Work>
+void multiply_tiles(const TileProducts<F>& products, int threads, const Work& work) {
+    const long count = work.units();
+    long next = 0;
+    in_parallel(threads, [&](int thread) {
+        alignas(kCacheLine) float sums[kMostUnitRows * kTileOutputs];
+        long number = take(next);
+        if (number >= count) return;
+        for (Unit<F> unit = work.unit(number);;) {
+            const long following = take(next);
+            const Unit<F> then = following < count ? work.unit(following) : unit;
+            products.compute(unit, following < count ? then.tile : work.after_all(unit), sums);
+            for (long row = 0; row < unit.rows; ++row) work.take(thread, unit, unit.first + row, sums + row * kTileOutputs);
+            if (following >= count) return;
+            unit = then;
+        }
+    });
+}
+
+inline int threads_of_products(long rows, long products, int threads) {
+    return threads_worth((rows < kRowsPerRead ? kRowsPerRead : rows) * products / kProductsPerNanosecond, threads);
+}
+
+// Rows as factors: as they are, or converted.
+template <class F>
+class FactorRows {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+    static constexpr bool kConverted = sizeof(Factor) != sizeof(Element);
+
+public:
+    FactorRows(const void* x, long rows, long width, long stride, int threads)
+        : buffer_(kConverted ? rows * width * static_cast<long>(sizeof(Factor)) : 1),
+          stride_(kConverted ? width : stride),
+          first_(static_cast<const Factor*>(x)) {
+        if (!kConverted || buffer_.failed()) return;
+        Factor* const to = reinterpret_cast<Factor*>(buffer_.at(0));
+        first_ = to;
+        parallel_for(threads_worth(rows * width / kConvertedPerNanosecond, threads), rows, 1, [&](long row) {
+            F::load_factors(to + row * width, static_cast<const Element*>(x) + row * stride, width);
+        });
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    long stride() const { return stride_; }
+    const Factor* row(long row) const { return first_ + row * stride_; }
+
+private:
+    const Buffer buffer_;
+    const long stride_;
+    const Factor* first_;
+};
+
+// Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
+template <class F, class Outputs>
+class Linear {
+public:
+    Linear(const RinglineLinear& args, Outputs& outputs)
+        : args_(args),
+          outputs_(outputs),
+          threads_(threads_of_products(args.rows, args.out_features * args.in_features, args.num_threads)),
+          rows_(args.x, args.rows, args.in_features, args.in_features, threads_),
+          products_(args.in_features, rows_.stride()),
+          groups_(row_groups(args.rows)) {}
+
+    // Returns 0, or 1 when there is no memory.
+    int run() {
+        if (rows_.failed()) return 1;
+        multiply_tiles(products_, threads_, *this);
+        return 0;
+    }
+
+    long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
+    Unit<F> unit(long number) const {
+        const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
+        const auto* const weight = static_cast<const typename F::Element*>(args_.weight) + tile * products_.tile_elements();
+        return {weight, rows_.row(first), first, group_start(args_.rows, group + 1) - first, tile * kTileOutputs, 0};
+    }
+    const typename F::Element* after_all(const Unit<F>& unit) const { return unit.tile; }
+
+    void take(int thread, const Unit<F>& unit, long row, float* sums) const {
+        if (args_.bias)
+            for (int i = 0; i < kTileOutputs; i += kLanes)
+                store(sums + i, add(load(sums + i), load(args_.bias + unit.output + i)));
+        outputs_.take(thread, row, unit.output, sums);
+    }
+
+private:
+    const RinglineLinear& args_;
+    Outputs& outputs_;
+    const int threads_;
+    const FactorRows<F> rows_;
+    const TileProducts<F> products_;
+    const long groups_;  // of rows
+};
+
+// Writes results as a matrix, times the scale and after adding the residual.
 template <class F>
 class WrittenOutputs {
     using Element = typename F::Element;
@@ -195,7 +252,7 @@ public:
 
 private:
     void put_vector(const float* sums, long at) const {
-        Vec v = load(sums);
+        Vec v = multiply(load(sums), splat(args_.scale));
         if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + at));
         if (args_.wide)
             store(static_cast<float*>(args_.output) + at, v);
@@ -207,7 +264,8 @@ private:
         Element residual[kTileOutputs] = {}, narrow[kTileOutputs];
         if (args_.residual) std::memcpy(residual, static_cast<const Element*>(args_.residual) + at, count * sizeof(Element));
         for (int i = 0; i < kTileOutputs; i += kLanes) {
-            store(sums + i, args_.residual ? add(load(sums + i), F::widen(residual + i)) : load(sums + i));
+            const Vec v = multiply(load(sums + i), splat(args_.scale));
+            store(sums + i, args_.residual ? add(v, F::widen(residual + i)) : v);
             F::narrow(narrow + i, load(sums + i));
         }
         if (args_.wide)

@@ -43,6 +43,30 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             call.num_threads = step.num_threads;
             return kernels.activate(call);
         }
+        case kRinglineGate: {
+            auto call = *static_cast<const RinglineSigmoidGate*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return kernels.sigmoid_gate(call);
+        }
+        case kRinglineMultiplyGroups: {
+            auto call = *static_cast<const RinglineGroupedLinear*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return kernels.grouped_linear(call);
+        }
+        case kRinglineRoute: {
+            auto call = *static_cast<const RinglineRouting*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return kernels.route(call);
+        }
+        case kRinglineRunExperts: {
+            auto call = *static_cast<const RinglineExperts*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return kernels.experts(call);
+        }
         case kRinglineSelect: {
             auto call = *static_cast<const RinglineSelection*>(operation.arguments);
             call.indices = step.selected;
@@ -75,6 +99,12 @@ struct Replay {
             if (operations[i].kind == kRinglineMultiply) {
                 const auto& call = *static_cast<const RinglineLinear*>(arguments);
                 products += call.in_features * call.out_features;
+            } else if (operations[i].kind == kRinglineMultiplyGroups) {
+                const auto& call = *static_cast<const RinglineGroupedLinear*>(arguments);
+                products += call.groups * call.in_features * call.out_features;
+            } else if (operations[i].kind == kRinglineRunExperts) {
+                const auto& call = *static_cast<const RinglineExperts*>(arguments);
+                products += 3 * call.top_k * call.hidden * call.inner;
             } else if (operations[i].kind == kRinglineMultiplyInt8) {
                 const auto& weight = *static_cast<const RinglineInt8Weight*>(arguments);
                 products += weight.in_features * weight.out_features;

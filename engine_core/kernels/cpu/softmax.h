@@ -98,12 +98,28 @@ inline void merge(const RowState& earlier, const RowState& later, long head_dim,
         store(earlier.output + d, multiply_add(load(later.output + d), take, multiply(load(earlier.output + d), keep)));
 }
 
-// The attention output of a row whose keys have all been added.
+// Cap a row's scores of a tile.
 template <class F>
-inline void finish(const RowState& row, long head_dim, typename F::Element* output) {
+inline void cap_scores(float* scores, const KeyTile<F>& tile, float scale, float cap) {
+    for (int place = first_place(tile); place < padded_places(tile.places()); place += kLanes)
+        store(scores + place, multiply(tanh_of(multiply(load(scores + place), splat(scale / cap))), splat(cap)));
+}
+
+// The share of each weight that was summed, of a row whose keys have all been added; a sink takes its share of the whole.
+inline float share_of_weights(const RowState& row, float scale, const float* sink) {
     float total = 0.0f;
     for (int lane = 0; lane < kLanes; ++lane) total += row.sum[lane];
-    const Vec inverse = splat(1.0f / total);
+    if (!sink) return 1.0f / total;
+    const float keys = *row.maximum * scale, other = *sink * 1.44269504088896340736f;
+    const float highest = keys > other ? keys : other;
+    const float kept = exp2_of(keys - highest);
+    return kept / (total * kept + exp2_of(other - highest));
+}
+
+// The attention output of a row whose keys have all been added.
+template <class F>
+inline void finish(const RowState& row, long head_dim, float share, typename F::Element* output) {
+    const Vec inverse = splat(share);
     for (long d = 0; d < head_dim; d += kLanes) F::narrow(output + d, multiply(load(row.output + d), inverse));
 }
 

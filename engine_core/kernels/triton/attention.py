@@ -8,8 +8,10 @@ divided into steps nor what else is in a step changes the operations that lead t
 
 Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
 contiguous. A sequence of length 0 is padding: nothing is read for it. Exponentials are of base two, so ``scale`` holds
-a factor of log2(e). WINDOW is how many keys a row sees, its own and those before it; 0: all. Blocks that no row of a
-program sees are not read: they may belong to other sequences by now.
+a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c); 0: they stay. SINKS: ``sinks`` [Hq]
+float32 has a logit per head that takes part in the softmax and has no value. WINDOW is how many keys a row sees, its
+own and those before it; 0: all. Blocks that no row of a program sees are not read: they may belong to other sequences
+by now.
 """
 
 from __future__ import annotations
@@ -67,6 +69,27 @@ def _first_seen(position, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _capped(scores, SOFTCAP: tl.constexpr):
+    if SOFTCAP == 0.0:
+        return scores
+    x = scores / SOFTCAP
+    power = tl.exp2(tl.abs(x) * -2.8853900817779268)  # e⁻²ˣ
+    y = (1.0 - power) / (1.0 + power) * SOFTCAP
+    return tl.where(x < 0.0, -y, y)
+
+
+@triton.jit
+def _share(maximum, total, sinks, heads, mask, SINKS: tl.constexpr):
+    """What the weighted sum of values is multiplied by: one over the sum of all weights, the sink's among them."""
+    if not SINKS:
+        return 1.0 / tl.where(total == 0.0, 1.0, total)
+    sink = tl.load(sinks + heads, mask=mask, other=0.0) * 1.4426950408889634
+    highest = tl.maximum(maximum, sink)
+    kept = tl.exp2(maximum - highest)
+    return kept / tl.fma(total, kept, tl.exp2(sink - highest))
+
+
+@triton.jit
 def _attend_split(
     query,
     positions,
@@ -85,6 +108,7 @@ def _attend_split(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -108,7 +132,7 @@ def _attend_split(
         places = blocks * block_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
         in_head = dims < HEAD_DIM
         key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
-        scores = _dot(query, key, tl.zeros([ROWS, KEYS], tl.float32), IEEE, WIDE) * scale
+        scores = _capped(_dot(query, key, tl.zeros([ROWS, KEYS], tl.float32), IEEE, WIDE) * scale, SOFTCAP)
         seen = present[None, :] & (keys[None, :] <= positions[:, None])
         if WINDOW > 0:
             seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
@@ -145,6 +169,7 @@ def attend_chunks(
     query,
     output,
     cache,
+    sinks,
     query_starts,
     seq_lens,
     block_tables,
@@ -164,6 +189,8 @@ def attend_chunks(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -216,11 +243,13 @@ def attend_chunks(
                 ROWS,
                 KEYS,
                 WINDOW,
+                SOFTCAP,
                 IEEE,
                 WIDE,
             )
             maximum, total, acc = _joined(maximum, total, acc, next_maximum, next_total, next_acc)
-        result = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(output.dtype.element_ty)
+        share = _share(maximum, total, sinks, heads, used, SINKS)
+        result = (acc * share[:, None]).to(output.dtype.element_ty)
         tl.store(
             output + lines[:, None] * (NUM_HEADS * HEAD_DIM) + (heads * HEAD_DIM)[:, None] + dims[None, :],
             result,
@@ -264,6 +293,7 @@ def attend_single_rows(
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -308,6 +338,7 @@ def attend_single_rows(
             ROWS,
             KEYS,
             WINDOW,
+            SOFTCAP,
             IEEE,
             WIDE,
         )
@@ -323,6 +354,7 @@ def join_splits(
     partial,
     statistics,
     output,
+    sinks,
     query_starts,
     seq_lens,
     num_seqs,
@@ -333,6 +365,7 @@ def join_splits(
     DIMS: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Program (s, h): join the splits of KV head h's query heads, for a sequence s of one row; zeros for padding."""
@@ -355,6 +388,6 @@ def join_splits(
             next_maximum = tl.load(statistics + places, mask=in_group, other=0.0)
             next_total = tl.load(statistics + sums + places, mask=in_group, other=0.0)
             maximum, total, acc = _joined(maximum, total, acc, next_maximum, next_total, next_acc)
-        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        result = acc * _share(maximum, total, sinks, heads, in_group, SINKS)[:, None]
         lines = line.to(tl.int64) * (NUM_HEADS * HEAD_DIM) + heads * HEAD_DIM
         tl.store(output + lines[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask)

@@ -28,12 +28,13 @@ def multiply(
     ADDED: tl.constexpr,
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
+    SCALE: tl.constexpr,
 ):
     """Programs take turns at the tiles [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
 
     Tiles of the same columns follow each other, so that a part of ``weight`` [OUTPUTS, INPUTS] is read from memory
-    once. ``x`` is [num_rows, INPUTS]. IEEE: no TF32 for float32. WIDE: float32 operands, for where narrower ones cannot
-    be used.
+    once. ``x`` is [num_rows, INPUTS]. SCALE: of products and bias. IEEE: no TF32 for float32. WIDE: float32 operands,
+    for where narrower ones cannot be used.
     """
     row_tiles = (num_rows + ROWS - 1) // ROWS
     for tile in range(tl.program_id(0), row_tiles * ((OUTPUTS + COLUMNS - 1) // COLUMNS), tl.num_programs(0)):
@@ -60,6 +61,8 @@ def multiply(
         places = rows.to(tl.int64)[:, None] * OUTPUTS + columns[None, :]
         if BIASED:
             acc += tl.load(bias + columns, mask=columns < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if SCALE != 1.0:
+            acc = acc * SCALE
         if ADDED:
             acc += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
         tl.store(output + places, acc.to(output.dtype.element_ty), mask=mask)

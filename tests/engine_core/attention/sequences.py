@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.kv_cache_interface import AttentionSpec
 
 CPU = torch.device("cpu")
 
@@ -35,15 +36,20 @@ class Known:
     def __len__(self) -> int:
         return len(self.query)
 
-    def expected(self, scale: float, window: int | None = None) -> torch.Tensor:
-        """Causal attention in float64, over a sliding window where given, [n, Hq · D]."""
+    def expected(
+        self, scale: float, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Causal attention in float64, as ``AttentionOptions`` says, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
         key, value = (x.double().repeat_interleave(group, 1) for x in (self.key, self.value))
         scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * scale
+        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         every = torch.ones(len(self), len(self), dtype=torch.bool)
         hidden = every.triu(1) if window is None else every.triu(1) | every.tril(-window)
-        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(self), 1)], dim=-1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(self)], value).flatten(1)
 
 
 def make_sequences(
@@ -75,6 +81,8 @@ class Run:
     seed: int = 0
     device: torch.device = CPU
     window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
     cache: torch.Tensor = field(init=False)
@@ -87,7 +95,7 @@ class Run:
         self.num_blocks = sum(blocks) + 3
         order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        spec = KVCacheSpec(1, g.num_kv_heads, g.head_dim, g.block_size, dtype)
+        spec = KVCacheSpec((AttentionSpec(g.num_kv_heads, g.head_dim),), g.block_size, dtype)
         self.cache = self.backend.allocate(spec, self.num_blocks, self.device)[0]
         self.memory().fill_(torch.nan)
         self.computed = [0] * len(self.sequences)
@@ -133,7 +141,8 @@ class Run:
         query, key, value = (x.to(self.device) for x in (query, key, value))
         self.backend.plan(metadata)
         on_device = metadata.on(self.device)
-        output = self.backend.forward(query, key, value, self.cache, on_device, scale, self.window)
+        options = AttentionOptions(scale, self.window, self.softcap, self.sinks)
+        output = self.backend.forward(query, key, value, self.cache, on_device, options)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
             self.outputs[s].append(part)

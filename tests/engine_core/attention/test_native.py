@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.native import NativeAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kv_cache_interface import AttentionSpec, group_layers
 from tests.engine_core.attention.sequences import CPU, Geometry, Run, make_sequences
 
 pytestmark = pytest.mark.long
@@ -126,6 +127,37 @@ def test_windows_against_float64_and_bitwise(
         together = Run(backend, geometry, sequences, seed=threads, window=window).in_random_steps(rng)
         for actual, expected in zip(together, alone, strict=True):
             assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize(("geometry", "dtype"), WINDOWED, ids=str)
+def test_capped_scores_and_sinks_against_float64_and_bitwise(
+    backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, softcap: float | None, sunk: bool
+) -> None:
+    """One sink is too small to matter, one so large that it takes nearly everything."""
+    rng = random.Random(str((geometry, softcap, sunk)))
+    sequences = make_sequences([*random_lengths(rng, 3), 1, 530], geometry, dtype, seed=4)
+    sinks = torch.linspace(-200.0, 200.0, geometry.num_heads) if sunk else None
+    options = {"window": 40, "softcap": softcap, "sinks": sinks}
+    torch.set_num_threads(1)
+    alone = Run(backend, geometry, sequences, **options).at_once()
+    for actual, known in zip(alone, sequences, strict=True):
+        expected = known.expected(geometry.head_dim**-0.5, **options)
+        torch.testing.assert_close(actual.double(), expected, **TOLERANCE[dtype])
+    torch.set_num_threads(3)
+    for actual, one in zip(
+        Run(backend, geometry, sequences, seed=3, **options).in_random_steps(rng), alone, strict=True
+    ):
+        assert torch.equal(actual, one)
+
+
+def test_a_cap_that_no_score_comes_near_changes_little(backend: NativeAttention) -> None:
+    geometry = Geometry(4, 2, 32, 16)
+    sequences = make_sequences([140], geometry, torch.float32, seed=6)
+    [actual] = Run(backend, geometry, sequences, softcap=1e4).at_once()
+    expected = sequences[0].expected(geometry.head_dim**-0.5, softcap=1e4)
+    torch.testing.assert_close(actual.double(), expected, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("window", [600, 1000, 1290])
@@ -252,7 +284,7 @@ def test_every_instruction_set_agrees_with_the_others() -> None:
 
 
 def test_bytes_per_block_are_what_is_allocated() -> None:
-    spec = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=32, block_size=24, dtype=torch.bfloat16)
+    spec = KVCacheSpec((AttentionSpec(2, 32),) * 3, 24, torch.bfloat16, group_layers([None] * 3))
     caches = NativeAttention.allocate(spec, 10, CPU)
     assert len(caches) == 3
     assert sum(cache.untyped_storage().nbytes() for cache in caches) == 10 * NativeAttention.bytes_per_block(spec)

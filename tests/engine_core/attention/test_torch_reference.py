@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.torch_reference import TorchAttention
+from engine_core.kv_cache_interface import AttentionSpec, group_layers
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 CPU = torch.device("cpu")
@@ -40,8 +41,8 @@ class Step:
         new_values = torch.cat(
             [vals[len(vals) - count :] for vals, count in zip(self.values, self.counts, strict=True)]
         )
-        scale = self.query.shape[-1] ** -0.5
-        return TorchAttention().forward(self.query, new_keys, new_values, self.cache, self.metadata, scale)
+        options = AttentionOptions(self.query.shape[-1] ** -0.5)
+        return TorchAttention().forward(self.query, new_keys, new_values, self.cache, self.metadata, options)
 
     def expected(self) -> torch.Tensor:
         outputs = []
@@ -69,7 +70,7 @@ def make_step(
     blocks = [-(-n // block_size) for n in lens]
     ids = torch.randperm(sum(blocks) + 3, generator=generator)[: sum(blocks)].split(blocks)
     tables = torch.full((len(lens), max(blocks) + 1), 2**31 - 1, dtype=torch.int32)
-    spec = KVCacheSpec(1, num_kv_heads, head_dim, block_size, dtype)
+    spec = KVCacheSpec((AttentionSpec(num_kv_heads, head_dim),), block_size, dtype)
     cache = TorchAttention.allocate(spec, sum(blocks) + 3, CPU)[0].fill_(torch.nan)
     slots = []
     for s, (length, count) in enumerate(zip(lens, counts, strict=True)):
@@ -137,7 +138,19 @@ def test_how_many_rows_are_computed_at_a_time_changes_nothing(monkeypatch: pytes
 
 
 def test_bytes_per_block_are_what_is_allocated() -> None:
-    spec = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=24, block_size=16, dtype=torch.bfloat16)
+    spec = KVCacheSpec((AttentionSpec(2, 24),) * 3, 16, torch.bfloat16, group_layers([None] * 3))
     caches = TorchAttention.allocate(spec, 10, CPU)
     assert len(caches) == 3
     assert sum(cache.nbytes for cache in caches) == 10 * TorchAttention.bytes_per_block(spec)
+
+
+@pytest.mark.parametrize("softcap", [None, 4.0])
+@pytest.mark.parametrize("sunk", [False, True])
+def test_capped_scores_and_sinks(softcap: float | None, sunk: bool) -> None:
+    geometry = Geometry(4, 2, 24, 16)
+    sinks = torch.tensor([-3.0, 0.0, 5.0, 60.0]) if sunk else None
+    sequences = make_sequences([1, 40], geometry, torch.float32, seed=3)
+    run = Run(TorchAttention(), geometry, sequences, softcap=softcap, sinks=sinks)
+    for output, known in zip(run.in_random_steps(random.Random(3)), sequences, strict=True):
+        expected = known.expected(24**-0.5, None, softcap, sinks)
+        torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=0)

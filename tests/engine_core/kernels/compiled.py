@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
@@ -112,7 +115,7 @@ def attend(
 ) -> None:
     """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
-    spec = KVCacheSpec(1, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, dtype)
+    spec = KVCacheSpec((AttentionSpec(geometry.num_kv_heads, geometry.head_dim),), geometry.block_size, dtype)
     cache = backend.allocate(spec, num_blocks, META)[0]
     rows, seqs, split = 40, 3, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
 
@@ -124,15 +127,21 @@ def attend(
     )
     heads = torch.empty(rows, sum(split), geometry.head_dim, dtype=dtype, device=META)
     query, key, value = torch.split(heads, split, dim=1)
-    scale = geometry.head_dim**-0.5
-    backend.forward(query, key, value, cache, metadata, scale, window)
-    angles = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
-    norm = torch.empty(geometry.head_dim, dtype=dtype, device=META)
-    for norms in (None, (norm, norm)):
-        rotation = GpuBackend(132, uniform).rotary(
-            geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, norms, 1e-6
-        )
-        backend.forward_heads(heads, rotation, angles, angles, cache, metadata, scale, window)
+    options = AttentionOptions(geometry.head_dim**-0.5, window)
+    backend.forward(query, key, value, cache, metadata, options)
+    if window is not None:
+        sinks = torch.empty(geometry.num_heads, dtype=torch.float32, device=META)
+        backend.forward(query, key, value, cache, metadata, replace(options, logit_softcap=50.0, sinks=sinks))
+    halves = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
+    norm = torch.empty(geometry.head_dim, device=META)
+    for norms in (None, HeadNorms(norm, norm, None, 1e-6)):
+        rotation = GpuBackend(132, uniform).rotary(heads_of(geometry), norms)
+        backend.forward_heads(heads, rotation, Angles(halves, halves), cache, metadata, options)
+
+
+def heads_of(geometry: Geometry) -> HeadsShape:
+    """Heads that are rotated whole."""
+    return HeadsShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.head_dim)
 
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
@@ -144,14 +153,13 @@ def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: i
     def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device=META)
 
-    norm = layers.rms_norm(numbers(hidden), 1e-6, hidden)
+    norm = layers.norm(numbers(hidden, dtype=torch.float32), None, 1e-6, hidden)
     x = norm(norm(numbers(rows, hidden)), residual=numbers(rows, hidden))
     norm(numbers(rows, 2 * hidden)[:, :hidden], in_place=True)
-    angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32)
-    for norms in (None, (numbers(head_dim), numbers(head_dim))):
-        rotation = layers.rotary(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, norms, 1e-6)
-        rotation(numbers(rows, count, head_dim), angles, angles)
-    layers.silu_and_mul(numbers(rows, 2 * inner))
+    angles, weight = (numbers(*shape, dtype=torch.float32) for shape in ((rows, 1, head_dim // 2), (head_dim,)))
+    for norms in (None, HeadNorms(weight, weight, None, 1e-6)):
+        layers.rotary(heads_of(geometry), norms)(numbers(rows, count, head_dim), Angles(angles, angles))
+    layers.act_and_mul(numbers(rows, 2 * inner), Activation.SILU)
     layers.linear(numbers(2 * inner, hidden), numbers(2 * inner))(x)
     layers.linear(numbers(hidden, inner))(numbers(rows, inner), residual=numbers(rows, hidden))
     layers.linear(numbers(128256, hidden))(x, dtype=torch.float32)

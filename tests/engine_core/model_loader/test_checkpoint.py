@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.location import served_name
+from engine_core.models.registry import ARCHITECTURES
 from tests.engine_core.models.driver import open_at
 
 LLAMA = {
@@ -200,9 +201,8 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         open_config(tmp_path, LLAMA, max_model_len=257)
 
 
-TYPES = {"llama": "Llama", "mistral": "Mistral", "olmo2": "Olmo2", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-KNOWN_TYPES = ", ".join(rf"{kind} \({name}ForCausalLM\)" for kind, name in TYPES.items())
-KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+TYPES = ", ".join(rf"{each.model_type} \({name}\)" for name, each in sorted(ARCHITECTURES.items()))
+KNOWN = ", ".join(sorted(ARCHITECTURES))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ KNOWN = "LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalL
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
         ({"quantization_config": ["int4"]}, "by a method that it does not name"),
         ({"torch_dtype": "float64"}, "is in float64; set --dtype to one of float32, bfloat16, float16"),
-        ({"model_type": "banana"}, rf"config\.json: model_type 'banana' is not supported; known are {KNOWN_TYPES}$"),
+        ({"model_type": "banana"}, rf"config\.json: model_type 'banana' is not supported; known are {TYPES}$"),
         ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
     ],
 )

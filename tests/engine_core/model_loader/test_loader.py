@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_core.errors import CheckpointError
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 IDS = torch.arange(1, 30)
@@ -60,6 +61,15 @@ def test_known_redundant_tensors_are_passed_over_and_an_untied_head_is_not(tmp_p
         load(tmp_path)
 
 
+def test_opt_saved_without_a_head(tmp_path: Path) -> None:
+    save_model(make_model(configuration("opt-norms-behind-projected-padded")), tmp_path)
+    expected = logits_of(load(tmp_path), IDS)
+    tensors = {name.removeprefix("model."): x for name, x in load_file(tmp_path / "model.safetensors").items()}
+    assert all(name.startswith("decoder.") for name in tensors)
+    save_file(tensors | {"decoder.version": torch.tensor([3.0])}, tmp_path / "model.safetensors")
+    assert torch.equal(logits_of(load(tmp_path), IDS), expected)
+
+
 @pytest.mark.parametrize("case", ["qwen2-tied", "llama-gqa"])
 def test_only_tied_embeddings_share_storage(case: str, tmp_path: Path) -> None:
     model = load(save_model(make_model(CASES[case]), tmp_path))
@@ -85,7 +95,7 @@ def test_a_model_with_some_of_its_layers(tmp_path: Path) -> None:
     reference = make_model(CASES["llama-gqa"])
     model = load(save_model(reference, tmp_path / "all"))
     cut = model.one_layer_of_each_kind()
-    assert (model.kv_cache_spec(16).num_layers, cut.kv_cache_spec(16).num_layers) == (3, 1)
+    assert (model.kv_cache_spec(16).num_places, cut.kv_cache_spec(16).num_places) == (3, 1)
     reference.model.layers = reference.model.layers[:1]
     with torch.no_grad():
         expected = reference(IDS[None]).logits[0]

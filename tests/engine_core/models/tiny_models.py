@@ -17,6 +17,8 @@ from transformers import (
     Qwen3Config,
 )
 
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""How transformers computes: plainly."""
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
@@ -73,7 +75,7 @@ CASES: dict[str, PretrainedConfig] = {
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A float32 model. Biases and norms are random too, so that leaving one out shows."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **EAGER).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

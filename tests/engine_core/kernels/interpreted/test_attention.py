@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine_core.attention import triton as triton_attention
+from engine_core.attention.base import AttentionOptions
 from engine_core.attention.triton import TritonAttention
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
@@ -85,6 +86,18 @@ def test_windows(window: int) -> None:
         torch.testing.assert_close(one.double(), known.expected(32**-0.5, window), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("softcap", [5.0, pytest.param(None, marks=pytest.mark.wide)])
+def test_capped_scores_and_sinks(softcap: float | None) -> None:
+    geometry, sinks = Geometry(4, 2, 32, 16), torch.tensor([-200.0, 0.0, 5.0, 200.0])
+    sequences = make_sequences([5, 50], geometry, torch.float32, seed=2)
+    run = Run(backend(uniform=True), geometry, sequences, softcap=softcap, sinks=sinks)
+    for step in ([(1, 48), (0, 4)], [(1, 1), (0, 1)], [(1, 1)]):
+        run.step(step)
+    for known, output in zip(sequences, run.result(), strict=True):
+        expected = known.expected(32**-0.5, None, softcap, sinks)
+        torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=0)
+
+
 def test_padding_reads_and_writes_nothing() -> None:
     geometry = Geometry(4, 2, 64, 16)
     run = Run(backend(), geometry, make_sequences([20, 9], geometry, torch.float16, seed=6))
@@ -101,7 +114,7 @@ def test_padding_reads_and_writes_nothing() -> None:
         slot_mapping=torch.cat([metadata.slot_mapping, torch.tensor([-1, -1])]),
     )
     rows = [torch.cat([getattr(known, name)[-1:] for known in run.sequences]) for name in ("query", "key", "value")]
-    output = backend().forward(*(torch.cat([x, x]) for x in rows), run.cache, padded, 64**-0.5)
+    output = backend().forward(*(torch.cat([x, x]) for x in rows), run.cache, padded, AttentionOptions(64**-0.5))
     assert torch.equal(run.cache.nan_to_num(7.0), after.nan_to_num(7.0))
     assert torch.equal(output[:2], torch.cat(expected))
     assert not output[2:].any()

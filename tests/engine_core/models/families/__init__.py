@@ -7,13 +7,23 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense
+from tests.engine_core.models.families import dense, experts, fallback, latent, scaled
 from tests.engine_core.models.tiny_models import CASES
 
-SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES}
+SHAPES: dict[str, PretrainedConfig] = {
+    **dense.SHAPES,
+    **experts.SHAPES,
+    **latent.SHAPES,
+    **scaled.SHAPES,
+    **fallback.SHAPES,
+}
 """By names that begin with the family's."""
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
 """Parameters of tests: names."""
+FIRST: dict[str, str] = {}
+"""A case or shape of each family, by its ``model_type``."""
+for _name, _config in {**CASES, **SHAPES}.items():
+    FIRST.setdefault(_config.model_type, _name)
 
 
 def configuration(name: str) -> PretrainedConfig:

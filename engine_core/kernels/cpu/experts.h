@@ -1,0 +1,238 @@
+// Experts: gated feed-forward blocks, of which each row goes through a few (Shazeer et al., 2017,
+// https://arxiv.org/abs/1701.06538).
+//
+// Rows are gathered by expert and multiplied as in linear.h; an expert that no row goes through costs nothing. Numbers are
+// rounded to their type behind the activation, and behind each expert's output times its weight. A row's outputs are then
+// summed in the order in which its experts are listed, with the residual last, and rounded once. So what else is in a step
+// decides no bit of a row, nor does which thread, or which machine, computed an expert's output.
+#pragma once
+
+#include "activation.h"
+#include "linear.h"
+
+namespace {
+
+constexpr int kTileInner = kTileOutputs / 2;  // numbers of I of a tile of gate and up
+constexpr long kSummedPerNanosecond = 4;
+
+// The rows of each expert: pairs of a row and one of its k places, in ascending order.
+class ExpertRows {
+public:
+    explicit ExpertRows(const RinglineExperts& args)
+        : buffer_(2 * padded_bytes<int32_t>(args.num_experts + 1) + padded_bytes<int32_t>(args.num_experts) +
+                  padded_bytes<int32_t>(args.rows * args.top_k)) {
+        if (buffer_.failed()) return;
+        Parts parts(buffer_.at(0));
+        int32_t* const starts = parts.take<int32_t>(args.num_experts + 1);
+        int32_t* const next = parts.take<int32_t>(args.num_experts + 1);
+        active_ = parts.take<int32_t>(args.num_experts);
+        pairs_ = parts.take<int32_t>(args.rows * args.top_k);
+        starts_ = starts;
+        const long pairs = args.rows * args.top_k;
+        for (int e = 0; e <= args.num_experts; ++e) starts[e] = 0;
+        for (long pair = 0; pair < pairs; ++pair) ++starts[args.ids[pair] + 1];
+        for (int e = 0; e < args.num_experts; ++e) {
+            if (starts[e + 1] > 0) active_[num_active_++] = e;
+            starts[e + 1] += starts[e];
+            next[e] = starts[e];
+        }
+        for (long pair = 0; pair < pairs; ++pair) pairs_[next[args.ids[pair]]++] = static_cast<int32_t>(pair);
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    int num_active() const { return num_active_; }
+    int active(int index) const { return active_[index]; }
+    // Places of an expert's rows among all that are gathered.
+    long start(int expert) const { return starts_[expert]; }
+    long count(int expert) const { return starts_[expert + 1] - starts_[expert]; }
+    // Which row and which of its places is at a place: row · k + place.
+    long pair(long place) const { return pairs_[place]; }
+
+private:
+    Buffer buffer_;
+    const int32_t* starts_ = nullptr;
+    int32_t *active_ = nullptr, *pairs_ = nullptr;
+    int num_active_ = 0;
+};
+
+// One of the two products of all experts: the units of one expert after the other's.
+template <class F>
+class ExpertUnits {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+
+public:
+    ExpertUnits(const RinglineExperts& args, const ExpertRows& rows, const void* weight, const void* x, long inputs, long tiles,
+                int tile_outputs)
+        : products_(inputs, inputs),
+          rows_(rows),
+          weight_(static_cast<const Element*>(weight)),
+          x_(static_cast<const Factor*>(x)),
+          inputs_(inputs),
+          tiles_(tiles),
+          tile_outputs_(tile_outputs),
+          ends_(padded_bytes<long>(args.num_experts)) {
+        if (ends_.failed()) return;
+        long end = 0;
+        for (int i = 0; i < rows.num_active(); ++i) ends()[i] = end += tiles * row_groups(rows.count(rows.active(i)));
+    }
+
+    bool failed() const { return ends_.failed(); }
+    const TileProducts<F>& products() const { return products_; }
+    const Element* first_tile() const { return tile(rows_.active(0), 0); }
+    long units() const { return ends()[rows_.num_active() - 1]; }
+
+    Unit<F> unit(long number) const {
+        int low = 0, high = rows_.num_active() - 1;
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            if (number < ends()[middle])
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        const int expert = rows_.active(low);
+        const long place = low == 0 ? number : number - ends()[low - 1];
+        const long count = rows_.count(expert), groups = row_groups(count), group = place % groups, number_of_tile = place / groups;
+        const long first = rows_.start(expert) + group_start(count, group);
+        const long end = rows_.start(expert) + group_start(count, group + 1);
+        return {tile(expert, number_of_tile), x_ + first * inputs_, first, end - first, number_of_tile * tile_outputs_, expert};
+    }
+
+private:
+    long* ends() const { return reinterpret_cast<long*>(ends_.at(0)); }
+    const Element* tile(int expert, long number) const {
+        return weight_ + (expert * tiles_ + number) * products_.tile_elements();
+    }
+
+    const TileProducts<F> products_;
+    const ExpertRows& rows_;
+    const Element* const weight_;
+    const Factor* const x_;
+    const long inputs_, tiles_;
+    const int tile_outputs_;
+    const Buffer ends_;  // the number of the first unit behind each active expert's
+};
+
+inline Vec least_of(Vec a, Vec b) { return subtract(splat(0.0f), maximum_of(subtract(splat(0.0f), a), subtract(splat(0.0f), b))); }
+
+inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
+    switch (args.activation) {
+        case kRinglineSilu: return multiply(Silu::of(gate), up);
+        case kRinglineGelu: return multiply(Gelu::of(gate), up);
+        case kRinglineGeluTanh: return multiply(GeluTanh::of(gate), up);
+        case kRinglineRelu: return multiply(Relu::of(gate), up);
+        default: {
+            const Vec limit = splat(args.limit), g = least_of(limit, gate);
+            const Vec u = least_of(limit, maximum_of(splat(-args.limit), up));
+            return multiply(add(u, splat(1.0f)), times_sigmoid(g, multiply(g, splat(args.alpha))));
+        }
+    }
+}
+
+// The first product, gate and up, with the activation behind it.
+template <class F>
+struct GateUp : ExpertUnits<F> {
+    const RinglineExperts& args;
+    const typename F::Element* then;  // what is read ahead at the end
+
+    GateUp(const RinglineExperts& args, const ExpertRows& rows, const typename F::Element* then)
+        : ExpertUnits<F>(args, rows, args.gate_up, args.gathered, args.hidden, (args.inner + kTileInner - 1) / kTileInner,
+                         kTileInner),
+          args(args),
+          then(then) {}
+
+    const typename F::Element* after_all(const Unit<F>&) const { return then; }
+
+    void take(int, const Unit<F>& unit, long place, float* sums) const {
+        const long tiles = (args.inner + kTileInner - 1) / kTileInner;
+        if (args.gate_up_bias) {
+            const float* const bias = args.gate_up_bias + (unit.group * tiles + unit.output / kTileInner) * kTileOutputs;
+            for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(bias + i)));
+        }
+        const long left = args.inner - unit.output, count = left < kTileInner ? left : kTileInner;
+        typename F::Element rounded[kTileInner];
+        for (long i = 0; i < count; i += kLanes) F::narrow(rounded + i, gated(args, load(sums + i), load(sums + kTileInner + i)));
+        F::load_factors(static_cast<typename F::Factor*>(args.activated) + place * args.inner + unit.output, rounded, count);
+    }
+};
+
+// The second product, times the weights: to the place of each pair of a row and an expert, [M, k, H] in `gathered`.
+template <class F>
+struct Down : ExpertUnits<F> {
+    const RinglineExperts& args;
+    const ExpertRows& rows;
+
+    Down(const RinglineExperts& args, const ExpertRows& rows)
+        : ExpertUnits<F>(args, rows, args.down, args.activated, args.inner, (args.hidden + kTileOutputs - 1) / kTileOutputs,
+                         kTileOutputs),
+          args(args),
+          rows(rows) {}
+
+    const typename F::Element* after_all(const Unit<F>& unit) const { return unit.tile; }
+
+    void take(int, const Unit<F>& unit, long place, float* sums) const {
+        const long pair = rows.pair(place), left = args.hidden - unit.output, count = left < kTileOutputs ? left : kTileOutputs;
+        const long padded = (args.hidden + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
+        const float* const bias = args.down_bias ? args.down_bias + unit.group * padded + unit.output : nullptr;
+        auto* const to = static_cast<typename F::Element*>(args.gathered) + pair * args.hidden + unit.output;
+        const Vec weight = splat(args.weights[pair]);
+        for (long i = 0; i < count; i += kLanes) {
+            const Vec y = bias ? add(load(sums + i), load(bias + i)) : load(sums + i);
+            F::narrow(to + i, multiply(y, weight));
+        }
+    }
+};
+
+template <class F>
+void gather_rows(const RinglineExperts& args, const ExpertRows& rows, int threads) {
+    auto* const to = static_cast<typename F::Factor*>(args.gathered);
+    const auto* const x = static_cast<const typename F::Element*>(args.x);
+    parallel_for(threads, args.rows * args.top_k, 8, [&](long place) {
+        F::load_factors(to + place * args.hidden, x + rows.pair(place) / args.top_k * args.hidden, args.hidden);
+    });
+}
+
+template <class F>
+void sum_experts(const RinglineExperts& args, int threads) {
+    using Element = typename F::Element;
+    const long width = args.hidden;
+    parallel_for(threads, args.rows, 1, [&](long row) {
+        const Element* const outputs = static_cast<const Element*>(args.gathered) + row * args.top_k * width;
+        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + row * width : nullptr;
+        Element* const to = static_cast<Element*>(args.output) + row * width;
+        for (long i = 0; i < width; i += kLanes) {
+            Vec y = F::widen(outputs + i);
+            for (int place = 1; place < args.top_k; ++place) y = add(y, F::widen(outputs + place * width + i));
+            F::narrow(to + i, residual ? add(y, F::widen(residual + i)) : y);
+        }
+    });
+}
+
+template <class F>
+int run_experts(const RinglineExperts& args) {
+    if (args.rows == 0) return 0;
+    const ExpertRows rows(args);
+    if (rows.failed()) return 1;
+    const Down<F> down(args, rows);
+    const GateUp<F> gate_up(args, rows, down.failed() ? nullptr : down.first_tile());
+    if (down.failed() || gate_up.failed()) return 1;
+    const long pairs = args.rows * args.top_k;
+    const int threads = threads_of_products(pairs, 3 * args.hidden * args.inner, args.num_threads);
+    const int moving = threads_worth(pairs * args.hidden / kSummedPerNanosecond, threads);
+    gather_rows<F>(args, rows, moving);
+    multiply_tiles(gate_up.products(), threads, gate_up);
+    multiply_tiles(down.products(), threads, down);
+    sum_experts<F>(args, moving);
+    return 0;
+}
+
+inline int experts(const RinglineExperts& args) {
+    switch (args.number_type) {
+        case kRinglineFloat32: return run_experts<Float32>(args);
+        case kRinglineFloat16: return run_experts<Float16>(args);
+        default: return run_experts<BFloat16>(args);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+"""Multi-head latent attention (DeepSeek-AI, 2024, https://arxiv.org/abs/2405.04434), computed on latents themselves.
+
+A token's keys and values are linear functions of one latent, which is all that the cache holds, beside a rotated part
+that all heads share. The projection from latents to keys is applied to the queries instead (it is *absorbed*), and the
+one to values to the weighted sum of latents. That is done for every row, of prompts too: a prompt that was computed
+another way would have other bits than the same tokens decoded one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_core.layers.base import GroupedLinearLayer, HeadsShape, LayerBackend, RotaryLayer
+from engine_core.layers.parts import Part
+from engine_core.layers.weights import Weights
+from engine_core.quantization.base import Features
+
+
+@dataclass(frozen=True, slots=True)
+class MLAShape:
+    """Sizes of a layer's heads and latents."""
+
+    num_heads: int
+    kv_lora_rank: int
+    """R: numbers of a latent."""
+    qk_nope_head_dim: int
+    """Numbers of a head's key that are made from the latent."""
+    qk_rope_head_dim: int
+    """P: numbers of a key that are rotated; all heads share them."""
+    v_head_dim: int
+    interleaved: bool
+
+    @property
+    def queries(self) -> Features:
+        """Outputs of the projection of queries."""
+        parts = (self.qk_nope_head_dim, self.qk_rope_head_dim)
+        return Features(self.num_heads, sum(parts), parts=parts)
+
+
+class MultiHeadLatentAttention(Part):
+    """Attention of one layer over its latents; takes ``kv_b_proj``, which stays in the model's type."""
+
+    def __init__(
+        self, name: str, shape: MLAShape, scale: float, layers: LayerBackend, attention: AttentionBackend
+    ) -> None:
+        self._name = f"{name}.weight"
+        self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
+        self._shape = shape
+        self._options = AttentionOptions(scale)
+        self._layers = layers
+        self._attention = attention
+        self._keys: GroupedLinearLayer
+        self._values: GroupedLinearLayer
+        self._rotate_queries = self._rotation(shape.num_heads)
+        self._rotate_keys = self._rotation(1)
+
+    def _rotation(self, num_heads: int) -> RotaryLayer:
+        width = self._shape.qk_rope_head_dim
+        return self._layers.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        shape = self._shape
+        rows = shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)
+        return {self._name: (rows, shape.kv_lora_rank)}
+
+    def load(self, weights: Weights) -> None:
+        shape = self._shape
+        of_heads = weights.take(self._name).view(shape.num_heads, -1, shape.kv_lora_rank)
+        keys, values = torch.split(of_heads, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
+        self._keys = self._layers.grouped_linear(self._padded(keys).transpose(1, 2))
+        self._values = self._layers.grouped_linear(self._padded(values))
+
+    def _padded(self, weight: torch.Tensor) -> torch.Tensor:
+        """``weight`` [Hq, N, R] with zeros behind N and R."""
+        _, rows, columns = weight.shape
+        padded = self._layers.padded
+        return torch.nn.functional.pad(weight, (0, padded(columns) - columns, 0, padded(rows) - rows))
+
+    def weight_bytes(self, itemsize: int) -> int:
+        ((rows, columns),) = self.tensors().values()
+        return rows * columns * itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._values.nbytes
+
+    def __call__(
+        self,
+        queries: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """[T, Hq · V] of ``queries`` [T, Hq, nope + P]; writes ``latent`` [T, R] and ``rope`` [T, P] to ``kv_cache``.
+
+        Queries and ``rope``, which are not rotated yet, may be overwritten. All sizes are padded.
+        """
+        nope = self._layers.padded(self._shape.qk_nope_head_dim)
+        absorbed = self._keys(queries[..., :nope])
+        query_rope, _, _ = self._rotate_queries(queries[..., nope:], angles)
+        key_rope, _, _ = self._rotate_keys(rope.unsqueeze(1), angles)
+        attended = self._attention.forward_latents(
+            absorbed, query_rope, latent, key_rope.squeeze(1), kv_cache, metadata, self._options
+        )
+        return self._values(attended).flatten(1)

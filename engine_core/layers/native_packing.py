@@ -1,0 +1,30 @@
+"""How the native kernels want a weight: panels of 16 outputs, tiles of four of them (kernels/cpu/linear.h)."""
+
+from __future__ import annotations
+
+import torch
+
+PANEL = 16
+"""Outputs of a panel; the kernels also take inputs in multiples of it."""
+TILE = 64
+"""Outputs of a tile; a weight has whole ones."""
+
+
+def packed_shape(num_rows: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """[N / 16, K / P, 16, P] of a weight [N, K], N rounded up to whole tiles; P numbers are packed."""
+    together = 2 if dtype == torch.bfloat16 else 1
+    return (-(-num_rows // TILE) * (TILE // PANEL), width // together, PANEL, together)
+
+
+def pack_rows(weight: torch.Tensor, target: torch.Tensor) -> None:
+    """Write ``weight`` [N, K] to ``target`` of its ``packed_shape``, with zeros behind its rows."""
+    num_rows, width = weight.shape
+    together = target.shape[-1]
+    # Elements that are packed together are moved as one.
+    words = torch.int32 if together == 2 else weight.dtype
+    source, packed = weight.contiguous().view(words), target.view(words).squeeze(-1)
+    whole = num_rows // PANEL
+    packed[:whole] = source[: whole * PANEL].view(whole, PANEL, width // together).transpose(1, 2)
+    packed[whole:] = 0
+    if num_rows % PANEL:
+        packed[whole, :, : num_rows % PANEL] = source[whole * PANEL :].T

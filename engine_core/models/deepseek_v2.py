@@ -1,0 +1,56 @@
+"""DeepSeek V2 and V2-Lite: latent attention; experts chosen by softmax, in V2 only of a token's best groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.layers.base import ExpertsShape, Routing
+from engine_core.layers.factory import LayerFactory
+from engine_core.models.architecture import positive, positive_number, whole_number
+from engine_core.models.decoder import FeedForward
+from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_mlp
+from engine_core.models.latent import LatentConfig, latent_fields
+from engine_core.models.mixture import Mixture, grouped_routing, read_experts
+
+
+class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
+    """The weights of a row's experts are not renormalized."""
+
+    model_type = "deepseek_v2"
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> LatentConfig:
+        fields = latent_fields(config, interleaved=True)
+        return LatentConfig(**fields, mixture=_mixture(config, fields))
+
+    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+        return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers, correction_bias=False)
+
+
+def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
+    experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
+    first = whole_number(config, "first_k_dense_replace")
+    return Mixture(
+        experts,
+        _routing(config, experts),
+        tuple(layer >= first for layer in range(fields["num_layers"])),
+        experts.intermediate_size * positive(config, "n_shared_experts"),
+    )
+
+
+def _routing(config: PretrainedConfig, experts: ExpertsShape) -> Routing:
+    if config.norm_topk_prob:
+        raise UnsupportedModelError("norm_topk_prob=True is not supported: deepseek_v2 does not renormalize")
+    if config.mlp_bias:
+        raise UnsupportedModelError("mlp_bias=True is not supported: experts of deepseek_v2 have no biases")
+    match config.topk_method:
+        case "greedy":
+            return Routing(experts.top_k, scale=positive_number(config, "routed_scaling_factor"))
+        case "group_limited_greedy":
+            return grouped_routing(config, experts, 1)
+    raise UnsupportedModelError(
+        f"topk_method {config.topk_method!r} is not supported; known are greedy, group_limited_greedy"
+    )

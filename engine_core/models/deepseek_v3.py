@@ -1,0 +1,84 @@
+"""DeepSeek V3 and R1: latent attention; experts behind some dense layers, chosen by sigmoids and groups, one shared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
+from engine_core.models.architecture import ArchitectureConfig, positive, whole_number
+from engine_core.models.base import CausalLM, DecoderLayer
+from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
+from engine_core.models.latent import LatentAttention, LatentConfig, latent_fields
+from engine_core.models.mixture import Mixture, SharedExperts, biased_sigmoid_routing, read_experts
+
+
+def deepseek_mixture(config: PretrainedConfig, fields: dict[str, Any], first_sparse: int | None = None) -> Mixture:
+    """The experts of models in DeepSeek V3's line: layers from ``first_sparse`` on have them, which is
+    ``first_k_dense_replace`` unless given.
+    """
+    experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
+    first = whole_number(config, "first_k_dense_replace") if first_sparse is None else first_sparse
+    return Mixture(
+        experts,
+        biased_sigmoid_routing(config, experts),
+        tuple(layer >= first for layer in range(fields["num_layers"])),
+        experts.intermediate_size * positive(config, "n_shared_experts"),
+    )
+
+
+def deepseek_mlp(
+    config: ArchitectureConfig,
+    mixture: Mixture,
+    index: int,
+    prefix: str,
+    layers: LayerFactory,
+    *,
+    correction_bias: bool = True,
+) -> FeedForward:
+    """The feed-forward block of layer ``index``: dense, or experts and a shared one."""
+    prefix = f"{prefix}.mlp"
+    if not mixture.is_sparse[index]:
+        return GatedMLP(config, prefix, layers)
+    bias = f"{prefix}.gate.e_score_correction_bias" if correction_bias else None
+    router = RouterTensors(f"{prefix}.gate", correction_bias=bias)
+    routed = layers.fused_moe(mixture.shape, mixture.routing, router, SeparateExperts(f"{prefix}.experts"))
+    shared = GatedMLP(config, f"{prefix}.shared_experts", layers, intermediate_size=mixture.shared_size)
+    return SharedExperts(routed, shared, layers, config)
+
+
+def is_of_next_token_layers(name: str, num_layers: int) -> bool:
+    """Whether a tensor belongs to the layers behind the last, which predict further tokens (MTP) and are not run."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return found is not None and int(found[1]) >= num_layers
+
+
+class DeepseekV3ForCausalLM(CausalLM):
+    """Layers that predict further tokens are skipped."""
+
+    model_type = "deepseek_v3"
+    config: LatentConfig
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> LatentConfig:
+        fields = latent_fields(config, interleaved=bool(config.rope_interleave))
+        return LatentConfig(**fields, mixture=deepseek_mixture(config, fields))
+
+    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+        attention = LatentAttention(self.config, f"{prefix}.self_attn", layers)
+        mlp = self.make_mlp(index, prefix, layers)
+        return TransformerLayer(attention, mlp, pre_norms(prefix, self.config, layers), layers)
+
+    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+        """The feed-forward block of layer ``index``."""
+        return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
+
+    def layer_kind(self, index: int) -> Hashable:
+        return super().layer_kind(index), self.config.mixture.is_sparse[index]
+
+    def is_redundant(self, name: str) -> bool:
+        return super().is_redundant(name) or is_of_next_token_layers(name, self.config.num_layers)

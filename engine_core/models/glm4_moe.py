@@ -1,0 +1,29 @@
+"""GLM-4.5 and 4.6: heads that are rotated in part; experts behind some dense layers, one of them shared."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from engine_core.layers.factory import LayerFactory
+from engine_core.models.architecture import common_fields
+from engine_core.models.decoder import FeedForward
+from engine_core.models.deepseek_v3 import deepseek_mixture, deepseek_mlp, is_of_next_token_layers
+from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
+
+
+class Glm4MoeForCausalLM(MixtralForCausalLM):
+    """Experts as in DeepSeek V3; layers that predict further tokens are skipped."""
+
+    model_type = "glm4_moe"
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> MixtralConfig:
+        fields = common_fields(config, partial_rotary=True)
+        mixture = deepseek_mixture(config, fields)
+        return MixtralConfig(**fields, qkv_bias=config.attention_bias, qk_norm=config.use_qk_norm, mixture=mixture)
+
+    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+        return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
+
+    def is_redundant(self, name: str) -> bool:
+        return super().is_redundant(name) or is_of_next_token_layers(name, self.config.num_layers)

@@ -1,0 +1,28 @@
+"""Granite 3: Llama's layers with multipliers of embeddings, attention, residuals and logits."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig
+
+from engine_core.models.architecture import common_fields, positive_number
+from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    """Biases only where the configuration asks for them."""
+
+    model_type = "granite"
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+        biased = config.attention_bias
+        return LlamaConfig(
+            **common_fields(config),
+            embedding_scale=positive_number(config, "embedding_multiplier"),
+            softmax_scale=positive_number(config, "attention_multiplier"),
+            residual_scale=positive_number(config, "residual_multiplier"),
+            logit_scale=1 / positive_number(config, "logits_scaling"),
+            qkv_bias=biased,
+            o_bias=biased,
+            mlp_bias=config.mlp_bias,
+        )

@@ -1,0 +1,35 @@
+"""OLMo 3: OLMo 2's layers, most of them over a sliding window; context is extended only in those without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from engine_core.errors import CheckpointError
+from engine_core.models.architecture import common_fields, windows_of_layers
+from engine_core.models.llama import LlamaConfig
+from engine_core.models.olmo2 import Olmo2ForCausalLM
+
+
+class Olmo3ForCausalLM(Olmo2ForCausalLM):
+    """Layers rotate as ``rope_parameters`` says for their type."""
+
+    model_type = "olmo3"
+
+    @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        told, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
+        if isinstance(told, dict) and told and not told.keys() & {"full_attention", "sliding_attention"}:
+            raise CheckpointError(
+                f"rope_parameters has {', '.join(sorted(told))}: expected full_attention and sliding_attention"
+            )
+        if isinstance(scaling, dict) and "rope_type" not in scaling:
+            raise CheckpointError("rope_scaling has no rope_type")
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+        fields, biased = common_fields(config), config.attention_bias
+        windows = windows_of_layers(config, fields["num_layers"])
+        return LlamaConfig(**fields | {"sliding_windows": windows}, qkv_bias=biased, o_bias=biased)

@@ -1,0 +1,145 @@
+"""OPT (https://arxiv.org/abs/2205.01068): learned positions, layer norms, a feed-forward block without a gate, and, in
+one of its sizes, norms behind the residual and embeddings narrower than the layers. Galactica has this format, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PretrainedConfig
+
+from engine_core.errors import CheckpointError
+from engine_core.layers.activation import read_activation
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import ColumnParallelLinear, Norm
+from engine_core.models.architecture import MOST_LAYERS, MOST_POSITIONS, ArchitectureConfig, positive
+from engine_core.models.base import CausalLM, DecoderLayer
+from engine_core.models.decoder import (
+    MLP,
+    AttentionVariant,
+    LayerNorms,
+    PostNormLayer,
+    SelfAttention,
+    TransformerLayer,
+)
+from engine_core.quantization.base import Features
+
+_NORM_EPS = 1e-5
+_FIRST_POSITION = 2
+"""The row of the first token's position: those before it are left over from padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OPTConfig(ArchitectureConfig):
+    """What the family's sizes and offspring differ in."""
+
+    bias: bool
+    norm_weights: bool
+    pre_norm: bool
+    """Norms stand before the blocks, instead of behind the residual."""
+    final_norm: bool
+    embedding_size: int
+
+
+class OPTForCausalLM(CausalLM):
+    """Positions are limited by their table."""
+
+    model_type = "opt"
+    prefix = "model.decoder"
+    config: OPTConfig
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> OPTConfig:
+        hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+        if hidden_size % num_heads:
+            raise CheckpointError(f"hidden_size={hidden_size} is not a multiple of num_attention_heads={num_heads}")
+        num_layers, pre_norm = positive(config, "num_hidden_layers", MOST_LAYERS), config.do_layer_norm_before
+        return OPTConfig(
+            vocab_size=positive(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=positive(config, "ffn_dim"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=hidden_size // num_heads,
+            activation=read_activation("activation_function", config.activation_function),
+            norm_eps=_NORM_EPS,
+            max_position_embeddings=positive(config, "max_position_embeddings", MOST_POSITIONS),
+            tie_word_embeddings=config.tie_word_embeddings,
+            ropes=(None,) * num_layers,
+            sliding_windows=(None,) * num_layers,
+            bias=config.enable_bias,
+            norm_weights=config.layer_norm_elementwise_affine,
+            pre_norm=pre_norm,
+            final_norm=pre_norm and not config._remove_final_layer_norm,
+            embedding_size=positive(config, "word_embed_proj_dim"),
+        )
+
+    def __init__(self, config: OPTConfig, layers: LayerFactory, max_model_len: int) -> None:
+        super().__init__(config, layers, max_model_len)
+        self.embed_positions = layers.vocab_parallel_embedding(
+            f"{self.prefix}.embed_positions", config.max_position_embeddings + _FIRST_POSITION, config.hidden_size
+        )
+        self.project_in = None
+        if config.embedding_size != config.hidden_size:
+            self.project_in = layers.column_parallel_linear(
+                f"{self.prefix}.project_in", Features(1, config.embedding_size), config.hidden_size, bias=False
+            )
+
+    @property
+    def embedding_size(self) -> int:
+        return self.config.embedding_size
+
+    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+        config, bias = self.config, self.config.bias
+        variant = AttentionVariant(qkv_bias=bias, o_bias=bias, o_name="out_proj")
+        attention = SelfAttention(config, index, f"{prefix}.self_attn", layers, variant)
+        attention_norm = self._norm_named(f"{prefix}.self_attn_layer_norm", layers)
+        mlp = MLP(config, prefix, layers, names=("fc1", "fc2"), bias=bias)
+        mlp_norm = self._norm_named(f"{prefix}.final_layer_norm", layers)
+        if config.pre_norm:
+            norms = LayerNorms(before_attention=attention_norm, before_mlp=mlp_norm)
+            return TransformerLayer(attention, mlp, norms, layers)
+        return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
+
+    def make_norm(self, layers: LayerFactory) -> OPTOutput:
+        config, norm, project_out = self.config, None, None
+        if config.final_norm:
+            norm = self._norm_named(f"{self.prefix}.final_layer_norm", layers)
+        if config.embedding_size != config.hidden_size:
+            project_out = layers.column_parallel_linear(
+                f"{self.prefix}.project_out", Features(1, config.hidden_size), config.embedding_size, bias=False
+            )
+        return OPTOutput(norm, project_out)
+
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        tokens, places = self.embed_tokens(input_ids), self.embed_positions(positions + _FIRST_POSITION)
+        return places.add_(tokens) if self.project_in is None else self.project_in(tokens, places)
+
+    def renamed(self, name: str) -> str:
+        """Some checkpoints were saved without a head, and their tensors' names begin with ``decoder``."""
+        return f"model.{name}" if name.startswith("decoder.") else name
+
+    def is_redundant(self, name: str) -> bool:
+        """A number of the format's version may be there, too."""
+        return name == f"{self.prefix}.version" or super().is_redundant(name)
+
+    def _norm_named(self, name: str, layers: LayerFactory) -> Norm:
+        config = self.config
+        return layers.layer_norm(
+            name if config.norm_weights else None, Features(1, config.hidden_size), config.norm_eps
+        )
+
+
+class OPTOutput:
+    """The norm behind the last layer and the projection to the size of embeddings; None where there is none."""
+
+    def __init__(self, norm: Norm | None, project_out: ColumnParallelLinear | None) -> None:
+        self._norm = norm
+        self._project_out = project_out
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, embedding size] of ``hidden`` [R, H]."""
+        hidden = hidden if self._norm is None else self._norm(hidden)
+        return hidden if self._project_out is None else self._project_out(hidden)

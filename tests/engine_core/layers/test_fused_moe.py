@@ -1,0 +1,259 @@
+"""Experts by native kernels, for every instruction set of this machine: right against float64 arithmetic, the same bits
+for a row whatever the other rows and the threads; routers against transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache, partial
+
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
+from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, LayerBackend, Routing, Scoring
+from engine_core.layers.native_backend import NativeBackend
+from engine_core.layers.torch_backend import TorchBackend
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+SHAPES = {
+    "few": ExpertsShape(4, 2, 64, 48, Activation.SILU),
+    "one of one": ExpertsShape(1, 1, 16, 16, Activation.SILU),
+    "many": ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH),
+    "padded, with biases": ExpertsShape(5, 3, 70, 37, Activation.SILU, bias=True),
+    "limited": ExpertsShape(6, 2, 48, 33, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7),
+    "several parts": ExpertsShape(2, 2, 2064, 208, Activation.SILU),
+}
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def layers(request: pytest.FixtureRequest) -> NativeBackend:
+    try:
+        return NativeBackend(load_kernels(request.param))
+    except KernelsUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _restored_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> torch.Tensor:
+    return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+@cache
+def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Tensors, Tensors | None]:
+    """Gate, up and down of an expert, and their biases."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    gate, up = (numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in (0, 1))
+    down = numbers(hidden, inner, dtype=dtype, seed=3 * expert + 2, size=inner**-0.5)
+    biases = None
+    if shape.bias:
+        of_gate, of_up = (numbers(inner, dtype=torch.float32, seed=90 + expert + i) for i in (0, 1))
+        biases = of_gate, of_up, numbers(hidden, dtype=torch.float32, seed=190 + expert)
+    return (gate, up, down), biases
+
+
+def loaded(layers: LayerBackend, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+    experts = layers.experts(shape, dtype)
+    for expert in range(shape.num_experts):
+        tensors, biases = weights_of(shape, expert, dtype)
+        experts.load(expert, ExpertWeights(iter(tensors), biases))
+    return experts
+
+
+def exact(
+    shape: ExpertsShape, dtype: torch.dtype, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """In float64."""
+    output = torch.zeros_like(x, dtype=torch.float64)
+    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.double(), strict=True)):
+        for expert, share in zip(experts, shares, strict=True):
+            tensors, biases = weights_of(shape, expert, dtype)
+            of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
+            gate, up, down = (each.double() for each in tensors)
+            gate, up = gate @ x[row].double() + of_gate, up @ x[row].double() + of_up
+            if shape.activation is Activation.CLAMPED_SWIGLU:
+                gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
+                inner = (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
+            else:
+                inner = shape.activation(gate) * up
+            output[row] += share * (down @ inner + of_down)
+    return output
+
+
+def chosen(shape: ExpertsShape, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts and weights of ``rows`` rows; the first rows all choose the same."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(shape.num_experts, generator=generator)[: shape.top_k] for _ in range(rows)])
+    ids[: rows // 3] = ids[0]
+    return ids.int(), torch.rand(rows, shape.top_k, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_experts_against_float64_and_bitwise(layers: NativeBackend, shape: str, dtype: torch.dtype) -> None:
+    sizes = SHAPES[shape]
+    experts, width = loaded(layers, sizes, dtype), sizes.hidden_size
+    x, residual = (numbers(23, width, dtype=dtype, seed=seed) for seed in (900, 901))
+    ids, weights = chosen(sizes, 23, seed=5)
+    padded = partial(torch.nn.functional.pad, pad=(0, layers.padded(width) - width))
+    torch.set_num_threads(1)
+    y = experts(padded(x), ids, weights, padded(residual))
+    tolerance = {"atol": TOLERANCE[dtype] * 4, "rtol": TOLERANCE[dtype]}
+    expected = exact(sizes, dtype, x, ids, weights)
+    torch.testing.assert_close(y[:, :width].double(), expected + residual.double(), **tolerance)
+    assert not y[:, width:].any()
+    torch.testing.assert_close(experts(padded(x), ids, weights, None)[:, :width].double(), expected, **tolerance)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        order = torch.randperm(23, generator=torch.Generator().manual_seed(threads))
+        shuffled = experts(padded(x[order]), ids[order], weights[order], padded(residual[order]))
+        assert torch.equal(shuffled, y[order])
+        for row in (0, 22):
+            one = slice(row, row + 1)
+            alone = experts(padded(x[one]), ids[one].contiguous(), weights[one], padded(residual[one]))
+            assert torch.equal(alone, y[one])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_rows_than_are_computed_together(layers: NativeBackend, dtype: torch.dtype) -> None:
+    shape = SHAPES["few"]
+    experts = loaded(layers, shape, dtype)
+    x = numbers(500, 64, dtype=dtype, seed=7)
+    ids, weights = chosen(shape, 500, seed=8)
+    torch.set_num_threads(2)
+    y = experts(x, ids, weights, None)
+    for rows in (slice(0, 1), slice(100, 350), slice(499, 500)):
+        assert torch.equal(experts(x[rows], ids[rows].contiguous(), weights[rows].contiguous(), None), y[rows])
+
+
+def test_torch_experts_round_where_the_native_ones_do() -> None:
+    shape, dtype = SHAPES["padded, with biases"], torch.bfloat16
+    x, residual = (numbers(23, 70, dtype=dtype, seed=seed) for seed in (900, 901))
+    ids, weights = chosen(shape, 23, seed=5)
+    y = loaded(TorchBackend(), shape, dtype)(x, ids, weights, residual).double()
+    expected = exact(shape, dtype, x, ids, weights) + residual.double()
+    torch.testing.assert_close(y, expected, atol=0.16, rtol=0.04)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("groups", "outputs", "inputs"), [(1, 16, 16), (5, 80, 48), (3, 512, 1040)])
+def test_grouped_linear(layers: NativeBackend, groups: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """Rows and groups of the input lie apart, as parts of heads do."""
+    weight = numbers(groups, outputs, inputs, dtype=dtype, seed=1, size=inputs**-0.5)
+    linear = layers.grouped_linear(weight)
+    x = numbers(130, groups, inputs + 32, dtype=dtype, seed=2)[..., 16 : 16 + inputs]
+    expected = torch.einsum("mgk,gnk->mgn", x.double(), weight.double())
+    torch.set_num_threads(1)
+    y = linear(x)
+    torch.testing.assert_close(y.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.set_num_threads(3)
+    assert torch.equal(linear(x), y)
+    assert torch.equal(linear(x[40:47]), y[40:47])
+    assert torch.equal(linear(x[129:]), y[129:])
+
+
+ROUTERS = {
+    "mixtral": (
+        MixtralTopKRouter(MixtralConfig(hidden_size=32, num_local_experts=9, num_experts_per_tok=3)),
+        Routing(3, renormalize=True),
+    ),
+    "qwen3": (
+        Qwen3MoeTopKRouter(Qwen3MoeConfig(hidden_size=32, num_experts=20, num_experts_per_tok=4, norm_topk_prob=False)),
+        Routing(4),
+    ),
+    "gpt-oss": (
+        GptOssTopKRouter(GptOssConfig(hidden_size=32, num_local_experts=8, num_experts_per_tok=4)),
+        Routing(4, renormalize=True),
+    ),
+    "deepseek v2 with groups": (
+        DeepseekV2TopkRouter(
+            DeepseekV2Config(
+                hidden_size=32,
+                n_routed_experts=12,
+                num_experts_per_tok=4,
+                topk_method="group_limited_greedy",
+                n_group=4,
+                topk_group=2,
+                routed_scaling_factor=3.0,
+            )
+        ),
+        Routing(4, scale=3.0, num_groups=4, topk_groups=2),
+    ),
+    "deepseek v3": (
+        DeepseekV3TopkRouter(
+            DeepseekV3Config(
+                hidden_size=32,
+                n_routed_experts=16,
+                num_experts_per_tok=3,
+                n_group=4,
+                topk_group=2,
+                routed_scaling_factor=2.5,
+            )
+        ),
+        Routing(3, Scoring.SIGMOID, renormalize=True, scale=2.5, num_groups=4, topk_groups=2, group_best=2),
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers_choose_as_transformers(layers: NativeBackend, name: str) -> None:
+    router, routing = ROUTERS[name]
+    for seed, parameter in enumerate(router.parameters()):
+        parameter.copy_(numbers(*parameter.shape, dtype=torch.float32, seed=seed))
+    bias = getattr(router, "e_score_correction_bias", None)
+    if bias is not None:
+        bias.copy_(numbers(*bias.shape, dtype=torch.float32, seed=9, size=0.2))
+    logits, weights, ids = router(numbers(200, 32, dtype=torch.float32, seed=4, size=0.3))
+    order = weights if bias is None else logits.sigmoid().gather(1, ids) + bias[ids]
+    order = order.argsort(descending=True)
+    for backend in (layers, TorchBackend()):
+        our_ids, our_weights = backend.route(logits, routing, bias, None)
+        assert torch.equal(our_ids.long(), ids.gather(1, order))
+        torch.testing.assert_close(our_weights, weights.gather(1, order), atol=1e-6, rtol=1e-5)
+
+
+def test_ties_go_to_the_lower_expert_and_nan_to_some_expert(layers: NativeBackend) -> None:
+    logits = torch.tensor(
+        [[0.0, 1.0, 1.0, 0.0, 1.0], [2.0] * 5, [torch.nan] * 5, [torch.inf, 0.0, torch.nan, 1.0, 2.0]]
+    )
+    for backend in (layers, TorchBackend()):
+        ids, _ = backend.route(logits[:2], Routing(3), None, None)
+        assert ids.tolist() == [[1, 2, 4], [0, 1, 2]]
+    for routing in (Routing(3), Routing(3, Scoring.SIGMOID)):
+        ids, _ = layers.route(logits, replace(routing, num_groups=5, topk_groups=4), None, None)
+        assert all(len(set(row)) == 3 and min(row) >= 0 and max(row) < 5 for row in ids.tolist())
+
+
+def test_scales_of_experts(layers: NativeBackend) -> None:
+    logits, scales = numbers(7, 5, dtype=torch.float32, seed=1), torch.arange(5.0)
+    ids, weights = layers.route(logits, Routing(2), None, None)
+    for backend in (layers, TorchBackend()):
+        _, scaled = backend.route(logits, Routing(2), None, scales)
+        torch.testing.assert_close(scaled, weights * scales[ids.long()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_of_rows(layers: NativeBackend, dtype: torch.dtype) -> None:
+    x, residual = (numbers(50, 1008, dtype=dtype, seed=seed) for seed in (1, 2))
+    logits = numbers(50, 1, dtype=torch.float32, seed=3, size=4.0)
+    exact_sum = residual.double() + logits.double().sigmoid() * x.double()
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": 2 * torch.finfo(dtype).eps}
+    for backend in (layers, TorchBackend()):
+        torch.testing.assert_close(backend.add_gated(x, logits, residual).double(), exact_sum, **tolerance)

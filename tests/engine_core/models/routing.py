@@ -1,0 +1,64 @@
+"""Which experts a model of transformers chooses, recorded, and forced upon others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from engine_core.models.interface import LanguageModel
+
+Routing = list[tuple[torch.Tensor, torch.Tensor]]
+"""Of each layer that has experts: ids [T, k] and weights [T, k] float32."""
+
+
+def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """In the order of layers."""
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("router")]
+
+
+@contextmanager
+def recorded_routing(model: PreTrainedModel) -> Iterator[Routing]:
+    """What the routers of ``model`` choose meanwhile, once it has run."""
+    routing: Routing = []
+
+    def record(module: torch.nn.Module, args: Any, output: Any) -> None:
+        _, weights, ids = output
+        routing.append((ids, weights.float()))
+
+    hooks = [router.register_forward_hook(record) for router in _routers(model)]
+    yield routing
+    for hook in hooks:
+        hook.remove()
+
+
+@contextmanager
+def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
+    """The routers of ``model`` choose as ``routing`` says."""
+    hooks = []
+    for router, (ids, weights) in zip(_routers(model), routing, strict=True):
+
+        def force(module: Any, args: Any, output: Any, ids: Any = ids, weights: Any = weights) -> Any:
+            return output[0], weights.to(output[1].dtype), ids
+
+        hooks.append(router.register_forward_hook(force))
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def force_routing(model: LanguageModel, routing: Routing) -> None:
+    """The routers of one of our models choose as ``routing`` says, in one step of all rows."""
+    if not routing:
+        return
+    layers = iter(routing)
+
+    def route(logits: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        logits.clone()  # torch computes, so that nothing is captured: a replay would not come here
+        ids, weights = next(layers)
+        return ids.int().contiguous(), weights.contiguous()
+
+    model._factory.backend.route = route  # type: ignore[method-assign]
