@@ -115,6 +115,12 @@ class ModelConfig(_Section):
         "Default: none, everything is computed in --dtype.",
         choices=("int8",),
     )
+    model_impl: str = option(
+        "auto",
+        "Whose modules compute the model: ringline's own, or transformers' with Ringline's attention, cache and linear "
+        "layers (slower; dense decoders only). auto takes its own where there is one.",
+        choices=("auto", "ringline", "transformers"),
+    )
     seed: int = option(0, "Seed of dummy weights.", minimum=0, maximum=2**64 - 1)
 
 

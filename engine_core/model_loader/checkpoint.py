@@ -21,8 +21,15 @@ from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
-from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.registry import ARCHITECTURES, model_class
+from engine_core.models.architecture import ModelShape
+from engine_core.models.registry import (
+    ARCHITECTURES,
+    RINGLINE,
+    TRANSFORMERS,
+    ModelChoice,
+    choose_model,
+    known_architectures,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -36,7 +43,9 @@ class Checkpoint:
     """Directory of config.json (of a downloaded snapshot for a hub id)."""
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
-    config: ArchitectureConfig
+    choice: ModelChoice
+    """What runs it."""
+    config: ModelShape
     dtype: torch.dtype
     """Of weights, activations and KV cache."""
     quantization: str | None
@@ -73,7 +82,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
-    architecture = _architecture(path, raw)
+    choice = choose_model(_architecture(path, raw), config.model_impl)
     if quantized := raw.get("quantization_config"):
         named = quantized.get("quant_method") if isinstance(quantized, dict) else None
         method = named or "by a method that it does not name"
@@ -81,14 +90,14 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
             f"{path} is quantized ({method}), which is not supported; use the original weights, "
             "with --quantization int8 if they shall be smaller"
         )
-    hf_config = _hf_config(path, raw, architecture)
-    architecture_config = model_class(architecture).read_config(hf_config)
+    hf_config = _hf_config(path, raw, choice)
+    architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
-        architecture=architecture,
+        architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
-        max_model_len=_max_model_len(config, architecture, architecture_config),
+        max_model_len=_max_model_len(config, choice.architecture, architecture_config),
         eos_token_ids=_eos_token_ids(path, generation, raw, architecture_config.vocab_size),
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
@@ -96,6 +105,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     return Checkpoint(
         path,
         spec,
+        choice,
         architecture_config.within(spec.max_model_len),
         _DTYPES[dtype_name],
         config.quantization,
@@ -128,35 +138,44 @@ def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
-    """The architecture that config.json names first; known to the registry."""
+    """The architecture that config.json names first."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
-    model_class(named[0])
     return named[0]
 
 
-def _hf_config(path: Path, raw: dict[str, Any], architecture: str) -> PretrainedConfig:
+def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
-    _check_names(path / "config.json", raw)
-    model_class(architecture).check_raw_config(raw)
+    _check_names(path / "config.json", raw, choice)
+    choice.model.check_raw_config(raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds
         raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
-    expected = model_class(architecture).model_type
-    if config.model_type != expected:
+    if config.model_type not in choice.model_types:
+        expected = " or ".join(map(repr, choice.model_types))
         raise CheckpointError(
-            f"{path / 'config.json'} contradicts itself: {architecture} has model_type {expected!r}, "
+            f"{path / 'config.json'} contradicts itself: {choice.architecture} has model_type {expected}, "
             f"not {config.model_type!r}"
         )
     return config
 
 
-def _check_names(path: Path, raw: dict[str, Any]) -> None:
+def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
+    """What the engine must know of the model. What the fallback refuses is told with what is known."""
+    try:
+        return choice.model.read_config(config)
+    except UnsupportedModelError as error:
+        if choice.impl != TRANSFORMERS:
+            raise
+        raise UnsupportedModelError(f"{error}; {known_architectures()}") from error
+
+
+def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
     """Refuse names of models and types that transformers does not know, either."""
     known = {each.model_type: f"{each.model_type} ({name})" for name, each in sorted(ARCHITECTURES.items())}
-    if (model_type := raw.get("model_type")) is not None and model_type not in list(known):
+    if (model_type := raw.get("model_type")) is not None and choice.impl == RINGLINE and model_type not in list(known):
         raise UnsupportedModelError(
             f"{path}: model_type {model_type!r} is not supported; known are {', '.join(known.values())}"
         )
@@ -186,7 +205,7 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
     return name
 
 
-def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureConfig) -> int:
+def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
     """The length asked for or, without one, the longest that the checkpoint allows."""
     longest = limits.longest_sequence
     length = longest if config.max_model_len is None else config.max_model_len
@@ -204,7 +223,7 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
     return length
 
 
-def _rope_types(limits: ArchitectureConfig) -> str:
+def _rope_types(limits: ModelShape) -> str:
     """The rotations that decide how long a sequence may be, as the end of a list."""
     types = dict.fromkeys(rope.rope_type for rope in limits.distinct_ropes)
     return f", rope type {' and '.join(types)}" if types else ""

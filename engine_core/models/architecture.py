@@ -19,8 +19,8 @@ _MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitectureConfig:
-    """What all families have. A family that needs more extends it in its own file."""
+class ModelShape:
+    """What the engine must know of any model."""
 
     vocab_size: int
     hidden_size: int
@@ -29,26 +29,9 @@ class ArchitectureConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    activation: Activation
-    norm_eps: float
     max_position_embeddings: int
-    tie_word_embeddings: bool
-    ropes: tuple[RopeParameters | None, ...]
-    """How each layer rotates queries and keys; None: it does not."""
     sliding_windows: tuple[int | None, ...]
     """How many tokens a token sees in each layer, itself included; None: all before it."""
-    softmax_scale: float | None = None
-    """Of attention's scores; None: 1 / √head_dim."""
-    attn_logit_softcap: float | None = None
-    """Scores s become c · tanh(s / c)."""
-    attention_sinks: bool = False
-    """Whether each head has a logit that takes part in the softmax and has no value."""
-    residual_scale: float = 1.0
-    """Of what attention and feed-forward blocks add to the residual."""
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-    """Logits x become c · tanh(x / c)."""
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
@@ -68,20 +51,60 @@ class ArchitectureConfig:
         )
 
     @property
+    def has_plain_layers(self) -> bool:
+        """Whether all layers see all tokens, and keep the same of each."""
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return alike and all(window is None for window in self.sliding_windows)
+
+    @property
     def is_plainly_attending(self) -> bool:
         """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
-        special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
-        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
-        return alike and not self.attention_sinks and all(value is None for value in special)
+        return self.has_plain_layers
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations of all layers, in the order in which they first occur."""
-        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+        """The rotations whose angles are computed at the start, in the order in which they first occur."""
+        return ()
 
     @property
     def longest_sequence(self) -> int:
         """Tokens a sequence may have."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureConfig(ModelShape):
+    """What all families have. A family that needs more extends it in its own file."""
+
+    activation: Activation
+    norm_eps: float
+    tie_word_embeddings: bool
+    ropes: tuple[RopeParameters | None, ...]
+    """How each layer rotates queries and keys; None: it does not."""
+    softmax_scale: float | None = None
+    """Of attention's scores; None: 1 / √head_dim."""
+    attn_logit_softcap: float | None = None
+    """Scores s become c · tanh(s / c)."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in the softmax and has no value."""
+    residual_scale: float = 1.0
+    """Of what attention and feed-forward blocks add to the residual."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Logits x become c · tanh(x / c)."""
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        special = self.attention_sinks, self.softmax_scale is not None, self.attn_logit_softcap is not None
+        return self.has_plain_layers and not any(special)
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @property
+    def longest_sequence(self) -> int:
         lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
         return min(lengths, default=self.max_position_embeddings)
 

@@ -1,4 +1,4 @@
-"""What the layers of decoders are made of: attention, a gated feed-forward block, and norms before or after them."""
+"""What the layers of decoders are made of: attention, feed-forward blocks, and norms before, after or behind them."""
 
 from __future__ import annotations
 
@@ -75,6 +75,28 @@ class TransformerLayer:
             hidden = norms.after_attention(attended, residual)
         x = hidden if norms.before_mlp is None else norms.before_mlp(hidden)
         return self._mlp(x, hidden) if norms.after_mlp is None else norms.after_mlp(self._mlp(x, None), hidden)
+
+
+class PostNormLayer:
+    """norm(h + attention(h)), then the same with the feed-forward block (https://arxiv.org/abs/1706.03762)."""
+
+    def __init__(self, attention: TokenMixer, attention_norm: Norm, mlp: FeedForward, mlp_norm: Norm) -> None:
+        self._attention = attention
+        self._attention_norm = attention_norm
+        self._mlp = mlp
+        self._mlp_norm = mlp_norm
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        angles: Angles | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As ``DecoderLayer`` says."""
+        hidden = self._attention_norm(self._attention(hidden, hidden, angles, kv_cache, metadata, rows))
+        return self._mlp_norm(self._mlp(hidden, hidden))
 
 
 def pre_norms(prefix: str, config: ArchitectureConfig, layers: LayerFactory) -> LayerNorms:

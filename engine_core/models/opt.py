@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.errors import CheckpointError
 from engine_core.layers.activation import read_activation
 from engine_core.layers.factory import LayerFactory
@@ -19,10 +18,9 @@ from engine_core.models.base import CausalLM, DecoderLayer
 from engine_core.models.decoder import (
     MLP,
     AttentionVariant,
-    FeedForward,
     LayerNorms,
+    PostNormLayer,
     SelfAttention,
-    TokenMixer,
     TransformerLayer,
 )
 from engine_core.quantization.base import Features
@@ -132,28 +130,6 @@ class OPTForCausalLM(CausalLM):
         return layers.layer_norm(
             name if config.norm_weights else None, Features(1, config.hidden_size), config.norm_eps
         )
-
-
-class PostNormLayer:
-    """norm(h + attention(h)), then the same with the feed-forward block."""
-
-    def __init__(self, attention: TokenMixer, attention_norm: Norm, mlp: FeedForward, mlp_norm: Norm) -> None:
-        self._attention = attention
-        self._attention_norm = attention_norm
-        self._mlp = mlp
-        self._mlp_norm = mlp_norm
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: Angles | None,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """As ``DecoderLayer`` says."""
-        hidden = self._attention_norm(self._attention(hidden, hidden, angles, kv_cache, metadata, rows))
-        return self._mlp_norm(self._mlp(hidden, hidden))
 
 
 class OPTOutput:

@@ -12,7 +12,7 @@ from engine_core.config import DeviceConfig
 from engine_core.kernels.memory import take_now
 from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
@@ -53,7 +53,7 @@ class CpuPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return cpu_numerics()
 
-    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         return ModelRunner(model, batch, HostForward(model), Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
@@ -65,7 +65,7 @@ class CpuPlatform(Platform):
             take_now(cache)
         return caches
 
-    def profile(self, model: CausalLM, new_batch: NewBatch) -> MemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
         Layers leave nothing behind but their output, so one of each kind gives the peak of all, and the time.

@@ -15,7 +15,7 @@ from engine_core.config import CacheConfig, DeviceConfig
 from engine_core.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
@@ -190,7 +190,7 @@ class CudaPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
-    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
 
@@ -198,7 +198,7 @@ class CudaPlatform(Platform):
         """A GPU's memory is taken at once in any case."""
         return self.attention.allocate(spec, num_blocks, self.torch_device)
 
-    def profile(self, model: CausalLM, new_batch: NewBatch) -> CudaMemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the allocator's peak."""
         self.trim()
         torch.cuda.reset_peak_memory_stats()
@@ -217,7 +217,7 @@ class CudaPlatform(Platform):
             graphs=self._graphs_expected,
         )
 
-    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
+    def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
         """How long it takes with all layers. Only one of each kind is run: layers leave nothing but their output."""
         vocab_size = model.vocab_size
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
@@ -233,10 +233,10 @@ class CudaPlatform(Platform):
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())
 
-    def _one_block(self, model: CausalLM) -> list[torch.Tensor]:
+    def _one_block(self, model: LanguageModel) -> list[torch.Tensor]:
         return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
 
-    def _estimate_graphs(self, model: CausalLM) -> int:
+    def _estimate_graphs(self, model: LanguageModel) -> int:
         """Capture the largest graph, then the two largest: each of the others should take what the second adds."""
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         kv_caches = self._one_block(model)

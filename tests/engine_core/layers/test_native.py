@@ -171,7 +171,7 @@ def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("width", [16, 1008, 2304])
 def test_activations_with_and_without_a_gate(
     layers: NativeBackend, width: int, activation: Activation, dtype: torch.dtype
@@ -186,7 +186,7 @@ def test_activations_with_and_without_a_gate(
     check_rows(alone, x)
 
 
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
 def test_activations_of_far_values(layers: NativeBackend, activation: Activation) -> None:
     gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
     values = layers.act_and_mul(torch.cat([gate, torch.ones(16)])[None], activation)[0, :8]
