@@ -3,9 +3,9 @@
     python -m benchmarks.kernels                       # all, with one thread and with all
     python -m benchmarks.kernels --only attention
 
-Shapes are those of Qwen3-0.6B in bfloat16, and for experts those of Qwen3-30B-A3B. Weights and keys are read from memory: calls rotate over enough copies
-that no cache holds them. Activations are where the kernel before would have left them, so those of small steps come
-from a cache, and a share of the stream bandwidth beyond 100 % is not a mistake there.
+Shapes are those of Qwen3-0.6B in bfloat16, and of Qwen3-30B-A3B for experts. Weights and keys are read from memory:
+calls rotate over enough copies that no cache holds them. Activations are where the kernel before would have left them,
+so those of small steps come from a cache, and a share of the stream bandwidth beyond 100 % is not a mistake there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Experts with 8-bit weights, for every instruction set of this machine: right, exact where they promise it, and for each
-row the same bits whatever the other rows and the threads.
+"""Experts with 8-bit weights, for every instruction set of this machine: right, to the bit where the activation rounds
+nothing, and for each row the same bits whatever the other rows and the threads.
 """
 
 from __future__ import annotations
