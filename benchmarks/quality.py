@@ -33,7 +33,7 @@ from engine_core.layers.torch_backend import TorchBackend
 from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.quantization.base import LinearShape, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int8 import Int8, Int8Linear
 
@@ -127,7 +127,7 @@ def log_probabilities(
     return [torch.log_softmax(_logits(model, caches, text, blocks), dim=1) for text in texts]
 
 
-def _logits(model: CausalLM, caches: list[torch.Tensor], text: list[int], blocks: int) -> torch.Tensor:
+def _logits(model: LanguageModel, caches: list[torch.Tensor], text: list[int], blocks: int) -> torch.Tensor:
     """Logits [T, V] of one text, computed in one step."""
     positions = torch.arange(len(text))
     metadata = AttentionMetadata(

@@ -111,9 +111,15 @@ class ModelConfig(_Section):
     )
     quantization: str | None = option(
         None,
-        "int8 rounds the weights of linear layers to 8 bits when they are loaded, and their inputs in every step. "
-        "Default: none, everything is computed in --dtype.",
+        "int8 rounds the weights of linear layers and experts to 8 bits when they are loaded, and their inputs in "
+        "every step. Default: none, everything is computed in --dtype.",
         choices=("int8",),
+    )
+    model_impl: str = option(
+        "auto",
+        "Whose modules compute the model: ringline's own, or transformers' with Ringline's attention, cache and linear "
+        "layers (slower; dense decoders only). auto takes its own where there is one.",
+        choices=("auto", "ringline", "transformers"),
     )
     seed: int = option(0, "Seed of dummy weights.", minimum=0, maximum=2**64 - 1)
 

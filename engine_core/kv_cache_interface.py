@@ -1,17 +1,75 @@
-"""What the scheduler and the workers both know about the KV cache: its groups of layers, and its size; no torch.
+"""What the scheduler and the workers both know about the KV cache: what layers keep, their groups, its size; no torch.
 
-Layers that see the same tokens share a block table: they are a *group*. Groups are of equal size (the last one of a
-kind may be smaller), so that a block takes as many bytes in any of them, and one pool of blocks serves them all. This
-is how vLLM's hybrid KV cache manager divides a cache.
+Layers that see the same tokens and keep as much of each share a block table: they are a *group*. Groups are of equal
+size (the last one of a kind may be smaller), so that one pool of blocks serves them all: a block takes as many bytes
+in any of them, those of the largest. This is how vLLM's hybrid KV cache manager divides a cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 NO_BLOCK = -1
 """In a block table: nothing will read these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What a layer keeps of a token: a key and a value for each head."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of what is kept of a token: keys and values, heads, width."""
+        return 2, self.num_kv_heads, self.head_dim
+
+    @property
+    def elements(self) -> int:
+        """Numbers that are kept of a token."""
+        return math.prod(self.shape)
+
+    def operations(self, num_heads: int) -> int:
+        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        return 4 * num_heads * self.head_dim
+
+    def padded(self, pad: Callable[[int], int]) -> Self:
+        """The same with ``pad`` applied to every width that kernels work on."""
+        return type(self)(self.num_kv_heads, pad(self.head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class MLAAttentionSpec:
+    """What a layer of multi-head latent attention keeps of a token, for all heads: a latent and a rotated part."""
+
+    kv_lora_rank: int
+    """Numbers of the latent."""
+    qk_rope_head_dim: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of what is kept of a token, as in ``AttentionSpec``."""
+        return 1, 1, self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def elements(self) -> int:
+        """Numbers that are kept of a token."""
+        return math.prod(self.shape)
+
+    def operations(self, num_heads: int) -> int:
+        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        return 2 * num_heads * (self.elements + self.kv_lora_rank)
+
+    def padded(self, pad: Callable[[int], int]) -> Self:
+        """The same with ``pad`` applied to every width that kernels work on."""
+        return type(self)(pad(self.kv_lora_rank), pad(self.qk_rope_head_dim))
+
+
+LayerCacheSpec = AttentionSpec | MLAAttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +116,22 @@ class KVCacheConfig:
     """What a block holds and how it lies in memory: equal where blocks could be exchanged."""
 
 
-def group_layers(sliding_windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
-    """The groups of a model whose layers have these windows.
+def group_layers(
+    sliding_windows: Sequence[int | None], specs: Sequence[LayerCacheSpec] | None = None
+) -> tuple[KVCacheGroup, ...]:
+    """The groups of a model whose layers have these windows and keep this of a token; None: they are alike.
 
     A group is as large as the kind with the fewest layers, unless all kinds have about equally many: then it is as
     large as the largest, because that leaves less room empty than further groups would take.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, LayerCacheSpec | None], list[int]] = {}
     for layer, window in enumerate(sliding_windows):
-        kinds.setdefault(window, []).append(layer)
+        kinds.setdefault((window, None if specs is None else specs[layer]), []).append(layer)
     counts = [len(layers) for layers in kinds.values()]
     size = max(counts) if 4 * max(counts) <= 5 * min(counts) else min(counts)
     return tuple(
         KVCacheGroup(tuple(layers[first : first + size]), window)
-        for window, layers in kinds.items()
+        for (window, _), layers in kinds.items()
         for first in range(0, len(layers), size)
     )
 

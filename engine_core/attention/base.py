@@ -8,29 +8,45 @@ from which all heads' keys and values are made, and P numbers that are rotated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec
+
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSpec:
-    """What a block of the cache must hold: keys and values of one group's layers, which all have one shape."""
+    """What the cache of a model must hold.
 
-    num_layers: int
-    """Layers of the largest group."""
-    num_kv_heads: int
-    head_dim: int
+    Each layer of a group has a *place*, and the layers of other groups have the same places: one memory for each place
+    serves them all, because a block belongs to one group at a time. All layers keep heads, or all keep latents.
+    """
+
+    layers: tuple[LayerCacheSpec, ...]
+    """What each layer keeps of a token, padded."""
     block_size: int
     dtype: torch.dtype
-    latent_dim: int | None = None
-    """R, where the cache holds latents: one per token, of ``head_dim`` numbers of which the last are rotated."""
+    groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
 
     @property
-    def numbers_per_token(self) -> int:
-        """Of one layer."""
-        return (1 if self.latent_dim is not None else 2) * self.num_kv_heads * self.head_dim
+    def num_places(self) -> int:
+        """Layers of the largest group."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def elements(self) -> int:
+        """Numbers for which a token has room at each place: as many as the layer keeps that keeps most."""
+        return max(layer.elements for layer in self.layers)
+
+    def caches(
+        self, memories: Sequence[torch.Tensor], view: Callable[[torch.Tensor, LayerCacheSpec], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The cache of each layer: its ``view`` of what there is in ``memories`` at its place."""
+        places = {layer: place for group in self.groups for place, layer in enumerate(group.layers)}
+        return [view(memories[places[index]], layer) for index, layer in enumerate(self.layers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +122,14 @@ class AttentionBackend(ABC):
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
 
     @staticmethod
-    @abstractmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
-        """Bytes one block takes over all layers, keys and values."""
+        """Bytes one block takes at all places."""
+        return spec.num_places * spec.block_size * spec.elements * spec.dtype.itemsize
 
     @staticmethod
     @abstractmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        """A cache for each of ``spec.num_layers``, in the backend's own layout; unspecified until written."""
+        """A cache for each of ``spec.layers``, in the backend's own layout; unspecified until written."""
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
@@ -172,3 +188,19 @@ class AttentionBackend(ABC):
         ``size`` is the size of the CUDA graph that will compute the step, if any. Only for backends that plan on the
         host.
         """
+
+
+def plain_caches(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
+    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] of
+    latents. Blocks lie as far apart as they must for the layer that keeps most.
+    """
+    planes = spec.layers[0].shape[0]
+    whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
+    memories = [torch.empty(whole, dtype=spec.dtype, device=device) for _ in range(spec.num_places)]
+
+    def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
+        _, heads, width = layer.shape
+        used = memory[..., : heads * spec.block_size * width]
+        return used.view(planes, num_blocks, heads, spec.block_size, width)
+
+    return spec.caches(memories, view)

@@ -9,6 +9,7 @@ from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
+from engine_core.kv_cache_interface import LayerCacheSpec
 
 _UNIT = 16
 """The most tokens of a unit; a block is divided into units of equal size."""
@@ -18,8 +19,9 @@ class NativeAttention(AttentionBackend):
     """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out;
     [blocks, 1, 1, block size, R + P] of latents.
 
-    Only its shape and its address mean anything outside the kernel (see cpu/layout.h). A block that is written in
-    a step may be read by no other sequence of that step: the scheduler shares a block only once it is computed.
+    Only its shape, its address and how far blocks lie apart mean anything outside the kernel (see cpu/layout.h). A
+    block that is written in a step may be read by no other sequence of that step: the scheduler shares a block only
+    once it is computed.
     """
 
     batch_invariant = True
@@ -31,16 +33,21 @@ class NativeAttention(AttentionBackend):
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
-        return spec.num_layers * spec.numbers_per_token * _padded(spec) * spec.dtype.itemsize
+        return spec.num_places * spec.elements * _padded(spec) * spec.dtype.itemsize
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        if spec.head_dim % _UNIT:
-            raise ValueError(f"heads of {spec.head_dim} are not padded to a multiple of {_UNIT}")
-        planes = 2 if spec.latent_dim is None else 1
-        shape = (num_blocks, spec.num_kv_heads, planes, _padded(spec), spec.head_dim)
-        caches = (empty_for_streaming(shape, spec.dtype) for _ in range(spec.num_layers))
-        return [cache[..., : spec.block_size, :] for cache in caches]
+        tokens = _padded(spec)
+
+        def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
+            planes, heads, width = layer.shape
+            if width % _UNIT:
+                raise ValueError(f"heads of {width} are not padded to a multiple of {_UNIT}")
+            used = memory[:, : tokens * layer.elements]
+            return used.view(num_blocks, heads, planes, tokens, width)[..., : spec.block_size, :]
+
+        whole = (num_blocks, tokens * spec.elements)
+        return spec.caches([empty_for_streaming(whole, spec.dtype) for _ in range(spec.num_places)], view)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         """Names the block size unless blocks consist of whole units of 16, or divide one: tiles are the same then."""
@@ -100,7 +107,8 @@ class NativeAttention(AttentionBackend):
         arguments.value, arguments.value_stride = value.data_ptr(), value.stride(0)
         arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
         arguments.num_heads = num_heads
-        arguments.block_size, arguments.number_type = kv_cache.shape[3], NUMBER_TYPES[query.dtype]
+        arguments.block_size, arguments.block_stride = kv_cache.shape[3], kv_cache.stride(0)
+        arguments.number_type = NUMBER_TYPES[query.dtype]
         arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
         arguments.sliding_window = options.sliding_window or 0
         arguments.logit_softcap = options.logit_softcap or 0.0

@@ -15,6 +15,7 @@ from engine_core.attention.base import (
     AttentionOptions,
     KVCacheSpec,
     Rotation,
+    plain_caches,
 )
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
@@ -32,16 +33,11 @@ class CachingRotation(Rotation, Protocol):
 
 
 class PagedAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D]; nothing is written to a slot below 0."""
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.block_size * spec.head_dim * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says; nothing is written to a slot below 0."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        shape = (2, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     @abstractmethod
     def attend(

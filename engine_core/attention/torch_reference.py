@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    plain_caches,
+)
 
 _MAX_SCORES = 2**24
 """Scores that are computed at a time: 64 MiB."""
 
 
 class TorchAttention(AttentionBackend):
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] of
-    latents. Computes in float32.
-    """
-
-    @staticmethod
-    def bytes_per_block(spec: KVCacheSpec) -> int:
-        return spec.num_layers * spec.numbers_per_token * spec.block_size * spec.dtype.itemsize
+    """Caches are as ``plain_caches`` says. Computes in float32."""
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        planes = 2 if spec.latent_dim is None else 1
-        shape = (planes, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        return [torch.empty(shape, dtype=spec.dtype, device=device) for _ in range(spec.num_layers)]
+        return plain_caches(spec, num_blocks, device)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         return "torch"

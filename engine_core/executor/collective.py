@@ -61,7 +61,10 @@ class CollectiveExecutor(Executor):
             checkpoint = open_checkpoint(self._config.model, self._config.load)
             self.model = checkpoint.spec
             dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
-            stage.detail = f"{self.model.architecture}, {dtype}, max_model_len {self.model.max_model_len}"
+            stage.detail = (
+                f"{self.model.architecture} {checkpoint.choice.reason}, {dtype}, max_model_len "
+                f"{self.model.max_model_len}"
+            )
             self._limits = batch_limits(self._config, checkpoint)
             self.start_workers(checkpoint)
         with progress.stage("device") as stage:

@@ -35,7 +35,7 @@ class Activation(enum.IntEnum):
         raise ValueError(f"{self.name} is no function of one number")
 
 
-_NAMES = {
+NAMES = {
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
@@ -43,10 +43,11 @@ _NAMES = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
 }
+"""What configurations call them."""
 
 
 def read_activation(field: str, name: Any) -> Activation:
     """The activation that a configuration's ``field`` names. Raises ``UnsupportedModelError``."""
-    if not isinstance(name, str) or name not in _NAMES:
-        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(_NAMES)}")
-    return _NAMES[name]
+    if not isinstance(name, str) or name not in NAMES:
+        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(NAMES)}")
+    return NAMES[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,14 +112,10 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Of one expert; any may be a view that is valid until ``down`` is called, or the next expert is read."""
+    """Of one expert."""
 
-    gate: torch.Tensor
-    """[I, H]"""
-    up: torch.Tensor
-    """[I, H]"""
-    down: Callable[[], torch.Tensor]
-    """[H, I]"""
+    tensors: Iterator[torch.Tensor]
+    """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """[I], [I] and [H]."""
 
@@ -135,8 +131,8 @@ class ExpertsLayer(ABC):
         """Bytes of the weights as they are kept."""
 
     @abstractmethod
-    def load(self, expert: int, weights: ExpertWeights) -> None:
-        """Take an expert's weights, without padding."""
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts, which come in ascending order and without padding."""
 
     @abstractmethod
     def __call__(
@@ -212,8 +208,8 @@ class DecoderStack(Protocol):
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer of the largest
-        group, ``metadata`` one entry for each group.
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer,
+        ``metadata`` one entry for each group.
         """
 
 

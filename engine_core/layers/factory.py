@@ -84,16 +84,16 @@ class LayerFactory:
         return self._add(MergedColumnParallelLinear(shape, self.backend, self._quant_method))
 
     def column_parallel_linear(
-        self, name: str, inputs: Features, out_features: int, bias: bool
+        self, name: str, inputs: Features, out_features: int, bias: bool, *, fixed: bool = False
     ) -> ColumnParallelLinear:
-        """One projection; ``inputs`` are heads, or one group."""
-        shape = LinearShape((name,), (out_features,), inputs, Features(1, out_features), bias)
+        """One projection; ``inputs`` are heads, or one group. ``fixed``: its outputs are never padded."""
+        shape = LinearShape((name,), (out_features,), inputs, Features(1, out_features, fixed), bias)
         return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
 
-    def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int) -> ParallelLMHead:
+    def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
         """The output projection; ``name`` is that of the embedding where the two are tied."""
         outputs = Features(1, vocab_size, fixed=True)
-        shape = LinearShape((name,), (vocab_size,), Features(1, hidden_size), outputs, bias=False)
+        shape = LinearShape((name,), (vocab_size,), Features(1, hidden_size), outputs, bias)
         return self._add(ParallelLMHead(shape, self.backend, self._quant_method))
 
     def vocab_parallel_embedding(

@@ -8,9 +8,9 @@ import triton
 from engine_core.attention.base import Angles
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
+from engine_core.kernels.triton.activation import activate
 from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
-from engine_core.kernels.triton.silu_and_mul import silu_and_multiply
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import (
     ExpertsLayer,
@@ -32,17 +32,18 @@ _WIDTH_PER_WARP = 512
 
 
 class GpuNorm:
-    """Root mean square normalization."""
+    """Normalization by the root mean square, or, with a bias, by mean and deviation."""
 
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        """Keep a copy of ``weight`` [H]."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        """Keep copies of ``weight`` and ``bias`` [H] float32."""
         self._weight = weight.clone()
+        self._bias = None if bias is None else bias.clone()
         self._eps = eps
         self._width = triton.next_power_of_2(len(weight))
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
@@ -51,6 +52,7 @@ class GpuNorm:
         normalize[(len(x),)](
             x,
             self._weight,
+            self._weight if self._bias is None else self._bias,
             x if residual is None else residual,
             output,
             x.stride(0),
@@ -58,6 +60,7 @@ class GpuNorm:
             EPSILON=self._eps,
             SIZE=x.shape[1],
             WIDTH=self._width,
+            CENTERED=self._bias is not None,
             ADDED=residual is not None,
             num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
             **AS_WRITTEN,
@@ -66,13 +69,15 @@ class GpuNorm:
 
 
 class GpuRotary:
-    """Normalization and rotation of queries and keys, in place or on their way to the KV cache."""
+    """Normalization and rotation of heads, in place or on their way to the KV cache."""
 
     def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
         """Keep a copy of the norms' weights."""
+        self._shape = shape
         self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         self._weights = None if norms is None else norms.stacked()
         self._eps = 0.0 if norms is None else norms.eps
+        self._norms_values = norms is not None and norms.value is not None
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +85,8 @@ class GpuRotary:
 
     def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
-        self._launch(heads, angles, None, None)
+        if angles is not None or self._weights is not None:
+            self._launch(heads, angles, None, None)
         query, key, value = torch.split(heads, self._split, dim=1)
         return query, key, value
 
@@ -92,34 +98,35 @@ class GpuRotary:
         return heads[:, : self._split[0]]
 
     def _launch(
-        self,
-        heads: torch.Tensor,
-        angles: Angles | None,
-        kv_cache: torch.Tensor | None,
-        slots: torch.Tensor | None,
+        self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor | None, slots: torch.Tensor | None
     ) -> None:
         num_heads, num_kv_heads, num_values = self._split
-        count = num_heads + num_kv_heads + (0 if kv_cache is None else num_values)
-        half = heads.shape[2] // 2
-        assert angles is not None
-        cos, sin, _ = angles
+        count = num_heads + num_kv_heads + (num_values if kv_cache is not None or self._norms_values else 0)
+        half = 0 if angles is None else angles.cos.shape[-1]
+        rest, scales = heads.shape[2] - 2 * half, None if angles is None else angles.query_scales
         rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
             heads,
-            cos if self._weights is None else self._weights,
-            cos,
-            sin,
+            heads if self._weights is None else self._weights,
+            heads if angles is None else angles.cos,
+            heads if angles is None else angles.sin,
+            heads if scales is None else scales,
             heads if kv_cache is None else kv_cache,
-            cos if slots is None else slots,
+            heads if slots is None else slots,
             heads.stride(0),
             0 if kv_cache is None else kv_cache.stride(0),
             0 if kv_cache is None else kv_cache.stride(1),
             NORMALIZED=self._weights is not None,
+            VALUES_NORMALIZED=self._norms_values,
+            SCALED=scales is not None,
+            INTERLEAVED=self._shape.interleaved,
             EPSILON=self._eps,
             NUM_QUERY_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=heads.shape[2],
             HALF=half,
             TOGETHER=_HEADS_TOGETHER,
             WIDTH=triton.next_power_of_2(half),
+            REST_WIDTH=triton.next_power_of_2(rest),
             CACHED=kv_cache is not None,
             BLOCK_SIZE=1 if kv_cache is None else kv_cache.shape[3],
             num_warps=2,
@@ -157,19 +164,21 @@ class GpuBackend(LayerBackend):
         raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
 
     def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
-        return GpuNorm(weight, eps)
+        return GpuNorm(weight, bias, eps)
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
         return GpuRotary(shape, norms)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        raise NotImplementedError
-
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        count, size = gate_up.shape[0], gate_up.shape[1] // 2
-        output = torch.empty(count, size, dtype=gate_up.dtype, device=gate_up.device)
-        silu_and_multiply[(count, -(-size // _ACTIVATIONS_TOGETHER))](
-            gate_up, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, **AS_WRITTEN
+        return self._activated(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return self._activated(x, x.shape[1], activation, gated=False)
+
+    def _activated(self, x: torch.Tensor, size: int, activation: Activation, *, gated: bool) -> torch.Tensor:
+        output = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
+        activate[(len(x), -(-size // _ACTIVATIONS_TOGETHER))](
+            x, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, KIND=int(activation), GATED=gated, **AS_WRITTEN
         )
         return output
 

@@ -21,8 +21,15 @@ from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
-from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.registry import ARCHITECTURES, model_class
+from engine_core.models.architecture import ModelShape
+from engine_core.models.registry import (
+    ARCHITECTURES,
+    RINGLINE,
+    TRANSFORMERS,
+    ModelChoice,
+    choose_model,
+    known_architectures,
+)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -36,7 +43,9 @@ class Checkpoint:
     """Directory of config.json (of a downloaded snapshot for a hub id)."""
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
-    config: ArchitectureConfig
+    choice: ModelChoice
+    """What runs it."""
+    config: ModelShape
     dtype: torch.dtype
     """Of weights, activations and KV cache."""
     quantization: str | None
@@ -73,7 +82,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
-    architecture = _architecture(path, raw)
+    choice = choose_model(_architecture(path, raw), config.model_impl)
     if quantized := raw.get("quantization_config"):
         named = quantized.get("quant_method") if isinstance(quantized, dict) else None
         method = named or "by a method that it does not name"
@@ -81,21 +90,24 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
             f"{path} is quantized ({method}), which is not supported; use the original weights, "
             "with --quantization int8 if they shall be smaller"
         )
-    hf_config = _hf_config(path, raw, architecture)
-    architecture_config = model_class(architecture).read_config(hf_config)
+    hf_config = _hf_config(path, raw, choice)
+    architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
-        architecture=architecture,
+        architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
-        max_model_len=_max_model_len(config, architecture, architecture_config),
-        eos_token_ids=_eos_token_ids(path, generation, raw, architecture_config.vocab_size),
+        max_model_len=_max_model_len(config, choice.architecture, architecture_config),
+        eos_token_ids=_eos_token_ids(
+            path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
+        ),
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
     )
     return Checkpoint(
         path,
         spec,
+        choice,
         architecture_config.within(spec.max_model_len),
         _DTYPES[dtype_name],
         config.quantization,
@@ -110,6 +122,15 @@ def find_directory(model: str, revision: str | None, download_dir: str | None, *
     Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
     """
     return local_directory(model) or download(model, revision, download_dir, weights)
+
+
+def tokenizer_source(config: ModelConfig) -> Path:
+    """The directory of the tokenizer that ``config`` names, or the model's own; raises as ``find_directory`` does."""
+    if config.tokenizer is None or config.tokenizer == config.model:
+        named, revision = config.model, config.tokenizer_revision or config.revision
+    else:
+        named, revision = config.tokenizer, config.tokenizer_revision
+    return find_directory(named, revision, config.download_dir, weights=False)
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -128,35 +149,44 @@ def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
-    """The architecture that config.json names first; known to the registry."""
+    """The architecture that config.json names first."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
-    model_class(named[0])
     return named[0]
 
 
-def _hf_config(path: Path, raw: dict[str, Any], architecture: str) -> PretrainedConfig:
+def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
-    _check_names(path / "config.json", raw)
-    model_class(architecture).check_raw_config(raw)
+    _check_names(path / "config.json", raw, choice)
+    choice.model.check_raw_config(raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds
         raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
-    expected = model_class(architecture).model_type
-    if config.model_type != expected:
+    if config.model_type not in choice.model_types:
+        expected = " or ".join(map(repr, choice.model_types))
         raise CheckpointError(
-            f"{path / 'config.json'} contradicts itself: {architecture} has model_type {expected!r}, "
+            f"{path / 'config.json'} contradicts itself: {choice.architecture} has model_type {expected}, "
             f"not {config.model_type!r}"
         )
     return config
 
 
-def _check_names(path: Path, raw: dict[str, Any]) -> None:
+def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
+    """What the engine must know of the model. What the fallback refuses is told with what is known."""
+    try:
+        return choice.model.read_config(config)
+    except UnsupportedModelError as error:
+        if choice.impl != TRANSFORMERS:
+            raise
+        raise UnsupportedModelError(f"{error}; {known_architectures()}") from error
+
+
+def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
     """Refuse names of models and types that transformers does not know, either."""
     known = {each.model_type: f"{each.model_type} ({name})" for name, each in sorted(ARCHITECTURES.items())}
-    if (model_type := raw.get("model_type")) is not None and model_type not in list(known):
+    if (model_type := raw.get("model_type")) is not None and choice.impl == RINGLINE and model_type not in list(known):
         raise UnsupportedModelError(
             f"{path}: model_type {model_type!r} is not supported; known are {', '.join(known.values())}"
         )
@@ -186,7 +216,7 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
     return name
 
 
-def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureConfig) -> int:
+def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:
     """The length asked for or, without one, the longest that the checkpoint allows."""
     longest = limits.longest_sequence
     length = longest if config.max_model_len is None else config.max_model_len
@@ -204,14 +234,19 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ArchitectureC
     return length
 
 
-def _rope_types(limits: ArchitectureConfig) -> str:
+def _rope_types(limits: ModelShape) -> str:
     """The rotations that decide how long a sequence may be, as the end of a list."""
     types = dict.fromkeys(rope.rope_type for rope in limits.distinct_ropes)
     return f", rope type {' and '.join(types)}" if types else ""
 
 
-def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The eos ids in generation_config.json, or else those in config.json."""
+def _eos_token_ids(
+    path: Path, generation: dict[str, Any], raw: dict[str, Any], tokenizers: int | None, vocab_size: int
+) -> tuple[int, ...]:
+    """The eos ids in generation_config.json, or else those in config.json; and the tokenizer's, as in vLLM.
+
+    A model that was tuned for chats may end its turns with a token that only its tokenizer names.
+    """
     value = generation.get("eos_token_id")
     if value is None:
         value = raw.get("eos_token_id")
@@ -220,7 +255,30 @@ def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], 
         raise CheckpointError(
             f"{path}: eos_token_id={value!r} is not usable: expected ids below vocab_size {vocab_size}"
         )
+    if tokenizers is not None and tokenizers < vocab_size:
+        ids = [*ids, tokenizers]
     return tuple(dict.fromkeys(ids))
+
+
+def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
+    """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
+    own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
+    directory = path if own else tokenizer_source(config)
+    declared = _read_object(directory / "tokenizer_config.json", optional=True)
+    listed = declared.get("added_tokens_decoder")
+    if listed is None:  # of those days when special_tokens_map.json counted
+        declared |= _read_object(directory / "special_tokens_map.json", optional=True)
+    eos = declared.get("eos_token")
+    if eos is None:
+        return None
+    try:
+        content = eos["content"] if isinstance(eos, dict) else str(eos)
+        if listed is None:
+            tokens = _read_object(directory / "tokenizer.json", optional=True).get("added_tokens", [])
+            listed = {token["id"]: token for token in tokens}
+        return next((int(token_id) for token_id, token in listed.items() if token["content"] == content), None)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory}: the special tokens of its tokenizer cannot be read ({error!r})") from error
 
 
 def _default_sampling(path: Path, generation: dict[str, Any]) -> dict[str, float]:

@@ -39,11 +39,15 @@ class DummyWeights:
         self._total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
     def take(self, *names: str) -> torch.Tensor:
-        rows = [self._shapes[name][0] for name in names]
-        tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
-        for name, part in zip(names, torch.split(tensor, rows), strict=True):
-            self._fill(name, part)
-            self._done += part.nbytes
+        if len(names) == 1:
+            tensor = self._staging.make(self._shapes[names[0]])
+            self._fill(names[0], tensor)
+        else:
+            rows = [self._shapes[name][0] for name in names]
+            tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
+            for name, part in zip(names, torch.split(tensor, rows), strict=True):
+                self._fill(name, part)
+        self._done += tensor.nbytes
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return tensor
@@ -60,7 +64,7 @@ class DummyWeights:
     def _fill(self, name: str, tensor: torch.Tensor) -> None:
         if name.endswith(".bias"):
             tensor.zero_()
-        elif tensor.ndim == 1:
+        elif tensor.ndim <= 1:
             tensor.fill_(1.0)
         else:
             start = zlib.crc32(name.encode()) % _POOL_SIZE

@@ -14,8 +14,7 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
-from engine_core.models.base import CausalLM
-from engine_core.models.registry import model_class
+from engine_core.models.interface import LanguageModel
 from engine_core.quantization.base import QuantMethod
 from engine_core.quantization.int8 import Int8
 
@@ -26,20 +25,20 @@ def make_model(
     layers: LayerBackend,
     device: torch.device,
     quant_method: QuantMethod | None = None,
-) -> CausalLM:
+) -> LanguageModel:
     """The model without weights: what it needs is known, and nothing was read."""
     factory = LayerFactory(layers, attention, checkpoint.dtype, device, quant_method)
-    return model_class(checkpoint.spec.architecture)(checkpoint.config, factory, checkpoint.spec.max_model_len)
+    return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 
-def model_outline(checkpoint: Checkpoint) -> CausalLM:
+def model_outline(checkpoint: Checkpoint) -> LanguageModel:
     """The model without weights and without a device, for arithmetic: its tensors and their bytes are known."""
     quant_method = None if checkpoint.quantization is None else Int8(None)
     return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quant_method)
 
 
 def load_weights(
-    model: CausalLM,
+    model: LanguageModel,
     checkpoint: Checkpoint,
     device: torch.device,
     on_progress: ProgressCallback | None = None,

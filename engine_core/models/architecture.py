@@ -10,6 +10,7 @@ from typing import Any, Self
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
@@ -18,8 +19,8 @@ _MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArchitectureConfig:
-    """What all families have. A family that needs more extends it in its own file."""
+class ModelShape:
+    """What the engine must know of any model."""
 
     vocab_size: int
     hidden_size: int
@@ -28,14 +29,58 @@ class ArchitectureConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    max_position_embeddings: int
+    sliding_windows: tuple[int | None, ...]
+    """How many tokens a token sees in each layer, itself included; None: all before it."""
+
+    def within(self, max_model_len: int) -> Self:
+        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
+        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
+        return replace(self, sliding_windows=tuple(windows))
+
+    @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What each layer keeps of a token, without padding. A family whose layers keep something else overrides it."""
+        return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def largest_head_dim(self) -> int:
+        """Of any layer."""
+        return max(
+            (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
+        )
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether all layers see all tokens, and keep the same of each."""
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return alike and all(window is None for window in self.sliding_windows)
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
+        return self.has_plain_layers
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        """The rotations whose angles are computed at the start, in the order in which they first occur."""
+        return ()
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureConfig(ModelShape):
+    """What all families have. A family that needs more extends it in its own file."""
+
     activation: Activation
     norm_eps: float
-    max_position_embeddings: int
     tie_word_embeddings: bool
     ropes: tuple[RopeParameters | None, ...]
     """How each layer rotates queries and keys; None: it does not."""
-    sliding_windows: tuple[int | None, ...]
-    """How many tokens a token sees in each layer, itself included; None: all before it."""
     softmax_scale: float | None = None
     """Of attention's scores; None: 1 / √head_dim."""
     attn_logit_softcap: float | None = None
@@ -49,25 +94,17 @@ class ArchitectureConfig:
     logit_softcap: float | None = None
     """Logits x become c · tanh(x / c)."""
 
-    def within(self, max_model_len: int) -> Self:
-        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
-        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
-        return replace(self, sliding_windows=tuple(windows))
-
     @property
     def is_plainly_attending(self) -> bool:
-        """Whether all that attention does is the softmax of scores / √head_dim over all tokens."""
-        special = (self.softmax_scale, self.attn_logit_softcap, *self.sliding_windows)
-        return not self.attention_sinks and all(value is None for value in special)
+        special = self.attention_sinks, self.softmax_scale is not None, self.attn_logit_softcap is not None
+        return self.has_plain_layers and not any(special)
 
     @property
     def distinct_ropes(self) -> tuple[RopeParameters, ...]:
-        """The rotations of all layers, in the order in which they first occur."""
         return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens a sequence may have."""
         lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
         return min(lengths, default=self.max_position_embeddings)
 

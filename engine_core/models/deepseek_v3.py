@@ -11,9 +11,9 @@ from transformers import PretrainedConfig
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
 from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.base import DecoderLayer
+from engine_core.models.base import CausalLM, DecoderLayer
 from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
-from engine_core.models.latent import LatentAttention, LatentCausalLM, LatentConfig, latent_fields
+from engine_core.models.latent import LatentAttention, LatentConfig, latent_fields
 from engine_core.models.mixture import (
     Mixture,
     SharedExperts,
@@ -23,7 +23,6 @@ from engine_core.models.mixture import (
     shared_size,
     sparse_from,
 )
-
 
 DEEPSEEK_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 """What the line has no choice of."""
@@ -76,10 +75,11 @@ def is_unused(name: str, mixture: Mixture) -> bool:
     return int(found[1]) >= len(mixture.is_sparse) or (mixture.shared_size is None and found[2] is not None)
 
 
-class DeepseekV3ForCausalLM(LatentCausalLM):
+class DeepseekV3ForCausalLM(CausalLM):
     """Layers that predict further tokens are skipped."""
 
     model_type = "deepseek_v3"
+    config: LatentConfig
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import Angles, AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.errors import CheckpointError
+from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.mla import MLAShape
 from engine_core.layers.rotary import yarn_scale
 from engine_core.models.architecture import ArchitectureConfig, common_fields, positive
-from engine_core.models.base import CausalLM
 from engine_core.models.mixture import Mixture
 from engine_core.quantization.base import Features
 
@@ -33,6 +33,10 @@ class LatentConfig(ArchitectureConfig):
     """Numbers of the latent that queries are made from; None: they are made from hidden states."""
     attention_bias: bool
     mixture: Mixture
+
+    @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        return (MLAAttentionSpec(self.mla.kv_lora_rank, self.mla.qk_rope_head_dim),) * self.num_layers
 
 
 def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, Any]:
@@ -66,17 +70,6 @@ def _softmax_scale(rope: Mapping[str, Any], head_dim: int) -> float:
     if rope.get("rope_type", "default") == "default" or not weight:
         return scale
     return scale * yarn_scale(float(weight), float(rope["factor"])) ** 2
-
-
-class LatentCausalLM(CausalLM):
-    """A model whose cache holds latents."""
-
-    config: LatentConfig
-
-    def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
-        spec, padded, shape = super().kv_cache_spec(block_size), self._factory.backend.padded, self.config.mla
-        latent_dim = padded(shape.kv_lora_rank)
-        return replace(spec, head_dim=latent_dim + padded(shape.qk_rope_head_dim), latent_dim=latent_dim)
 
 
 class LatentAttention:

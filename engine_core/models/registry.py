@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
@@ -14,6 +16,7 @@ from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
@@ -57,9 +60,56 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 }
 
 
-def model_class(architecture: str) -> type[CausalLM]:
-    """The class for an architecture as config.json names it. Raises ``UnsupportedModelError`` naming those known."""
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModelError(f"architecture {architecture!r} is not supported; known are {known}")
-    return ARCHITECTURES[architecture]
+RINGLINE, TRANSFORMERS = "ringline", "transformers"
+"""Whose modules compute a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What runs an architecture, and why."""
+
+    architecture: str
+    model: type[LanguageModel]
+    impl: str
+    """``RINGLINE`` or ``TRANSFORMERS``."""
+    model_types: tuple[str, ...]
+    """What config.json may call the family."""
+    reason: str
+    """For a person."""
+
+
+def choose_model(architecture: str, model_impl: str) -> ModelChoice:
+    """What runs an architecture, as config.json names it, where ``model_impl`` is that of ``ModelConfig``.
+
+    Raises ``UnsupportedModelError`` naming what is known. Whether the fallback can run what it is chosen for, only the
+    configuration tells.
+    """
+    own = ARCHITECTURES.get(architecture)
+    if own is not None and model_impl != TRANSFORMERS:
+        return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
+    if model_impl == RINGLINE:
+        raise UnsupportedModelError(
+            f"architecture {architecture!r} is not supported; known are {', '.join(sorted(ARCHITECTURES))}, and more "
+            "with --model-impl auto"
+        )
+    from engine_core.models.fallback.rules import model_types
+
+    if not (types := model_types(architecture)):
+        raise UnsupportedModelError(f"architecture {architecture!r} is not supported; {known_architectures()}")
+    from engine_core.models.fallback.model import TransformersForCausalLM  # loads much of transformers
+
+    because = "as --model-impl says" if own is not None else "for which Ringline has no model of its own"
+    return ModelChoice(
+        architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
+    )
+
+
+def known_architectures() -> str:
+    """Those that can be run, for a person."""
+    from engine_core.models.fallback.rules import TESTED
+
+    fallback = [name for name in TESTED if name not in ARCHITECTURES]
+    return (
+        f"known are {', '.join(sorted(ARCHITECTURES))}; and, through transformers, dense decoders such as "
+        f"{', '.join(fallback)}"
+    )

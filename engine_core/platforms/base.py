@@ -11,7 +11,7 @@ from engine_core.attention.base import AttentionBackend, KVCacheSpec
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.layers.base import LayerBackend
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantMethod
 from engine_core.worker.input_batch import InputBatch
@@ -55,7 +55,7 @@ class Platform(ABC):
         """What decides a result's bits beside attention, layers and the builds of torch and numpy."""
 
     @abstractmethod
-    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         """A runner that computes steps on ``batch``."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def profile(self, model: CausalLM, new_batch: NewBatch) -> Profile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch) -> Profile:
         """The memory that the model and the largest step take. The step is run, with one block of cache."""
 
     @abstractmethod

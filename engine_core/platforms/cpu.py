@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -12,7 +12,7 @@ from engine_core.config import DeviceConfig
 from engine_core.kernels.memory import take_now
 from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
@@ -39,7 +39,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
         self.request_memory = request_memory(self.usable)
-        head_dim, dtype = checkpoint.config.head_dim, checkpoint.dtype
+        head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.layers, layers = choose_layers(head_dim, dtype)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend)
@@ -53,7 +53,7 @@ class CpuPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return cpu_numerics()
 
-    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         return ModelRunner(model, batch, HostForward(model), Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
@@ -61,11 +61,11 @@ class CpuPlatform(Platform):
         if now and wanted > usable:
             raise RuntimeError(f"it has {size(usable)}")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)
-        for cache in caches if now else ():
+        for cache in _distinct(caches) if now else ():
             take_now(cache)
         return caches
 
-    def profile(self, model: CausalLM, new_batch: NewBatch) -> MemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
         Layers leave nothing behind but their output, so one of each kind gives the peak of all, and the time.
@@ -74,8 +74,8 @@ class CpuPlatform(Platform):
         cut = model.one_layer_of_each_kind()
         caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
         runs = [
-            (self.runner(model.with_layers(indices[:1]), new_batch()), caches[0], len(indices))
-            for indices in model.layers_by_kind()
+            (self.runner(model.with_layers(indices[:1]), new_batch()), cache, len(indices))
+            for indices, cache in zip(model.layers_by_kind(), caches, strict=True)
         ]
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
@@ -99,3 +99,8 @@ class CpuPlatform(Platform):
 
     def trim(self) -> None:
         trim()
+
+
+def _distinct(caches: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """One of those that share a memory."""
+    return {cache.untyped_storage().data_ptr(): cache for cache in caches}.values()

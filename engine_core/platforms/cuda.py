@@ -12,10 +12,10 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig
-from engine_core.errors import ConfigError, OutOfMemoryError
-from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
+from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
@@ -110,7 +110,9 @@ def difference(before: Sequence[int], after: Sequence[int]) -> int:
 def check_gpu(
     name: str, capability: tuple[int, int], config: DeviceConfig, checkpoint: Checkpoint, has_triton: bool
 ) -> None:
-    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say."""
+    """Raise ``ConfigError`` naming the option where a GPU cannot compute the model as the options say, or
+    ``UnsupportedModelError`` where it cannot at all.
+    """
     if capability < _LEAST_CAPABILITY:
         has = ".".join(map(str, capability))
         raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
@@ -118,9 +120,13 @@ def check_gpu(
         raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
     if checkpoint.quantization is not None:
         raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
-    head_dim = checkpoint.config.head_dim
-    if not 16 <= head_dim <= 256 or head_dim % 16:
-        raise ConfigError("device", "cuda", f"cpu, because heads of {head_dim} are not multiples of 16 up to 256")
+    for spec in checkpoint.config.cache_specs:
+        if isinstance(spec, MLAAttentionSpec):
+            raise UnsupportedModelError("multi-head latent attention has no kernels for GPUs: use --device cpu")
+        if not 16 <= spec.head_dim <= 256 or spec.head_dim % 16:
+            raise ConfigError(
+                "device", "cuda", f"cpu, because heads of {spec.head_dim} are not multiples of 16 up to 256"
+            )
 
 
 def untried(capability: tuple[int, int]) -> str:
@@ -184,7 +190,7 @@ class CudaPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
-    def runner(self, model: CausalLM, batch: InputBatch) -> ModelRunner:
+    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
 
@@ -192,7 +198,7 @@ class CudaPlatform(Platform):
         """A GPU's memory is taken at once in any case."""
         return self.attention.allocate(spec, num_blocks, self.torch_device)
 
-    def profile(self, model: CausalLM, new_batch: NewBatch) -> CudaMemoryProfile:
+    def profile(self, model: LanguageModel, new_batch: NewBatch) -> CudaMemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the allocator's peak."""
         self.trim()
         torch.cuda.reset_peak_memory_stats()
@@ -211,13 +217,13 @@ class CudaPlatform(Platform):
             graphs=self._graphs_expected,
         )
 
-    def _run_largest_step(self, model: CausalLM, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
+    def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
         """How long it takes with all layers. Only one of each kind is run: layers leave nothing but their output."""
         vocab_size = model.vocab_size
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
-                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[0], len(indices))
+                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))
                 for indices in model.layers_by_kind()
             ],
             plan,
@@ -227,10 +233,10 @@ class CudaPlatform(Platform):
     def _taken(self) -> int:
         return difference(self._free_at_start, torch.cuda.mem_get_info())
 
-    def _one_block(self, model: CausalLM) -> list[torch.Tensor]:
+    def _one_block(self, model: LanguageModel) -> list[torch.Tensor]:
         return self.attention.allocate(model.kv_cache_spec(self._limits.block_size), 1, self.torch_device)
 
-    def _estimate_graphs(self, model: CausalLM) -> int:
+    def _estimate_graphs(self, model: LanguageModel) -> int:
         """Capture the largest graph, then the two largest: each of the others should take what the second adds."""
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         kv_caches = self._one_block(model)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.async_copy import upload
 from engine_core.platforms.input_buffers import GraphInputBuffers
 from engine_core.worker.forward import PendingTokens, Rows
@@ -76,7 +76,9 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 class DeviceForward:
     """Runs a model on a device: as a captured graph where one is large enough, else kernel by kernel."""
 
-    def __init__(self, model: CausalLM, limits: BatchLimits, device: torch.device, attention: AttentionBackend) -> None:
+    def __init__(
+        self, model: LanguageModel, limits: BatchLimits, device: torch.device, attention: AttentionBackend
+    ) -> None:
         """Nothing is captured yet. ``attention`` is what ``model`` was made with."""
         self._model = model
         self._device = device

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import TimedForward
@@ -22,6 +23,7 @@ _DEMANDING_SEQS = 64
 """The fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 GREEDY = SamplingParams(temperature=0.0)
 _LONGEST_CONTEXT = 8192
+_ONE_LAYER = (KVCacheGroup((0,)),)
 _PAIRS = 2**18
 """About how many pairs of a row and a token that it sees are computed at first: some milliseconds on a CPU."""
 _FEWEST_ROWS = 16
@@ -126,8 +128,25 @@ def attention_seconds(
     """How long attention of all layers takes in a step of as many rows as there may be, all after the longest context.
 
     A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
-    The time is proportional to the pairs of a row and a token that it sees, so it is extrapolated from some of them:
-    enough that the launch does not dominate.
+    """
+    seen: dict[LayerCacheSpec, int] = {}
+    for group in spec.groups:
+        window = min(group.sliding_window or limits.max_model_len, limits.max_model_len)
+        kind = spec.layers[group.layers[0]]
+        seen[kind] = seen.get(kind, 0) + len(group.layers) * window
+    return limits.max_rows * sum(
+        count
+        * _seconds_per_pair(attention, replace(spec, layers=(kind,), groups=_ONE_LAYER), num_heads, limits, device)
+        for kind, count in seen.items()
+    )
+
+
+def _seconds_per_pair(
+    attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
+) -> float:
+    """What the only layer of ``spec`` takes for a row and a token that it sees: the time is proportional to such pairs.
+
+    It is measured on so many that the launch does not dominate.
     """
     context = min(limits.max_model_len, _LONGEST_CONTEXT)
     most_rows = min(limits.max_rows, context)
@@ -136,18 +155,13 @@ def attention_seconds(
         if rows == most_rows:
             break
         rows = min(2 * rows, most_rows)
-    pairs = rows * (2 * context - rows + 1) // 2
-    seen = sum(
-        len(group.layers) * min(group.sliding_window or limits.max_model_len, limits.max_model_len)
-        for group in limits.kv_cache_groups
-    )
-    return seconds * limits.max_rows * seen / pairs
+    return seconds / (rows * (2 * context - rows + 1) // 2)
 
 
 def _quickest(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, rows: int, context: int, device: torch.device
 ) -> float:
-    """Seconds that one layer's attention takes for the last ``rows`` of a context.
+    """Seconds that attention of one layer takes for the last ``rows`` of a context.
 
     The quickest of some runs counts, since the first one may compile kernels, and others may wait for the processor.
     """
@@ -172,17 +186,17 @@ def _quickest(
 def _attention_of(
     attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, metadata: AttentionMetadata, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """One layer's attention of a step whose numbers are all zero."""
-    [cache] = attention.allocate(replace(spec, num_layers=1), 1, device)
-    rows, options = len(metadata.slot_mapping), AttentionOptions(spec.head_dim**-0.5)
+    """Attention of the only layer of ``spec`` for a step whose numbers are all zero."""
+    [cache], [layer] = attention.allocate(spec, 1, device), spec.layers
+    rows, options = len(metadata.slot_mapping), AttentionOptions(layer.shape[-1] ** -0.5)
 
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(rows, *shape, dtype=spec.dtype, device=device)
 
-    if (latent_dim := spec.latent_dim) is not None:
-        rope_dim = spec.head_dim - latent_dim
+    if isinstance(layer, MLAAttentionSpec):
+        latent_dim, rope_dim = layer.kv_lora_rank, layer.qk_rope_head_dim
         queries = zeros(num_heads, latent_dim), zeros(num_heads, rope_dim)
         latents = zeros(latent_dim), zeros(rope_dim)
         return lambda: attention.forward_latents(*queries, *latents, cache, metadata, options)
-    query, key = zeros(num_heads, spec.head_dim), zeros(spec.num_kv_heads, spec.head_dim)
+    query, key = zeros(num_heads, layer.head_dim), zeros(layer.num_kv_heads, layer.head_dim)
     return lambda: attention.forward(query, key, key, cache, metadata, options)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ class Forward(Protocol):
 class HostForward:
     """On CPU, where inputs are used as they are."""
 
-    def __init__(self, model: CausalLM) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         """Run ``model``."""
         self._model = model
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.logprobs import Logprobs
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.async_copy import AsyncCopy, upload
 from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
@@ -101,7 +101,7 @@ def _append(logprobs: dict[int, Logprobs], seq_id: int, entries: Logprobs) -> No
 class ModelRunner:
     """The batch is its only lasting state; the model writes the KV cache."""
 
-    def __init__(self, model: CausalLM, batch: InputBatch, forward: Forward, sampler: Sampler) -> None:
+    def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler) -> None:
         """``batch`` is kept and advanced by each step; ``forward`` runs ``model``."""
         self.batch = batch
         self.model = model

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)
@@ -23,7 +23,9 @@ Step = Sequence[tuple[int, int]]
 
 
 @torch.inference_mode()
-def is_bitwise_stable(model: CausalLM, attention: AttentionBackend, limits: BatchLimits, device: torch.device) -> bool:
+def is_bitwise_stable(
+    model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
+) -> bool:
     """Whether logits have the same bits however sequences share steps or are cut, and with one thread or all.
 
     Pass a model that is cut to one layer of each kind.
@@ -54,7 +56,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _logits(
-    model: CausalLM,
+    model: LanguageModel,
     attention: AttentionBackend,
     block_size: int,
     device: torch.device,

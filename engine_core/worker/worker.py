@@ -14,7 +14,7 @@ from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform
@@ -76,7 +76,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=longest,
         block_size=config.cache.block_size,
-        kv_cache_groups=group_layers(checkpoint.config.sliding_windows),
+        kv_cache_groups=group_layers(checkpoint.config.sliding_windows, checkpoint.config.cache_specs),
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
     )
 
@@ -87,7 +87,7 @@ class Worker:
     """
 
     device: Platform
-    model: CausalLM
+    model: LanguageModel
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
         """Remember what to run; nothing is taken yet."""
@@ -129,7 +129,8 @@ class Worker:
     def _numerics(self, model_digest: str) -> str:
         spec = self.model.kv_cache_spec(self.limits.block_size)
         attention, layers = self.device.attention.numerics(spec), self.device.layers.numerics()
-        return numerics_digest(model_digest, self.checkpoint.dtype, self.device.numerics(), attention, layers)
+        device = [*self.device.numerics(), *self.model.numerics]
+        return numerics_digest(model_digest, self.checkpoint.dtype, device, attention, layers)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""

@@ -30,6 +30,7 @@ ENGINE_OPTIONS = (
     "dtype",
     "max_model_len",
     "quantization",
+    "model_impl",
     "seed",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",

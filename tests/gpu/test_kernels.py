@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.attention.base import KVCacheSpec
+from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.torch_backend import TorchBackend
 from engine_core.sampling import noise
@@ -91,27 +94,36 @@ def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
         reference.norm(norm.float(), None, 1e-5, 128)(x),
         **tolerance,
     )
-    torch.testing.assert_close(layers.silu_and_mul(x.to(GPU)).cpu(), reference.silu_and_mul(x), **tolerance)
-    heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
-    on_gpu = tuple(w.to(GPU) for w in (norm, norm))
-    made = layers.rotary(4, 2, 128, on_gpu, 1e-6)(heads.to(GPU), angles.cos().to(GPU), angles.sin().to(GPU))
-    for one, other in zip(made, reference.rotary(4, 2, 128, (norm, norm), 1e-6)(heads, angles.cos(), angles.sin())):  # noqa: B905
+    torch.testing.assert_close(
+        layers.act_and_mul(x.to(GPU), Activation.SILU).cpu(), reference.act_and_mul(x, Activation.SILU), **tolerance
+    )
+    heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), angles_of(50)
+    weight, shape = numbers(128, dtype=torch.float32, seed=6), HeadsShape(4, 2, 128, 128)
+    on_gpu = HeadNorms(weight.to(GPU), weight.to(GPU), None, 1e-6)
+    made = layers.rotary(shape, on_gpu)(heads.to(GPU), Angles(angles.cos.to(GPU), angles.sin.to(GPU)))
+    for one, other in zip(made, reference.rotary(shape, HeadNorms(weight, weight, None, 1e-6))(heads, angles)):  # noqa: B905
         torch.testing.assert_close(one.cpu(), other, **tolerance)
+
+
+def angles_of(rows: int) -> Angles:
+    angles = numbers(rows, 1, 64, dtype=torch.float32, seed=8)
+    return Angles(angles.cos(), angles.sin())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("normalized", [False, True])
 def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
-    heads, angles = numbers(50, 16, 128, dtype=dtype, seed=7), numbers(50, 1, 64, dtype=torch.float32, seed=8)
-    cos, sin = angles.cos().to(GPU), angles.sin().to(GPU)
-    norms = tuple(numbers(128, dtype=dtype, seed=seed).to(GPU) for seed in (1, 2)) if normalized else None
-    rotation = GpuBackend(PROCESSORS, False).rotary(8, 4, 128, norms, 1e-6)
-    query, key, value = rotation(heads.to(GPU), cos, sin)
-    [cache] = TritonAttention.allocate(KVCacheSpec(1, 4, 128, 16, dtype), 8, GPU)
+    heads, on_host = numbers(50, 16, 128, dtype=dtype, seed=7), angles_of(50)
+    angles = Angles(on_host.cos.to(GPU), on_host.sin.to(GPU))
+    query_norm, key_norm = (numbers(128, dtype=torch.float32, seed=seed).to(GPU) for seed in (1, 2))
+    norms = HeadNorms(query_norm, key_norm, None, 1e-6) if normalized else None
+    rotation = GpuBackend(PROCESSORS, False).rotary(HeadsShape(8, 4, 128, 128), norms)
+    query, key, value = rotation(heads.to(GPU), angles)
+    [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(4, 128),), 16, dtype), 8, GPU)
     cache.fill_(torch.nan)
     slots = torch.randperm(8 * 16, generator=torch.Generator().manual_seed(9))[:50]
     slots[::7] = -1
-    assert torch.equal(rotation.into_cache(heads.to(GPU), cos, sin, cache, slots.to(GPU)), query)
+    assert torch.equal(rotation.into_cache(heads.to(GPU), angles, cache, slots.to(GPU)), query)
     kept = slots[slots >= 0]
     places = cache[:, kept // 16, :, kept % 16].transpose(0, 1)  # [2, rows, Hkv, D]
     assert torch.equal(places.cpu(), torch.stack([key, value])[:, (slots >= 0).to(GPU)].cpu())

@@ -1,7 +1,7 @@
 // Where keys and values lie in the cache, and how a step's rows get there.
 //
-// A cache is [blocks][Hkv][keys, values][units][U · D]. A *unit* holds U tokens: 16, or fewer where the block size is no
-// multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
+// A block is [Hkv][keys, values][units][U · D]; blocks lie apart as the caller says. A *unit* holds U tokens: 16, or fewer
+// where the block size is no multiple of 16. Within a unit, with P numbers packed (2 for bfloat16, else 1):
 // keys are [D / P][U][P], so that a vector holds the same dimensions of neighbouring tokens;
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
 // A cache of latents has keys only, whose first R dimensions are the values: they are rearranged as they are needed.
@@ -55,8 +55,8 @@ class Cache {
 public:
     explicit Cache(const RinglineAttention& args)
         : base_(static_cast<Element*>(args.cache)),
+          block_stride_(args.block_stride),
           head_dim_(args.head_dim),
-          num_kv_heads_(args.num_kv_heads),
           block_size_(args.block_size),
           units_per_block_((args.block_size + kUnit - 1) / kUnit),
           latent_dim_(args.latent_dim),
@@ -150,8 +150,7 @@ private:
     static int least(int a, int b) { return a < b ? a : b; }
 
     Element* unit_start(long block, int kv_head, int unit) const {
-        const long head = block * num_kv_heads_ + kv_head;
-        return base_ + (planes_ * head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
+        return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
     }
     void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride, long dims) const {
         // A few dimensions at a time: rows may lie so far apart that no two of them stay in the nearest cache.
@@ -183,8 +182,8 @@ private:
     }
 
     Element* base_;
+    long block_stride_;
     long head_dim_;
-    long num_kv_heads_;
     int block_size_;
     int units_per_block_;
     long latent_dim_;

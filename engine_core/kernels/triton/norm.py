@@ -1,4 +1,4 @@
-"""Root mean square normalization of rows, computed in float32."""
+"""Normalization of rows, computed in float32: by their root mean square, or by their mean and deviation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import triton.language as tl
 def normalize(
     x,
     weight,
+    bias,
     residual,
     output,
     x_stride,
@@ -17,18 +18,24 @@ def normalize(
     EPSILON: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
+    CENTERED: tl.constexpr,
     ADDED: tl.constexpr,
 ):
     """Program t: row t of ``x`` [T, SIZE], divided by its root mean square, times ``weight``. WIDTH: a power of two.
 
+    CENTERED: less its mean, divided by its deviation, times ``weight``, plus ``bias``. Both are [SIZE] float32.
     ADDED: plus row t of ``residual`` [T, SIZE], which is dense. ``output`` may be ``x``.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
     mask = columns < SIZE
     values = tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if CENTERED:
+        values = tl.where(mask, values - tl.sum(values, 0) / SIZE, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + EPSILON)
-    result = values * scale * tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    result = values * scale * tl.load(weight + columns, mask=mask, other=0.0)
+    if CENTERED:
+        result += tl.load(bias + columns, mask=mask, other=0.0)
     if ADDED:
         result += tl.load(residual + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output + row * output_stride + columns, result.to(output.dtype.element_ty), mask=mask)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.kv_cache_interface import AttentionSpec
 
 CPU = torch.device("cpu")
 
@@ -94,7 +95,7 @@ class Run:
         self.num_blocks = sum(blocks) + 3
         order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        spec = KVCacheSpec(1, g.num_kv_heads, g.head_dim, g.block_size, dtype)
+        spec = KVCacheSpec((AttentionSpec(g.num_kv_heads, g.head_dim),), g.block_size, dtype)
         self.cache = self.backend.allocate(spec, self.num_blocks, self.device)[0]
         self.memory().fill_(torch.nan)
         self.computed = [0] * len(self.sequences)

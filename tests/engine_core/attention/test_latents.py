@@ -15,6 +15,7 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata, Atte
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kv_cache_interface import MLAAttentionSpec, group_layers
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -85,7 +86,7 @@ class Run:
         blocks = [-(-length // s.block_size) for length in self.lengths]
         order = torch.randperm(sum(blocks) + 2, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        spec = KVCacheSpec(1, 1, s.latent + s.rope, s.block_size, self.dtype, s.latent)
+        spec = KVCacheSpec((MLAAttentionSpec(s.latent, s.rope),), s.block_size, self.dtype)
         [self.cache] = self.backend.allocate(spec, len(order), torch.device("cpu"))
         torch.empty(0, dtype=self.dtype).set_(self.cache.untyped_storage()).fill_(torch.nan)
         self.computed = [0] * len(self.lengths)
@@ -178,7 +179,7 @@ def test_long_sequences_are_split_among_threads(rows: int) -> None:
 
 
 def test_a_latent_is_kept_once() -> None:
-    spec = KVCacheSpec(5, 1, 576, 16, torch.bfloat16, 512)
+    spec = KVCacheSpec((MLAAttentionSpec(512, 64),) * 5, 16, torch.bfloat16, group_layers([None] * 5))
     for backend in (NativeAttention(load_kernels()), TorchAttention()):
         assert backend.bytes_per_block(spec) == 5 * 16 * 576 * 2
         assert sum(cache.nbytes for cache in backend.allocate(spec, 3, torch.device("cpu"))) == 3 * 5 * 16 * 576 * 2

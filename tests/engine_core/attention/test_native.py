@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.native import NativeAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kv_cache_interface import AttentionSpec, group_layers
 from tests.engine_core.attention.sequences import CPU, Geometry, Run, make_sequences
 
 pytestmark = pytest.mark.long
@@ -151,6 +152,14 @@ def test_capped_scores_and_sinks_against_float64_and_bitwise(
         assert torch.equal(actual, one)
 
 
+def test_a_cap_that_no_score_comes_near_changes_little(backend: NativeAttention) -> None:
+    geometry = Geometry(4, 2, 32, 16)
+    sequences = make_sequences([140], geometry, torch.float32, seed=6)
+    [actual] = Run(backend, geometry, sequences, softcap=1e4).at_once()
+    expected = sequences[0].expected(geometry.head_dim**-0.5, softcap=1e4)
+    torch.testing.assert_close(actual.double(), expected, **TOLERANCE[torch.float32])
+
+
 @pytest.mark.parametrize("window", [600, 1000, 1290])
 def test_a_window_over_several_splits(backend: NativeAttention, window: int) -> None:
     geometry = Geometry(4, 2, 64, 16)
@@ -275,7 +284,7 @@ def test_every_instruction_set_agrees_with_the_others() -> None:
 
 
 def test_bytes_per_block_are_what_is_allocated() -> None:
-    spec = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=32, block_size=24, dtype=torch.bfloat16)
+    spec = KVCacheSpec((AttentionSpec(2, 32),) * 3, 24, torch.bfloat16, group_layers([None] * 3))
     caches = NativeAttention.allocate(spec, 10, CPU)
     assert len(caches) == 3
     assert sum(cache.untyped_storage().nbytes() for cache in caches) == 10 * NativeAttention.bytes_per_block(spec)

@@ -16,6 +16,7 @@ from engine_core.attention.torch_reference import TorchAttention
 from engine_core.kernels import library
 from engine_core.kernels.build import LIBRARY, BuildError, source_digest
 from engine_core.kernels.library import CpuKernels, KernelsUnavailableError, load_kernels
+from engine_core.kv_cache_interface import AttentionSpec
 
 
 def test_native_kernels_where_they_can_compute_the_model() -> None:
@@ -39,7 +40,7 @@ def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest
 def test_numerics_name_what_decides_bits() -> None:
     def numerics(block_size: int, dtype: torch.dtype, instruction_set: str | None = None) -> str:
         kernels = load_kernels(instruction_set)
-        return NativeAttention(kernels).numerics(KVCacheSpec(1, 1, 16, block_size, dtype))
+        return NativeAttention(kernels).numerics(KVCacheSpec((AttentionSpec(1, 16),), block_size, dtype))
 
     same = {numerics(size, torch.bfloat16) for size in (2, 4, 8, 16, 48, 128)} | {numerics(1, torch.float32)}
     assert len(same) == 1

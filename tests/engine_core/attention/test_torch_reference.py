@@ -10,6 +10,7 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.torch_reference import TorchAttention
+from engine_core.kv_cache_interface import AttentionSpec, group_layers
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
 
 CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def make_step(
     blocks = [-(-n // block_size) for n in lens]
     ids = torch.randperm(sum(blocks) + 3, generator=generator)[: sum(blocks)].split(blocks)
     tables = torch.full((len(lens), max(blocks) + 1), 2**31 - 1, dtype=torch.int32)
-    spec = KVCacheSpec(1, num_kv_heads, head_dim, block_size, dtype)
+    spec = KVCacheSpec((AttentionSpec(num_kv_heads, head_dim),), block_size, dtype)
     cache = TorchAttention.allocate(spec, sum(blocks) + 3, CPU)[0].fill_(torch.nan)
     slots = []
     for s, (length, count) in enumerate(zip(lens, counts, strict=True)):
@@ -137,7 +138,7 @@ def test_how_many_rows_are_computed_at_a_time_changes_nothing(monkeypatch: pytes
 
 
 def test_bytes_per_block_are_what_is_allocated() -> None:
-    spec = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=24, block_size=16, dtype=torch.bfloat16)
+    spec = KVCacheSpec((AttentionSpec(2, 24),) * 3, 16, torch.bfloat16, group_layers([None] * 3))
     caches = TorchAttention.allocate(spec, 10, CPU)
     assert len(caches) == 3
     assert sum(cache.nbytes for cache in caches) == 10 * TorchAttention.bytes_per_block(spec)

@@ -26,6 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.activation import Activation
 from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
@@ -114,7 +115,7 @@ def attend(
 ) -> None:
     """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
-    spec = KVCacheSpec(1, geometry.num_kv_heads, geometry.head_dim, geometry.block_size, dtype)
+    spec = KVCacheSpec((AttentionSpec(geometry.num_kv_heads, geometry.head_dim),), geometry.block_size, dtype)
     cache = backend.allocate(spec, num_blocks, META)[0]
     rows, seqs, split = 40, 3, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
 

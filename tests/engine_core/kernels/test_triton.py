@@ -66,7 +66,7 @@ def test_attention_compiles(
 def test_layers_compile(capability: int, tmp_path: Path) -> None:
     with compiling(capability, tmp_path) as made:
         compute_layers(Geometry(32, 8, 128, 16), torch.bfloat16, hidden=4096, inner=14336)
-    assert {one.name for one in made} == {"normalize", "rotate", "silu_and_multiply", "multiply"}
+    assert {one.name for one in made} == {"normalize", "rotate", "activate", "multiply"}
     assert [one for one in made if not one.fits] == []
     products = _named(made, "multiply")
     assert len(products) == 3

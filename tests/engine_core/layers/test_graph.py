@@ -19,7 +19,7 @@ from engine_core.kernels.library import load_kernels
 from engine_core.layers.base import DecoderStack
 from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native_backend import NativeBackend
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
@@ -45,7 +45,7 @@ class Watched(NativeBackend):
         return super().captured(counted)
 
 
-def steps(model: CausalLM, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
+def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
     """All logits of three sequences, computed in steps of random sizes; threads change, too."""
     rng = random.Random(seed)
     driver = Driver(model, LENGTHS, attention=ATTENTION)

@@ -19,7 +19,7 @@ from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -40,7 +40,7 @@ def build_model(
     attention: AttentionBackend | None = None,
     on_progress: ProgressCallback | None = None,
     digest: WeightsDigest | None = None,
-) -> CausalLM:
+) -> LanguageModel:
     """The checkpoint's model with its weights, by default as an engine on CPU would compute it."""
     quant_method, _ = choose_quant_method(checkpoint.quantization)
     layers = layers or layers_of(checkpoint)
@@ -57,7 +57,7 @@ def load(
     quantization: str | None = None,
     layers: LayerBackend | None = None,
     attention: AttentionBackend | None = None,
-) -> CausalLM:
+) -> LanguageModel:
     """The model of the checkpoint in that directory."""
     return build_model(open_at(directory, dtype=dtype, quantization=quantization), layers, attention)
 
@@ -72,7 +72,7 @@ class Driver:
     """A model with a cache of scattered blocks, poisoned with NaN until written."""
 
     def __init__(
-        self, model: CausalLM, lengths: Sequence[int], seed: int = 0, attention: AttentionBackend | None = None
+        self, model: LanguageModel, lengths: Sequence[int], seed: int = 0, attention: AttentionBackend | None = None
     ) -> None:
         """``lengths``: the most tokens that each sequence will have. ``attention``: what the model was loaded with."""
         self.model = model
@@ -131,7 +131,7 @@ class Driver:
         )
 
 
-def logits_of(model: CausalLM, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:
+def logits_of(model: LanguageModel, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:
     """Logits [T, V] of one sequence alone, computed in chunks of the given sizes (default: in one step)."""
     driver = Driver(model, [len(ids)])
     return torch.cat([driver.step([(0, part)])[0] for part in ids.split(list(chunks or [len(ids)]))])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.models.base import CausalLM
+from engine_core.models.interface import LanguageModel
 
 Routing = list[tuple[torch.Tensor, torch.Tensor]]
 """Of each layer that has experts: ids [T, k] and weights [T, k] float32."""
@@ -50,7 +50,7 @@ def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
         hook.remove()
 
 
-def force_routing(model: CausalLM, routing: Routing) -> None:
+def force_routing(model: LanguageModel, routing: Routing) -> None:
     """The routers of one of our models choose as ``routing`` says, in one step of all rows."""
     if not routing:
         return

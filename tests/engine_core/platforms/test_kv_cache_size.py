@@ -7,7 +7,7 @@ import pytest
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheGroup
-from engine_core.layers.rotary import Rotary
+from engine_core.layers.rotary import RopeParameters
 from engine_core.platforms.kv_cache_size import (
     RESERVE_BYTES,
     SCHEDULER_BYTES_PER_BLOCK,
@@ -106,4 +106,4 @@ def test_refusal_of_a_cache_without_any_block_names_what_makes_blocks_smaller(bl
 def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() -> None:
     require_room_for_angles(1 << 20, 4096, usable=1 << 20)
     with pytest.raises(OutOfMemoryError, match=r"takes 2\.00 GiB for max_model_len=8388608.*Lower --max-model-len"):
-        require_room_for_angles(Rotary.nbytes(64, 1 << 23), 1 << 23, usable=1 << 30)
+        require_room_for_angles(RopeParameters("default", 1e4, 64).nbytes(1 << 23), 1 << 23, usable=1 << 30)

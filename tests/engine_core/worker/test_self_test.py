@@ -25,9 +25,14 @@ class SlightlyOff(NativeLinear):
     """Off by a last bit or so where a condition holds."""
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, dtype: torch.dtype | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        y = super().__call__(x, residual=residual, dtype=dtype)
+        y = super().__call__(x, residual=residual, scale=scale, dtype=dtype)
         return y * (1 + 2**-20) if self.is_off(x) else y
 
     def is_off(self, x: torch.Tensor) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_core.attention.base import KVCacheSpec
+from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.paged import CachingRotation
 from engine_core.attention.triton import TritonAttention
+from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.layers.torch_backend import TorchBackend
@@ -30,41 +33,59 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
     torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("width", [64, 200])
-def test_norm(width: int, dtype: torch.dtype) -> None:
-    x, weight = numbers(5, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
-    arguments = (weight.float(), None, 1e-5, len(weight))
-    close(LAYERS.norm(*arguments)(x), TorchBackend().norm(*arguments)(x), dtype)
+def test_norm(width: int, biased: bool, dtype: torch.dtype) -> None:
+    x, residual = (numbers(5, width, dtype=dtype, seed=seed) for seed in (0, 3))
+    weight, bias = (numbers(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    made, expected = (layers.norm(weight, bias if biased else None, 1e-5, width) for layers in (LAYERS, TorchBackend()))
+    close(made(x, residual=residual), expected(x, residual=residual), dtype)
 
 
-@pytest.mark.parametrize(("query_heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80)])
-@pytest.mark.parametrize("normalized", [True, False])
-def test_rotation(query_heads: int, kv_heads: int, head_dim: int, normalized: bool, dtype: torch.dtype) -> None:
-    heads = numbers(3, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
-    angles = numbers(3, 1, head_dim // 2, dtype=torch.float32, seed=1)
-    norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
-    expected = TorchBackend().rotary(query_heads, kv_heads, head_dim, norms, 1e-6)(
-        heads.clone(), angles.cos(), angles.sin()
-    )
-    actual = LAYERS.rotary(query_heads, kv_heads, head_dim, norms, 1e-6)(heads.clone(), angles.cos(), angles.sin())
-    for one, other in zip(actual, expected, strict=True):
+WIDE = pytest.mark.wide
+SHAPES = [
+    HeadsShape(4, 2, 64, 64),
+    pytest.param(HeadsShape(7, 1, 80, 80), marks=WIDE),
+    HeadsShape(3, 1, 80, 24),
+    HeadsShape(2, 2, 64, 32, interleaved=True),
+    pytest.param(HeadsShape(4, 2, 64, 64, interleaved=True), marks=WIDE),
+    HeadsShape(4, 2, 64, 0),
+]
+"""Rotated whole, in part, in neighbouring pairs, and not at all."""
+
+
+def norms_of(shape: HeadsShape, normalized: str) -> HeadNorms | None:
+    query, key, value = (numbers(shape.head_dim, dtype=torch.float32, seed=seed) for seed in (2, 3, 4))
+    return HeadNorms(query, key, value if "values" in normalized else None, 1e-6) if normalized else None
+
+
+def angles_of(shape: HeadsShape, rows: int) -> Angles | None:
+    if shape.rotary_dim == 0:
+        return None
+    angles = numbers(rows, 1, shape.rotary_dim // 2, dtype=torch.float32, seed=1)
+    scales = 1 + numbers(rows, 1, 1, dtype=torch.float32, seed=5).abs() if shape.interleaved else None
+    return Angles(angles.cos(), angles.sin(), scales)
+
+
+@pytest.mark.parametrize("normalized", ["queries and keys, values too", "", pytest.param("queries", marks=WIDE)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
+    heads = numbers(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
+    norms, angles = norms_of(shape, normalized), angles_of(shape, 3)
+    expected = TorchBackend().rotary(shape, norms)(heads.clone(), angles)
+    for one, other in zip(LAYERS.rotary(shape, norms)(heads.clone(), angles), expected, strict=True):
         close(one, other, dtype)
 
 
-@pytest.mark.parametrize(("query_heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 1, 80)])
-@pytest.mark.parametrize("normalized", [True, False])
-def test_rotation_into_the_cache(
-    query_heads: int, kv_heads: int, head_dim: int, normalized: bool, dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("normalized", ["queries and keys, values too", pytest.param("", marks=WIDE)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rotation_into_the_cache(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
     """Queries, keys and values are those of the rotation alone, bit for bit, and nothing else is written."""
     rows, block_size, slots = 4, 16, torch.tensor([37, -1, 0, 15])
-    heads = numbers(rows, query_heads + 2 * kv_heads, head_dim, dtype=dtype)
-    angles = numbers(rows, 1, head_dim // 2, dtype=torch.float32, seed=1)
-    cos, sin = angles.cos(), angles.sin()
-    norms = (numbers(head_dim, dtype=dtype, seed=2), numbers(head_dim, dtype=dtype, seed=3)) if normalized else None
-    rotation = LAYERS.rotary(query_heads, kv_heads, head_dim, norms, 1e-6)
-    query, key, value = rotation(heads.clone(), cos, sin)
-    spec = KVCacheSpec(1, kv_heads, head_dim, block_size, dtype)
+    heads = numbers(rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
+    angles, rotation = angles_of(shape, rows), LAYERS.rotary(shape, norms_of(shape, normalized))
+    query, key, value = rotation(heads.clone(), angles)
+    spec = KVCacheSpec((AttentionSpec(shape.num_kv_heads, shape.head_dim),), block_size, dtype)
     [cache] = TritonAttention.allocate(spec, 3, torch.device("cpu"))
     expected = cache.fill_(torch.nan).clone()
     for row, slot in enumerate(slots.tolist()):
@@ -72,15 +93,17 @@ def test_rotation_into_the_cache(
             expected[0, slot // block_size, :, slot % block_size] = key[row]
             expected[1, slot // block_size, :, slot % block_size] = value[row]
     assert isinstance(rotation, CachingRotation)
-    made = rotation.into_cache(heads.clone(), cos, sin, cache, slots)
+    made = rotation.into_cache(heads.clone(), angles, cache, slots)
     assert torch.equal(made, query)
     assert torch.equal(cache.isnan(), expected.isnan())
     assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
 
 
-def test_silu_and_mul(dtype: torch.dtype) -> None:
-    gate_up = 3 * numbers(3, 2 * 1500, dtype=dtype)
-    close(LAYERS.act_and_mul(gate_up), TorchBackend().silu_and_mul(gate_up), dtype)
+@pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
+def test_activations(activation: Activation, dtype: torch.dtype) -> None:
+    x = 3 * numbers(3, 2 * 1100, dtype=dtype)
+    close(LAYERS.act_and_mul(x, activation), TorchBackend().act_and_mul(x, activation), dtype)
+    close(LAYERS.activate(x, activation), TorchBackend().activate(x, activation), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 72)])

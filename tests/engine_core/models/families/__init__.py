@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, latent, scaled
+from tests.engine_core.models.families import dense, experts, fallback, latent, scaled
 from tests.engine_core.models.tiny_models import CASES
 
-SHAPES: dict[str, PretrainedConfig] = {**dense.SHAPES, **experts.SHAPES, **latent.SHAPES, **scaled.SHAPES}
+SHAPES: dict[str, PretrainedConfig] = {
+    **dense.SHAPES,
+    **experts.SHAPES,
+    **latent.SHAPES,
+    **scaled.SHAPES,
+    **fallback.SHAPES,
+}
 """By names that begin with the family's."""
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
 """Parameters of tests: names."""

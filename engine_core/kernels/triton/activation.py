@@ -1,0 +1,31 @@
+"""Activations of a feed-forward block, with a gate or without one, computed in float32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _applied(x, KIND: tl.constexpr):
+    """``KIND`` is a number of ``layers.activation.Activation``."""
+    if KIND == 0:
+        return x / (1.0 + tl.exp(-x))
+    if KIND == 1:
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    if KIND == 2:
+        return x / (1.0 + tl.exp(-1.5957691216057308 * x * (1.0 + 0.044715 * x * x)))
+    return tl.where(x < 0.0, 0.0, x)  # NaN stays NaN
+
+
+@triton.jit
+def activate(x, output, SIZE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr):
+    """Program (t, i): BLOCK numbers of f(x) of row t of ``x`` [T, SIZE]; GATED: of f(gate) · up of [T, 2 · SIZE]."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < SIZE
+    start = x + row * ((2 if GATED else 1) * SIZE)
+    result = _applied(tl.load(start + columns, mask=mask, other=0.0).to(tl.float32), KIND)
+    if GATED:
+        result *= tl.load(start + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(output + row * SIZE + columns, result.to(output.dtype.element_ty), mask=mask)

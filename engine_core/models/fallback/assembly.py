@@ -1,0 +1,205 @@
+"""Builds a module of transformers with the engine's layers in it; its weights and attention come later."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import ParallelLMHead
+from engine_core.models.fallback.modules import (
+    ACTIVATIONS,
+    Activated,
+    ChangedEmbedding,
+    Embedding,
+    GivenHidden,
+    Head,
+    Projection,
+    RemainingTensors,
+    replaced,
+)
+from engine_core.quantization.base import Features
+
+_MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
+"""Modules whose rows depend on each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A causal language model of transformers whose linear layers and embeddings are the engine's."""
+
+    module: PreTrainedModel
+    head: Head
+    names: dict[str, str]
+    """Names of tensors in a checkpoint, by the module's own."""
+    shapes: dict[str, tuple[int, ...]]
+    """Of tensors, by the module's own names."""
+    tied: str | None
+    """The checkpoint's name of the tensor that only repeats the embedding, if any."""
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Everything but the head."""
+        return self.module.base_model
+
+    @property
+    def decoder_path(self) -> str:
+        """The decoder's place in the module."""
+        return self.module.base_model_prefix
+
+    def with_head_alone(self) -> nn.Module:
+        """The module that takes final hidden states [1, T, H] as ``inputs_embeds`` and makes logits of them."""
+        return replaced(self.module, self.decoder_path.split("."), GivenHidden())
+
+
+def assemble(config: PretrainedConfig, layers: LayerFactory, implementation: str) -> Assembly:
+    """The model that ``config`` describes, with parts that ``layers`` makes; its other weights are on the meta device.
+
+    ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` for what the
+    engine's layers cannot stand in for.
+    """
+    module = _build(config, layers.dtype, layers.device, implementation)
+    for name, each in module.named_modules():
+        if isinstance(each, _MIXING):
+            raise UnsupportedModelError(f"{name} is a {type(each).__name__}, which lets rows depend on each other")
+    builder = _Builder(module, layers)
+    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    builder.put_in_embeddings_and_head()
+    builder.put_in_layers()
+    taken = {name for part in layers.parts for name in part.tensors()}
+    if lost := sorted(set(builder.names.values()) ^ taken):
+        raise UnsupportedModelError(f"{lost[0]} is no weight of a layer")
+    return Assembly(module, builder.head, builder.names, shapes, builder.tied)
+
+
+def _build(config: PretrainedConfig, dtype: torch.dtype, device: torch.device, implementation: str) -> PreTrainedModel:
+    """The module as transformers makes it. Parameters are on the meta device, buffers, which are computed, on
+    ``device``.
+    """
+    own = copy.deepcopy(config)
+    own.use_cache = False
+    factory: Any = AutoModelForCausalLM
+    with _parameters_without_memory(), torch.device(device):
+        module: PreTrainedModel = factory.from_config(
+            own, dtype=dtype, attn_implementation=implementation, trust_remote_code=False
+        )
+    module.train(False)
+    return module
+
+
+@contextmanager
+def _parameters_without_memory() -> Iterator[None]:
+    """Move each parameter to the meta device as soon as a module gets it, before it is initialized."""
+
+    def moved(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        return (
+            None if parameter is None or parameter.is_meta else nn.Parameter(parameter.to("meta"), requires_grad=False)
+        )
+
+    register: Any = register_module_parameter_registration_hook  # declared as if its hooks returned nothing
+    handle = register(moved)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _names_in_checkpoint(module: PreTrainedModel) -> dict[str, str]:
+    """By its own name, what ``save_pretrained`` calls each tensor of a module."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = {name: torch.empty_like(tensor, device="meta") for name, tensor in module.state_dict().items()}
+    saved = {id(tensor): name for name, tensor in revert_weight_conversion(module, dict(own)).items()}
+    if lost := sorted(name for name, tensor in own.items() if id(tensor) not in saved):
+        raise UnsupportedModelError(f"checkpoints have {lost[0]} in another form")
+    return {name: saved[id(tensor)] for name, tensor in own.items()}
+
+
+class _Builder:
+    """Replaces submodules one by one."""
+
+    head: Head
+
+    def __init__(self, module: PreTrainedModel, layers: LayerFactory) -> None:
+        self._module = module
+        self._layers = layers
+        self._places = {id(each): name for name, each in module.named_modules()}
+        self.names = _names_in_checkpoint(module)
+        self.tied: str | None = None
+
+    def put_in_embeddings_and_head(self) -> None:
+        """The head, and the embedding of tokens, which may be the head's weight."""
+        module: Any = self._module
+        head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+        if type(head) is not nn.Linear or not isinstance(embedding, nn.Embedding):
+            raise UnsupportedModelError(
+                f"its head is a {type(head).__name__}, and its embedding a {type(embedding).__name__}; expected Linear "
+                "and Embedding"
+            )
+        head_name, embedding_name = self._places[id(head)], self._places[id(embedding)]
+        tied, has_bias = self._is_tied(f"{head_name}.weight", f"{embedding_name}.weight"), self._has_bias(head_name)
+        if tied:
+            if has_bias:
+                raise UnsupportedModelError("its head has a bias and the embedding's weight")
+            self.tied = self.names.pop(f"{head_name}.weight")
+        stored = self._stored(embedding_name if tied else head_name)
+        part = self._layers.parallel_lm_head(stored, head.out_features, head.in_features, has_bias)
+        self.head = Head(part)
+        self._put(head_name, self.head)
+        rows = self._embedding(embedding_name, embedding, part if tied else None)
+        plain = type(embedding) is nn.Embedding
+        self._put(embedding_name, rows if plain else ChangedEmbedding(rows, embedding))
+
+    def _embedding(self, name: str, embedding: nn.Embedding, tied_to: ParallelLMHead | None = None) -> Embedding:
+        """In place of ``embedding`` at ``name``."""
+        count, width = embedding.num_embeddings, embedding.embedding_dim
+        return Embedding(self._layers.vocab_parallel_embedding(self._stored(name), count, width, tied_to), width)
+
+    def _is_tied(self, head: str, embedding: str) -> bool:
+        """Whether the head's weight is the embedding's; no other weights may be tied."""
+        ties: dict[str, str] = dict(self._module.all_tied_weights_keys)
+        tied = ties.pop(head, None) == embedding
+        if ties:
+            raise UnsupportedModelError(f"its {next(iter(ties))} is the same as {next(iter(ties.values()))}")
+        return tied
+
+    def put_in_layers(self) -> None:
+        """Everything else that has weights."""
+        for name, each in list(self._module.named_modules()):
+            if type(each) is nn.Linear:
+                inputs, bias = Features(1, each.in_features), self._has_bias(name)
+                stored, outputs = self._stored(name), each.out_features
+                self._put(
+                    name, Projection(self._layers.column_parallel_linear(stored, inputs, outputs, bias, fixed=True))
+                )
+            elif type(each) is nn.Embedding:
+                self._put(name, self._embedding(name, each))
+            elif (activation := ACTIVATIONS.get(type(each))) is not None:
+                self._put(name, Activated(activation, self._layers))
+            elif names := self._own_names(name, each):
+                self._layers.parts.append(RemainingTensors(each, names))
+
+    def _own_names(self, place: str, module: nn.Module) -> dict[str, str]:
+        """The checkpoint's names of what ``module`` itself, at ``place``, keeps in one, by its own."""
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        names = {name: self.names.get(f"{place}.{name}" if place else name) for name, _ in own}
+        return {name: stored for name, stored in names.items() if stored is not None}
+
+    def _has_bias(self, name: str) -> bool:
+        return f"{name}.bias" in self.names
+
+    def _stored(self, name: str) -> str:
+        """What a checkpoint calls the module at ``name``."""
+        return self.names[f"{name}.weight"].removesuffix(".weight")
+
+    def _put(self, name: str, new: nn.Module) -> None:
+        self._module.set_submodule(name, new)

@@ -1,0 +1,176 @@
+"""A dense decoder of transformers as workers see it: its module, with the engine's attention, cache and layers.
+
+Everything between those is torch's, row by row. Whether that is bitwise stable, the self-test at the start decides.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PretrainedConfig
+
+from engine_core.attention.base import AttentionMetadata, AttentionOptions
+from engine_core.errors import UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.weights import Weights
+from engine_core.models.architecture import MOST_LAYERS, MOST_POSITIONS, ModelShape, positive
+from engine_core.models.fallback.assembly import assemble
+from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
+from engine_core.models.fallback.rows import require_separate_rows
+from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
+from engine_core.models.fallback.trial import Outline, outline_of
+from engine_core.models.interface import LanguageModel, group_of_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackConfig(ModelShape):
+    """Read from a trial of transformers' module."""
+
+    source: PretrainedConfig
+    outline: Outline
+
+    @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        return tuple(AttentionSpec(layer.num_kv_heads, layer.widest_head) for layer in self.outline.layers)
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        return self.has_plain_layers and all(
+            layer.scale == layer.head_dim**-0.5 and layer.logit_softcap is None and layer.sinks is None
+            for layer in self.outline.layers
+        )
+
+
+class TransformersForCausalLM(LanguageModel):
+    """Built from the classes that are installed with transformers, never from a checkpoint's code."""
+
+    config: FallbackConfig
+
+    @classmethod
+    def read_config(cls, config: PretrainedConfig) -> FallbackConfig:
+        architecture = architecture_of(config)
+        require_dense_decoder(config, architecture)
+        _limited(config, "num_hidden_layers", MOST_LAYERS, architecture)
+        longest = _limited(config, "max_position_embeddings", MOST_POSITIONS, architecture)
+        outline = outline_of(config, architecture)
+        first, *_ = outline.layers
+        return FallbackConfig(
+            vocab_size=outline.vocab_size,
+            hidden_size=outline.hidden_size,
+            intermediate_size=outline.intermediate_size,
+            num_layers=len(outline.layers),
+            num_heads=first.num_heads,
+            num_kv_heads=first.num_kv_heads,
+            head_dim=first.widest_head,
+            max_position_embeddings=longest,
+            sliding_windows=tuple(layer.sliding_window for layer in outline.layers),
+            source=config,
+            outline=outline,
+        )
+
+    def __init__(self, config: FallbackConfig, layers: LayerFactory, max_model_len: int) -> None:
+        """Build the module, without weights."""
+        super().__init__(config, layers, max_model_len)
+        self._assembly = assemble(config.source, layers, IMPLEMENTATION)
+        self._with_head = self._assembly.with_head_alone()
+        self._attention = StepAttention(layers.attention_backend, layers.dtype)
+        layer_prefix = f"{config.outline.path}."
+        self._layer_tensors = {name for own, name in self._assembly.names.items() if own.startswith(layer_prefix)}
+        self._set_layers(range(config.num_layers))
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        return (f"transformers {transformers.__version__}",)
+
+    def is_redundant(self, name: str) -> bool:
+        """As ``LanguageModel`` says, and what transformers itself ignores."""
+        module, tied = self._assembly.module, self._assembly.tied
+        ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+        return name == tied or name.endswith(".rotary_emb.inv_freq") or any(re.search(each, name) for each in ignored)
+
+    def is_of_layer(self, name: str) -> bool:
+        return name in self._layer_tensors
+
+    def layer_kind(self, index: int) -> Hashable:
+        layer, prefix = self.config.outline.layers[index], f"{self.config.outline.path}.{index}."
+        shapes = {
+            name.removeprefix(prefix): shape for name, shape in self._assembly.shapes.items() if name.startswith(prefix)
+        }
+        window = self.config.sliding_windows[index]
+        return window, layer.scale, layer.logit_softcap, layer.sinks is None, frozenset(shapes.items())
+
+    def load(self, weights: Weights) -> None:
+        """As ``LanguageModel`` says; then try whether rows depend on each other. Raises ``UnsupportedModelError``."""
+        super().load(weights)
+        module = self._assembly.module
+        for index, layer in enumerate(self.config.outline.layers):
+            sinks = None if layer.sinks is None else module.get_parameter(layer.sinks).float()
+            options = AttentionOptions(layer.scale, self.config.sliding_windows[index], layer.logit_softcap, sinks)
+            width = self._factory.backend.padded(layer.widest_head)
+            own = LayerAttention(index, width, options, self._attention)
+            set_attention(module.get_submodule(layer.module), own)
+        require_separate_rows(self.one_layer_of_each_kind(), self._attention.backend, self._factory.device)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_caches: list[torch.Tensor],
+        metadata: Sequence[AttentionMetadata],
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        caches = zip(kv_caches, (metadata[group] for group in self._groups), strict=True)
+        layers = dict(zip(self._layer_indices, caches, strict=True))
+        with self._attention.step(layers):
+            output = self._decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        hidden: torch.Tensor = output.last_hidden_state[0].contiguous()
+        return hidden if rows is None else self._factory.select_rows(hidden, rows)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._with_head(inputs_embeds=hidden[None], use_cache=False).logits
+        return logits[0]
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._assembly.head.argmax(hidden) if self.config.outline.is_head_plain else super().argmax(hidden)
+
+    def _set_layers(self, indices: Sequence[int]) -> None:
+        super()._set_layers(indices)
+        self._groups = group_of_layers(self.kv_cache_groups)
+        self._decoder = self._assembly.decoder
+        if len(indices) < self.config.num_layers:
+            path = self.config.outline.path.removeprefix(f"{self._assembly.decoder_path}.").split(".")
+            self._decoder = _cut(self._decoder, path, indices)
+
+
+def _limited(config: PretrainedConfig, name: str, most: int, architecture: str) -> int:
+    """A size that the configuration must have."""
+    if not hasattr(config, name):
+        raise UnsupportedModelError(f"{architecture} has no {name} in its configuration, which the fallback needs")
+    return positive(config, name, most)
+
+
+def _cut(decoder: nn.Module, path: Sequence[str], indices: Sequence[int]) -> nn.Module:
+    """A copy that shares everything with ``decoder``, but has only the layers ``indices`` in the list at ``path``.
+
+    What configurations list for each layer is cut, too: decoders look there for what their layers take.
+    """
+    layers = decoder.get_submodule(".".join(path))
+    assert isinstance(layers, nn.ModuleList)
+    cut = replaced(decoder, path, nn.ModuleList(layers[index] for index in indices))
+    for depth in range(len(path)):
+        copied: Any = cut.get_submodule(".".join(path[:depth]))
+        if isinstance(config := getattr(copied, "config", None), PretrainedConfig):
+            own = copy.copy(config)
+            for name, value in vars(config).items():
+                if isinstance(value, list) and len(value) == len(layers):
+                    vars(own)[name] = [value[index] for index in indices]
+            copied.config = own
+    return cut

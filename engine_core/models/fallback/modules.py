@@ -1,0 +1,267 @@
+"""What is put into a module of transformers: the engine's linear layers, embeddings and attention, and small parts that
+load whatever weights remain.
+
+Symbols in shapes: T rows of a step, Hq query heads, Hkv key/value heads, D head size, K inputs, N outputs. The rows of
+all sequences lie side by side in one row of transformers' batch, so tensors there begin with [1, T].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_core.layers.activation import NAMES, Activation
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import ColumnParallelLinear, ParallelLMHead, Part, VocabParallelEmbedding
+from engine_core.layers.weights import Weights
+
+IMPLEMENTATION = "ringline"
+"""What the engine's attention is called among transformers' attention functions. No mask function has that name, so no
+mask is made."""
+_ATTENTION = "ringline_attention"
+"""The attribute of a module of transformers that computes its attention."""
+
+
+class AttentionCall(Protocol):
+    """Computes attention for a module of transformers."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """[1, T, Hq, Dv] of ``query`` [1, Hq, T, D], ``key`` [1, Hkv, T, D] and ``value`` [1, Hkv, T, Dv]."""
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of ``module`` by what ``set_attention`` gave it, as transformers' ``AttentionInterface`` wants it."""
+    call: AttentionCall = getattr(module, _ATTENTION)
+    return call(query, key, value, attention_mask, options), None
+
+
+AttentionInterface.register(IMPLEMENTATION, attend)
+
+
+def set_attention(module: nn.Module, call: AttentionCall) -> None:
+    """Have ``call`` compute the attention of ``module``."""
+    setattr(module, _ATTENTION, call)
+
+
+class StepAttention:
+    """The caches and the metadata of the step that is computed, for the attention of all layers."""
+
+    def __init__(self, backend: AttentionBackend, dtype: torch.dtype) -> None:
+        self.backend = backend
+        self.dtype = dtype
+        self._layers: dict[int, tuple[torch.Tensor, AttentionMetadata]] = {}
+
+    @contextmanager
+    def step(self, layers: dict[int, tuple[torch.Tensor, AttentionMetadata]]) -> Iterator[None]:
+        """Attend over these caches, by index of the layer."""
+        self._layers = layers
+        try:
+            yield
+        finally:
+            self._layers = {}
+
+    def of_layer(self, index: int) -> tuple[torch.Tensor, AttentionMetadata]:
+        return self._layers[index]
+
+
+class LayerAttention:
+    """Attention of one layer over its KV cache, in the form that transformers' modules call."""
+
+    def __init__(self, index: int, head_dim: int, options: AttentionOptions, step: StepAttention) -> None:
+        """``head_dim`` is that of the cache, to which heads are padded with zeros."""
+        self._index = index
+        self._head_dim = head_dim
+        self._options = options
+        self._step = step
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``AttentionCall`` says; what ``options`` say is known from the trial."""
+        kv_cache, metadata = self._step.of_layer(self._index)
+        _, num_heads, num_rows, _ = query.shape
+        attended = self._step.backend.forward(
+            self._rows(query), self._rows(key), self._rows(value), kv_cache, metadata, self._options
+        )
+        return attended.view(1, num_rows, num_heads, -1)[..., : value.shape[-1]]
+
+    def _rows(self, heads: torch.Tensor) -> torch.Tensor:
+        """[T, heads, D of the cache] of ``heads`` [1, heads, T, D]."""
+        return _widened(heads[0].transpose(0, 1).to(self._step.dtype), self._head_dim)
+
+
+def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
+    """``x`` with zeros behind its columns, ``width`` in all."""
+    return x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1]))
+
+
+class Projection(nn.Module):
+    """In place of ``nn.Linear``."""
+
+    def __init__(self, part: ColumnParallelLinear) -> None:
+        super().__init__()
+        self._part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, N] of ``x`` […, K]."""
+        shape = self._part.shape
+        if x.is_meta:
+            return x.new_empty(*x.shape[:-1], shape.outputs.count)
+        rows = _widened(x.reshape(-1, shape.inputs.count), self._part.layer.in_features)
+        return self._compute(rows).view(*x.shape[:-1], -1)
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        return self._part(x)
+
+
+class Head(Projection):
+    """In place of the ``nn.Linear`` that computes logits, in float32."""
+
+    def __init__(self, part: ParallelLMHead) -> None:
+        super().__init__(part)
+        self._head = part
+
+    def _compute(self, x: torch.Tensor) -> torch.Tensor:
+        return self._head.logits(x)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R] int64: ids of the greatest logits of ``hidden`` [R, K], the lowest of equals."""
+        return self._head.argmax(_widened(hidden, self._head.layer.in_features))
+
+
+class Embedding(nn.Module):
+    """In place of ``nn.Embedding``."""
+
+    def __init__(self, part: VocabParallelEmbedding, width: int) -> None:
+        super().__init__()
+        self._part = part
+        self._width = width
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """[…, H] of ``indices`` […] int64."""
+        if indices.is_meta:
+            return torch.empty(*indices.shape, self._width, device=indices.device)
+        rows = self._part(indices.reshape(-1))[:, : self._width]
+        return rows.reshape(*indices.shape, self._width)
+
+
+class ChangedEmbedding(nn.Module):
+    """In place of a subclass of ``nn.Embedding`` that changes the rows it looks up, as by a factor.
+
+    The subclass does that here, too: it looks rows 0, 1, … up in a table that consists of the wanted rows.
+    """
+
+    def __init__(self, rows: Embedding, changing: nn.Embedding) -> None:
+        super().__init__()
+        self._rows = rows
+        self._changing = [changing]  # in a list, so that its weight is not one of this module's
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """[1, T, H] of ``indices`` [1, T] int64."""
+        rows = self._rows(indices)
+        places = torch.arange(rows.shape[1], device=indices.device)[None]
+        changed: torch.Tensor = torch.func.functional_call(self._changing[0], {"weight": rows[0]}, (places,))
+        return changed
+
+
+class Activated(nn.Module):
+    """In place of an activation that the engine has, too.
+
+    torch computes the last elements of a tensor, or of a thread's share of it, by another loop, to other bits.
+    """
+
+    def __init__(self, activation: Activation, layers: LayerFactory) -> None:
+        super().__init__()
+        self._activation = activation
+        self._layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """f(x), element by element."""
+        if x.is_meta:
+            return x.new_empty(x.shape)
+        width = x.shape[-1]
+        rows = _widened(x.reshape(-1, width), self._layers.backend.padded(width))
+        return self._layers.activate(rows, self._activation)[:, :width].reshape(x.shape)
+
+
+ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.items()}
+"""By the class of transformers' module."""
+
+
+class GivenHidden(nn.Module):
+    """In place of everything but the head: hands on the hidden states that it is given."""
+
+    def forward(
+        self, *arguments: Any, inputs_embeds: torch.Tensor, **options: Any
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """``inputs_embeds`` [1, T, H] are the final hidden states."""
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+
+
+class RemainingTensors(Part):
+    """Weights of a module that stays transformers': of a norm, an activation, a gate."""
+
+    def __init__(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        """``names``: the checkpoint's by the module's."""
+        self._module = module
+        self._names = names
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(self._tensor(own).shape) for own, name in self._names.items()}
+
+    def load(self, weights: Weights) -> None:
+        for own, name in self._names.items():
+            tensor = weights.take(name).clone()
+            if own in dict(self._module.named_buffers(recurse=False)):
+                self._module.register_buffer(own, tensor)
+            else:
+                self._module.register_parameter(own, nn.Parameter(tensor, requires_grad=False))
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return sum(math.prod(shape) for shape in self.tensors().values()) * itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._tensor(own).nbytes for own in self._names)
+
+    def _tensor(self, own: str) -> torch.Tensor:
+        tensor: torch.Tensor = getattr(self._module, own)
+        return tensor
+
+
+def replaced(module: nn.Module, path: Sequence[str], new: nn.Module) -> nn.Module:
+    """A copy of ``module`` that shares everything with it, but for the submodule at ``path``, which is ``new``."""
+    if not path:
+        return new
+    changed = module.__class__.__new__(module.__class__)
+    changed.__dict__ = module.__dict__ | {"_modules": dict(module._modules)}
+    changed._modules[path[0]] = replaced(module.get_submodule(path[0]), path[1:], new)
+    return changed

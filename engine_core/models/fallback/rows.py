@@ -1,0 +1,53 @@
+"""A check, once weights are loaded, that rows of one sequence do not reach another's."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.errors import UnsupportedModelError
+from engine_core.models.interface import LanguageModel
+
+_ROWS = 3
+"""Of each of two sequences; a block has room for them."""
+_TOLERANCE = 1e-3
+"""Of the largest element. Products of the same shape have the same rounding errors, so anything less is no reason."""
+
+
+@torch.inference_mode()
+def require_separate_rows(model: LanguageModel, attention: AttentionBackend, device: torch.device) -> None:
+    """Raise ``UnsupportedModelError`` if the last sequence of a step changes with the first one's tokens and positions.
+
+    Rows of several sequences lie side by side in a step. A convolution over them, a shift or a norm would mix them.
+    """
+    longest = model.config.max_position_embeddings
+    other_places = torch.arange(longest - _ROWS, longest) if longest > _ROWS else torch.zeros(_ROWS, dtype=torch.int64)
+    ids = torch.arange(2 * _ROWS) * 31 % model.vocab_size
+    other_ids = (ids + torch.tensor([7, 11, 13] + [0] * _ROWS)) % model.vocab_size
+    hidden = _last_rows(model, attention, device, ids, torch.arange(_ROWS))
+    others = _last_rows(model, attention, device, other_ids, other_places)
+    if (hidden - others).abs().max() > _TOLERANCE * hidden.abs().max():
+        raise UnsupportedModelError("its rows depend on each other: sequences of one step would change each other")
+
+
+def _last_rows(
+    model: LanguageModel, attention: AttentionBackend, device: torch.device, ids: torch.Tensor, first: torch.Tensor
+) -> torch.Tensor:
+    """Final hidden states [_ROWS, H] of the last of two new sequences; the other's rows are told to be at ``first``."""
+    groups = range(len(model.kv_cache_groups))
+    block_size = 16
+    caches = attention.allocate(model.kv_cache_spec(block_size), 2 * len(groups), device)
+    metadata = [
+        AttentionMetadata(
+            query_starts=torch.tensor([0, _ROWS, 2 * _ROWS], dtype=torch.int32),
+            seq_lens=torch.tensor([_ROWS, _ROWS], dtype=torch.int32),
+            block_tables=torch.tensor([[2 * group], [2 * group + 1]], dtype=torch.int32),
+            slot_mapping=torch.cat([torch.arange(_ROWS) + block * block_size for block in (2 * group, 2 * group + 1)]),
+            max_query_len=_ROWS,
+            max_seq_len=_ROWS,
+            group=group,
+        ).on(device)
+        for group in groups
+    ]
+    positions = torch.cat([first, torch.arange(_ROWS)])
+    return model.forward(ids.to(device), positions.to(device), caches, metadata)[_ROWS:].float()

@@ -1,0 +1,227 @@
+"""A step of a model of transformers on the meta device, which computes nothing and shows what each layer does.
+
+What the engine must know of a model (its heads, windows and scales) is taken from what its modules hand to attention,
+and not from a configuration, whose fields mean what each module makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PretrainedConfig
+from transformers.masking_utils import AttentionMaskInterface
+
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.errors import UnsupportedModelError
+from engine_core.layers.factory import LayerFactory
+from engine_core.layers.torch_backend import TorchBackend
+from engine_core.models.fallback.assembly import Assembly, assemble
+from engine_core.models.fallback.modules import attend, set_attention
+
+_IMPLEMENTATION = "ringline-trial"
+_WINDOW = "ringline_window"
+"""The attribute of a mask that says how many tokens a token sees."""
+_ROWS = 5
+_MOST_POSITIONS = 2**20
+"""Positions at which masks are looked at; no model has a longer window."""
+_NOT_REPLACEABLE = "its attention, if it has any, is its own and cannot be replaced"
+_WITHOUT_EFFECT = frozenset(
+    {"cache_position", "logits_to_keep", "output_attentions", "output_hidden_states", "position_ids", "return_dict"}
+    | {"use_cache"}
+)
+"""What modules pass to attention that does not change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOutline:
+    """What one layer hands to attention."""
+
+    module: str
+    """The place of the module that does, from the whole model."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Of queries and keys."""
+    value_dim: int
+    """Of values."""
+    scale: float
+    sliding_window: int | None
+    logit_softcap: float | None
+    sinks: str | None
+    """The place of a parameter [Hq]."""
+
+    @property
+    def widest_head(self) -> int:
+        """Of queries, keys and values: what the cache has room for."""
+        return max(self.head_dim, self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the trial shows of a model."""
+
+    layers: tuple[LayerOutline, ...]
+    path: str
+    """The place of the list of layers."""
+    hidden_size: int
+    intermediate_size: int
+    """The most outputs of a linear layer in a layer."""
+    vocab_size: int
+    is_head_plain: bool
+    """Whether logits are what the head makes of the hidden states, neither of them changed."""
+
+
+def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
+    """What the model that ``config`` describes does. Raises ``UnsupportedModelError`` where the engine cannot do it."""
+    meta = torch.device("meta")
+    factory = LayerFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
+    try:
+        return _Trial(assemble(config, factory, _IMPLEMENTATION)).run()
+    except UnsupportedModelError as error:
+        reason = str(error)
+    except KeyError as error:  # of a class that chooses its attention among its own
+        reason = _NOT_REPLACEABLE if error.args == (_IMPLEMENTATION,) else f"KeyError: {error}"
+    except Exception as error:  # whatever a module raises that expects to be called in another way
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    raise UnsupportedModelError(f"{architecture} does not run through transformers with the engine's layers: {reason}")
+
+
+class _Trial:
+    """One step of one model."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+        self._parameters = {id(parameter): name for name, parameter in assembly.module.named_parameters()}
+        self._layers: list[LayerOutline] = []
+
+    @torch.no_grad()
+    def run(self) -> Outline:
+        """What was seen."""
+        assembly = self._assembly
+        for name, module in assembly.module.named_modules():
+            set_attention(module, partial(self._attend, name))
+        with torch.device("meta"):
+            hidden = assembly.decoder(
+                input_ids=torch.zeros(1, _ROWS, dtype=torch.int64),
+                position_ids=torch.arange(_ROWS)[None],
+                attention_mask=torch.ones(1, _ROWS, dtype=torch.int64),
+                use_cache=False,
+            ).last_hidden_state
+            vocab_size, is_plain = self._head(hidden)
+        path = self._path()
+        return Outline(
+            layers=tuple(self._layers),
+            path=path,
+            hidden_size=hidden.shape[-1],
+            intermediate_size=self._widest(path),
+            vocab_size=vocab_size,
+            is_head_plain=is_plain,
+        )
+
+    def _attend(
+        self,
+        module: str,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        options: Mapping[str, Any],
+    ) -> torch.Tensor:
+        """As ``AttentionCall`` says; notes what it is called with."""
+        told = {name: given for name, given in options.items() if given is not None and name not in _WITHOUT_EFFECT}
+        scale, softcap, sinks = told.pop("scaling", None), told.pop("softcap", None), told.pop("s_aux", None)
+        window = _window(attention_mask, told.pop("sliding_window", None))
+        if told.pop("dropout", 0.0) or not told.pop("is_causal", True):
+            raise UnsupportedModelError(f"{module} drops scores, or sees tokens behind a token's own")
+        if told:
+            raise UnsupportedModelError(f"{module} hands {', '.join(sorted(told))} to attention")
+        if sinks is not None and id(sinks) not in self._parameters:
+            raise UnsupportedModelError(f"{module} computes the sinks of its attention")
+        num_heads, head_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
+        self._layers.append(
+            LayerOutline(
+                module=module,
+                num_heads=num_heads,
+                num_kv_heads=key.shape[1],
+                head_dim=head_dim,
+                value_dim=value_dim,
+                scale=head_dim**-0.5 if scale is None else float(scale),
+                sliding_window=window,
+                logit_softcap=None if softcap is None else float(softcap),
+                sinks=None if sinks is None else self._parameters[id(sinks)],
+            )
+        )
+        if (query.shape[2], key.shape[2], value.shape[2]) != (_ROWS,) * 3:
+            raise UnsupportedModelError(f"{module} attends with other rows than those of the step")
+        return value.new_empty(1, _ROWS, num_heads, value_dim)
+
+    def _head(self, hidden: torch.Tensor) -> tuple[int, bool]:
+        """How many logits there are, and ``Outline.is_head_plain``."""
+        assembly, given = self._assembly, torch.empty_like(hidden)
+        calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+        handle = assembly.head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output)))
+        logits = assembly.with_head_alone()(inputs_embeds=given, use_cache=False).logits
+        handle.remove()
+        [(x, y)] = calls
+        return logits.shape[-1], logits is y and (x is given or x._base is given) and x.shape == given.shape
+
+    def _path(self) -> str:
+        """The place of the list of layers, each of which attends once, all with as many heads."""
+        layers = self._layers
+        if not layers:
+            raise UnsupportedModelError(_NOT_REPLACEABLE)
+        if len({layer.num_heads for layer in layers}) > 1:
+            raise UnsupportedModelError("its layers have different numbers of heads")
+        for name, module in self._assembly.module.named_modules():
+            attending = (layer.module.startswith(f"{name}.{index}.") for index, layer in enumerate(layers))
+            if isinstance(module, nn.ModuleList) and len(module) == len(layers) and all(attending):
+                return str(name)
+        raise UnsupportedModelError(f"attention is called {len(layers)} times, and not once by each of its layers")
+
+    def _widest(self, path: str) -> int:
+        shapes = [shape for name, shape in self._assembly.shapes.items() if name.startswith(f"{path}.")]
+        return max(shape[0] for shape in shapes if len(shape) == 2)
+
+
+def _window(mask: torch.Tensor | None, told: int | None) -> int | None:
+    """How many tokens a token sees: what the mask shows; the module must not say something else."""
+    if mask is None or not hasattr(mask, _WINDOW):
+        raise UnsupportedModelError("it makes its own masks for attention")
+    shown: int | None = getattr(mask, _WINDOW)
+    if told is not None and shown is not None and told != shown:
+        raise UnsupportedModelError(f"it attends to {told} tokens with a mask for {shown}")
+    return shown
+
+
+def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., torch.Tensor], **others: Any) -> torch.Tensor:
+    """In place of a mask: a tensor of its shape that says how many tokens a token sees."""
+    last = min(others["config"].max_position_embeddings, _MOST_POSITIONS) - 1
+    mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device="meta")
+    setattr(mask, _WINDOW, _window_of(mask_function, last))
+    return mask
+
+
+def _window_of(mask_function: Callable[..., torch.Tensor], last: int) -> int | None:
+    """The window of a mask, None without one, found by asking what tokens at positions up to ``last`` see."""
+    places = torch.arange(last + 1, device="cpu")
+
+    def seen(position: int) -> torch.Tensor:
+        first = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")  # batch and head
+        return mask_function(first, first, first + position, places[None, None, None]).expand(1, 1, 1, -1).flatten()
+
+    window = last + 1 - int(seen(last).int().argmax())
+    for position in sorted({0, 1, window - 1, window, last // 2, last} & set(range(last + 1))):
+        if not torch.equal(seen(position), (places <= position) & (places > position - window)):
+            raise UnsupportedModelError(
+                "its tokens see others than those before them, or those of a window: it may be an encoder"
+            )
+    return None if window == last + 1 else window
+
+
+AttentionInterface.register(_IMPLEMENTATION, attend)
+AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
