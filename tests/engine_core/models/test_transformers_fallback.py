@@ -29,13 +29,20 @@ from engine_core.progress import Stage, StartupProgress
 from engine_core.request import SamplingParams
 from tests.engine_core.engines import run, started
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
-from tests.engine_core.models.families import FALLBACK
+from tests.engine_core.models.families import FALLBACK, configuration, dense
 from tests.engine_core.models.greedy import assert_greedy
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
 FEW = ("cohere2-windows", "phi-padded")
 """Those that `make test` runs: windows and scaled logits; odd sizes, a head with a bias."""
 EACH = [pytest.param(name, marks=() if name in FEW else pytest.mark.models) for name in FALLBACK]
+_NOT_THROUGH_TRANSFORMERS = ("opt", "phi3-long", "phi3-short")
+OWN = [
+    pytest.param(name, marks=() if name == "glm" else pytest.mark.models)
+    for name in [*CASES, *dense.SHAPES]
+    if not name.startswith(_NOT_THROUGH_TRANSFORMERS)
+]
+"""Of dense families that Ringline has. GLM has its gate and the other projection side by side."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPTS = {f"{length}": [(7 * length + 31 * place) % 196 + 3 for place in range(length)] for length in (1, 19, 70)}
 IDS = torch.tensor(PROMPTS["70"])
@@ -66,6 +73,15 @@ def test_greedy_tokens_in_chunks_with_prefix_hits(name: str, tmp_path: Path) -> 
             for prompt, ids in PROMPTS.items():
                 assert_greedy(model, ids, outcomes[prompt, 0].token_ids)
         assert not engine.executor.numerics.startswith("unstable")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_families_of_our_own_run_through_transformers_too(name: str, tmp_path: Path) -> None:
+    model = make_model(configuration(name), seed=2)
+    with started(save_model(model, tmp_path), max_num_batched_tokens=24, model_impl="transformers") as engine:
+        outcomes = run(engine, PROMPTS, dict.fromkeys(PROMPTS, GREEDY))
+    for prompt, ids in PROMPTS.items():
+        assert_greedy(model, ids, outcomes[prompt, 0].token_ids)
 
 
 def test_families_are_those_that_are_named() -> None:
