@@ -132,7 +132,8 @@ def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost
     work, rates = contest.work, _rates(contest, taken)
     main = Figure.of(next(iter(rates.values())))
     decode = Figure.of(rates["decode tok/s"]).median if "decode tok/s" in rates else None
-    own = replace(cost, weight_bytes={OURS_INT8: 1.0, LLAMA_CPP_Q8: 34 / 32}.get(engine, cost.weight_bytes))
+    rounded = {OURS_INT8: 1.0, LLAMA_CPP_Q8: 34 / 32}.get(engine)
+    own = cost if rounded is None else cost.with_weight_bytes(rounded)
     counted = work.batch * (work.prompt if work.output == 1 else work.output)
     step = own.step(work.batch, work.batch, 0, work.batch * (work.prompt + work.output / 2))
     read = None if decode is None else step.read * decode / work.batch

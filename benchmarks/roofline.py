@@ -26,7 +26,7 @@ class ModelCost(StepCost):
     def of(cls, model: Path, weight_bytes: float = 2.0) -> Self:
         """The cost of the checkpoint in the directory ``model``, computed in bfloat16."""
         checkpoint = open_checkpoint(ModelConfig(model=str(model)), LoadConfig(load_format="dummy"))
-        return cls.of_model(model_outline(checkpoint), weight_bytes)
+        return cls.of_model(model_outline(checkpoint)).with_weight_bytes(weight_bytes)
 
     def prefill_seconds(self, work: Work, limits: Limits) -> float:
         """Until every sequence has its first token; a shared prefix is not computed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,14 +112,10 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Of one expert; any may be a view that is valid until ``down`` is called, or the next expert is read."""
+    """Of one expert."""
 
-    gate: torch.Tensor
-    """[I, H]"""
-    up: torch.Tensor
-    """[I, H]"""
-    down: Callable[[], torch.Tensor]
-    """[H, I]"""
+    tensors: Iterator[torch.Tensor]
+    """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """[I], [I] and [H]."""
 

@@ -10,12 +10,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, LayerBackend, LinearLayer, Routing
-from engine_core.layers.parts import Part
+from engine_core.layers.parts import Part, StepWeights
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
@@ -29,7 +28,7 @@ class ExpertTensors(ABC):
 
     @abstractmethod
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
-        """The experts in ascending order, each valid until the next is read."""
+        """The experts in ascending order; the tensors of one are to be taken before the next is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,8 @@ class SeparateExperts(ExpertTensors):
 
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
         for expert in range(shape.num_experts):
-            gate_up = weights.take(self._name(expert, self.gate), self._name(expert, self.up))
-            gate, up = gate_up.chunk(2)
-            yield ExpertWeights(gate, up, partial(weights.take, self._name(expert, self.down)))
+            names = (self._name(expert, name) for name in (self.gate, self.up, self.down))
+            yield ExpertWeights(map(weights.take, names))
 
     def _name(self, expert: int, name: str) -> str:
         return f"{self.prefix}.{expert}.{name}.weight"
@@ -73,8 +71,12 @@ class StackedExperts(ExpertTensors):
     def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
         gate_up_name, down_name = self.shapes(shape)
         for expert in range(shape.num_experts):
-            gate, up = weights.take_row(gate_up_name, expert).chunk(2)
-            yield ExpertWeights(gate, up, partial(weights.take_row, down_name, expert))
+            yield ExpertWeights(self._tensors(weights, gate_up_name, down_name, expert))
+
+    @staticmethod
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
+        yield from weights.take_row(gate_up, expert).chunk(2)
+        yield weights.take_row(down, expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +98,15 @@ class InterleavedExperts(ExpertTensors):
         gate_up_name, down_name, *biases = self.shapes(shape)
         gate_up_biases, down_biases = (weights.take_float32(name) for name in biases)
         for expert in range(shape.num_experts):
-            gate_up = weights.take_row(gate_up_name, expert).t()
             bias = gate_up_biases[expert]
-            yield ExpertWeights(
-                gate_up[::2],
-                gate_up[1::2],
-                partial(_transposed_row, weights, down_name, expert),
-                (bias[::2], bias[1::2], down_biases[expert]),
-            )
+            tensors = self._tensors(weights, gate_up_name, down_name, expert)
+            yield ExpertWeights(tensors, (bias[::2], bias[1::2], down_biases[expert]))
 
-
-def _transposed_row(weights: Weights, name: str, index: int) -> torch.Tensor:
-    return weights.take_row(name, index).t()
+    @staticmethod
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
+        rows = weights.take_row(gate_up, expert).t()
+        yield from (rows[::2], rows[1::2])
+        yield weights.take_row(down, expert).t()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +138,7 @@ class FusedMoE(Part):
         quant_method: QuantMethod,
         dtype: torch.dtype,
     ) -> None:
+        self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
         self._shape = shape
         self._routing = routing
         self._router = router
@@ -167,6 +167,15 @@ class FusedMoE(Part):
     def weight_bytes(self, itemsize: int) -> int:
         router = sum(math.prod(size) for size in Unquantized().tensors(self._gate_shape).values())
         return router * itemsize + self._quant_method.expert_bytes(self._shape, itemsize)
+
+    def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
+        shape, all_bytes = self._shape, self.weight_bytes(itemsize)
+        routed = sum(math.prod(size) for size in self._tensors.shapes(shape).values())
+        routed_bytes = self._quant_method.expert_bytes(shape, itemsize)
+        return (
+            StepWeights(self.num_weights - routed, all_bytes - routed_bytes),
+            StepWeights(routed, routed_bytes, shape.num_experts, shape.top_k),
+        )
 
     @property
     def nbytes(self) -> int:

@@ -47,6 +47,7 @@ class MultiHeadLatentAttention(Part):
         self, name: str, shape: MLAShape, scale: float, layers: LayerBackend, attention: AttentionBackend
     ) -> None:
         self._name = f"{name}.weight"
+        self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
         self._shape = shape
         self._options = AttentionOptions(scale)
         self._layers = layers

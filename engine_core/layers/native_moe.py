@@ -110,15 +110,15 @@ class NativeExperts(ExpertsLayer):
         return sum(each.nbytes for each in (self._gate_up, self._down, self._gate_up_bias, self._down_bias))
 
     def load(self, expert: int, weights: ExpertWeights) -> None:
-        for place, rows in enumerate((weights.gate, weights.up)):
-            self._interleave(rows, self._gate_up_rows[:, place])
+        for place in range(2):
+            self._interleave(next(weights.tensors), self._gate_up_rows[:, place])
         pack_rows(self._gate_up_rows.view(-1, self._hidden), self._gate_up[expert])
         if weights.biases is not None:
             gate, up, down = weights.biases
             for place, bias in enumerate((gate, up)):
                 self._interleave(bias[:, None], self._gate_up_bias[expert, :, place, :, None])
             self._down_bias[expert, : len(down)] = down
-        self._down_rows[: self._shape.hidden_size, : self._shape.intermediate_size] = weights.down()
+        self._down_rows[: self._shape.hidden_size, : self._shape.intermediate_size] = next(weights.tensors)
         pack_rows(self._down_rows, self._down[expert])
 
     def _interleave(self, rows: torch.Tensor, tiles: torch.Tensor) -> None:

@@ -20,8 +20,32 @@ from engine_core.layers.weights import Weights
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
 
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """Weights as a step meets them: whole, or as experts of which each row chooses some."""
+
+    count: int
+    nbytes: float
+    """As they are kept, without padding."""
+    num_experts: int = 1
+    top_k: int = 1
+    """Experts of a row."""
+
+    @property
+    def per_row(self) -> float:
+        """Weights that a row meets."""
+        return self.count * self.top_k / self.num_experts
+
+    def bytes_read(self, rows: float) -> float:
+        """Bytes of what ``rows`` rows meet between them, on average, if rows choose evenly and by themselves."""
+        return self.nbytes * (1 - math.pow(1 - self.top_k / self.num_experts, rows))
+
+
 class Part(ABC):
     """A piece of a model with weights of its own."""
+
+    outputs_per_row: int = 0
+    """Numbers that it makes of a row, if it makes others than a layer is given."""
 
     @abstractmethod
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -34,6 +58,15 @@ class Part(ABC):
     @abstractmethod
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes its weights will take, without padding; ``itemsize`` is that of the model's type."""
+
+    def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
+        """Its weights as a step meets them; ``itemsize`` is that of the model's type."""
+        return (StepWeights(self.num_weights, self.weight_bytes(itemsize)),)
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in its tensors."""
+        return sum(math.prod(shape) for shape in self.tensors().values())
 
     @property
     @abstractmethod
@@ -48,6 +81,7 @@ class ColumnParallelLinear(Part):
 
     def __init__(self, shape: LinearShape, backend: LayerBackend, quant_method: QuantMethod) -> None:
         self.shape = shape
+        self.outputs_per_row = shape.outputs.count
         self._backend = backend
         self._quant_method = quant_method
 

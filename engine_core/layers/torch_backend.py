@@ -137,13 +137,13 @@ class TorchExperts(ExpertsLayer):
 
     def load(self, expert: int, weights: ExpertWeights) -> None:
         assert expert == len(self._weights)
-        gate, up = weights.gate.clone(), weights.up.clone()
+        gate, up, down = (tensor.clone() for tensor in weights.tensors)
         biases = weights.biases
         if biases is not None:
             of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
             biases = of_gate, of_up, of_down
         self._biases.append(biases)
-        self._weights.append((gate, up, weights.down().clone()))
+        self._weights.append((gate, up, down))
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None

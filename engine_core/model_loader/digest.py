@@ -29,7 +29,7 @@ class WeightsDigest:
         start = time.perf_counter()
         digest = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)}".encode())
         data = tensor.reshape(-1).view(torch.uint8).numpy().data
-        row_bytes = tensor[0].nbytes if tensor.ndim and tensor.numel() else 1
+        row_bytes = tensor.nbytes // len(tensor) if tensor.ndim and tensor.numel() else 1
         step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
         for at in range(0, len(data), step):
             digest.update(xxhash.xxh3_128_digest(data[at : at + step]))

@@ -18,6 +18,7 @@ from engine_core.attention.base import AttentionMetadata, KVCacheSpec
 from engine_core.kv_cache_interface import KVCacheGroup, group_layers
 from engine_core.layers.base import first_greatest
 from engine_core.layers.factory import LayerFactory
+from engine_core.layers.parts import Part
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ModelShape
 
@@ -63,6 +64,16 @@ class LanguageModel(ABC):
     def numerics(self) -> tuple[str, ...]:
         """What decides a result's bits besides the backends of layers and attention."""
         return ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All, in the order in which they load."""
+        return tuple(self._factory.parts)
+
+    @property
+    def layer_parts(self) -> tuple[Part, ...]:
+        """Those of the layers that have tensors."""
+        return tuple(part for part in self.parts if any(self.is_of_layer(name) for name in part.tensors()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor that the parts take from a checkpoint."""

@@ -1,17 +1,20 @@
 """What a step of a model must read and compute, and the shortest time in which a machine could do that (the roofline
 model: Williams, Waterman and Patterson, 2009, https://doi.org/10.1145/1498765.1498785).
 
-A step reads every matrix once and the keys and values of every sequence; a token costs two operations per weight that
-it meets. A step takes the longer of the two times. Activations, norms and sampling are left out, so this is a lower
-bound, but for sliding windows: attention is taken to read and see all tokens.
+A step reads once every weight that a row of it meets, and what the cache holds of every sequence; a token costs two
+operations per weight that it meets. Of experts a row meets those that it is routed to, and a step those of its rows: a
+share that is estimated as if all experts were equally likely. A step takes the longer of the two times. Activations,
+norms and sampling are left out, so this is a lower bound, but for sliding windows: attention is taken to read and see
+all tokens.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+from engine_core.layers.parts import ParallelLMHead, Part, StepWeights
 from engine_core.models.interface import LanguageModel
 
 
@@ -44,35 +47,66 @@ class Cost:
 class StepCost:
     """What a model's steps cost."""
 
-    body: int
-    """Weights of the layers."""
-    head: int
-    """Weights of the output projection."""
+    layers: tuple[StepWeights, ...]
+    """Those of all layers, one entry for each way in which rows choose."""
+    heads: tuple[StepWeights, ...]
+    """Those of the output projection."""
     kv_bytes: int
     """Bytes of what all layers keep of one token."""
     attention: int
     """Operations of one token per token that it sees."""
-    weight_bytes: float
-    """Bytes of one weight: 2 for bfloat16, 1 for 8 bits."""
 
     @classmethod
-    def of_model(cls, model: LanguageModel, weight_bytes: float, kv_bytes: int = 2) -> Self:
-        """For ``model``, whose weights need not be loaded; ``kv_bytes`` are those of one element of the cache."""
+    def of_model(cls, model: LanguageModel, itemsize: int = 2) -> Self:
+        """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's."""
         shape, specs = model.config, model.config.cache_specs
-        body = sum(math.prod(size) for name, size in model.tensors().items() if model.is_of_layer(name))
         return cls(
-            body=body,
-            head=shape.vocab_size * model.embedding_size,
-            kv_bytes=kv_bytes * sum(spec.elements for spec in specs),
+            layers=_merged(model.layer_parts, itemsize),
+            heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
+            kv_bytes=itemsize * sum(spec.elements for spec in specs),
             attention=sum(spec.operations(shape.num_heads) for spec in specs),
-            weight_bytes=weight_bytes,
         )
+
+    @property
+    def body(self) -> int:
+        """Weights of the layers."""
+        return sum(weights.count for weights in self.layers)
+
+    @property
+    def head(self) -> int:
+        """Weights of the output projection."""
+        return sum(weights.count for weights in self.heads)
+
+    @property
+    def active(self) -> float:
+        """Weights that a token meets, the output projection among them."""
+        return sum(weights.per_row for weights in (*self.layers, *self.heads))
+
+    def with_weight_bytes(self, size: float) -> Self:
+        """The same with ``size`` bytes for each weight: 2 for bfloat16, 1 for 8 bits."""
+        layers, heads = (
+            tuple(replace(weights, nbytes=weights.count * size) for weights in group)
+            for group in (self.layers, self.heads)
+        )
+        return replace(self, layers=layers, heads=heads)
 
     def step(self, rows: float, sampled: float, seen: float, cached: float) -> Cost:
         """The cost of ``rows`` tokens of which ``sampled`` go through the head; ``seen`` is the sum over rows of the
-        tokens that each sees, ``cached`` the tokens whose keys and values are read.
+        tokens that each sees, ``cached`` the tokens of which the cache is read.
         """
+        met = ((self.layers, rows), (self.heads, sampled))
         return Cost(
-            read=(self.body + (self.head if sampled else 0)) * self.weight_bytes + cached * self.kv_bytes,
-            operations=2.0 * (rows * self.body + sampled * self.head) + seen * self.attention,
+            read=sum(each.bytes_read(count) for weights, count in met for each in weights) + cached * self.kv_bytes,
+            operations=2 * sum(each.per_row * count for weights, count in met for each in weights)
+            + seen * self.attention,
         )
+
+
+def _merged(parts: Iterable[Part], itemsize: int) -> tuple[StepWeights, ...]:
+    """The weights of ``parts``, those together of which rows choose alike."""
+    sums: dict[tuple[int, int], StepWeights] = {}
+    for weights in (each for part in parts for each in part.step_weights(itemsize)):
+        kind = weights.num_experts, weights.top_k
+        so_far = sums.get(kind, StepWeights(0, 0.0, *kind))
+        sums[kind] = replace(so_far, count=so_far.count + weights.count, nbytes=so_far.nbytes + weights.nbytes)
+    return tuple(sums.values())

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
+from engine_core.config import CacheConfig, LoadConfig, ModelConfig, options_of
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
+from services.commands.capacity import (
+    BLOCK_SIZE,
+    STEP_TOKENS,
+    Demand,
+    Impossible,
+    Memory,
+    Plan,
+    figure,
+    plan_ring,
+    size,
+)
 from services.commands.engine import engine_extra
 from services.config.errors import FatalError
 from services.process.memory import collection_paused
@@ -21,165 +32,38 @@ from services.process.memory import collection_paused
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.interface import LanguageModel
+    from engine_core.models.roofline import StepCost
 
-CPU_TIER_SECONDS = 40e-6
-"""CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
-cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
-CPU_TIER_SHARE = 0.6
-"""Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
-MIN_CPU_TIERS = 2
-"""At least this many processors and as many detokenizers, so that one can be lost or replaced."""
-
-Seconds = Callable[[float, float, float, float], float]
-"""Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
 _RUNTIME = 0.8 * _GB
 """Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
-_BLOCK_SIZE = CacheConfig().block_size
-_STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
-"""As engines have them by default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of one engine, in bytes; blocks of its KV cache are counted."""
+class CacheGroup:
+    """Layers that share a block table."""
 
-    usable: float
-    """The whole budget."""
-    weights: float
-    activations: float
-    """Of the largest step."""
-    runtime: float
-    """Interpreter, libraries, captured graphs."""
-    block: int
-    """What one takes: keys and values of ``_BLOCK_SIZE`` tokens in one group of layers."""
-    sequence_blocks: int
-    """Blocks that a sequence needs once its prompt is computed."""
-    prompt_blocks: int
-    """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
-
-    @property
-    def cache(self) -> float:
-        """What is left for the KV cache."""
-        return max(0.0, self.usable - self.weights - self.activations - self.runtime)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks that fit into the KV cache."""
-        return int(self.cache // self.block)
+    layers: int
+    sliding_window: int | None
+    """How many tokens they keep of a sequence; None: all."""
+    token: int
+    """Bytes of one token, in all of these layers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """The load on the ring."""
+class Model:
+    """What is to be read and computed, whatever the load."""
 
-    rate: float
-    """Requests per second."""
-    input_len: int
-    """Prompt tokens that are not cached."""
-    output_len: int
-    max_gap: float | None
-    """Largest average time between two tokens of a stream, in seconds; None: no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """One engine under its share of the load."""
-
-    sequences: int
-    """Running at a time."""
-    gap: float
-    """Seconds between two tokens of a stream."""
-    tokens: float
-    """Output tokens per second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How many processes a load needs."""
-
-    engines: int
-    processors: int
-    detokenizers: int
-    capacity: EnginePlan
-    """The most that one engine can do."""
-    expected: EnginePlan
-    """What one engine does under its share of the load."""
-    bound: str
-    """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
-
-
-class Impossible(Exception):
-    """No number of these engines can carry the load; the text says why."""
-
-
-def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
-    """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
-
-    Raises ``Impossible``.
-    """
-    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
-    if most < 1:
-        raise Impossible(_shortage(memory))
-    bound = "max_num_seqs" if most == max_num_seqs else "memory"
-    limit = math.inf if demand.max_gap is None else demand.max_gap
-    if step(seconds, demand, most) > limit:
-        most, bound = _largest(lambda count: step(seconds, demand, count) <= limit, most), "max_gap"
-        if most < 1:
-            gap = _figure(step(seconds, demand, 1) * 1e3)
-            raise Impossible(f"one sequence alone takes {gap} ms from token to token: raise --max-gap-ms")
-    capacity = _engine(seconds, demand, most)
-    tokens = demand.rate * demand.output_len
-    engines = max(1, math.ceil(tokens / (capacity.tokens * headroom)))
-    enough = _largest(lambda count: _engine(seconds, demand, count).tokens < tokens / engines, most) + 1
-    tiers = max(MIN_CPU_TIERS, math.ceil(tokens * CPU_TIER_SECONDS / CPU_TIER_SHARE))
-    return Plan(engines, tiers, tiers, capacity, _engine(seconds, demand, min(enough, most)), bound)
-
-
-def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
-    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
-    steps = math.ceil(demand.input_len / _STEP_TOKENS)
-    prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
-    return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
-
-
-def _shortage(memory: Memory) -> str:
-    """Why not even one sequence fits, and what to change."""
-    if memory.blocks < 1:
-        taken = memory.weights + memory.activations + memory.runtime
-        return (
-            f"weights ({_size(memory.weights)}), largest step ({_size(memory.activations)}) and runtime "
-            f"({_size(memory.runtime)}) take {_size(taken)}, and an engine gets {_size(memory.usable)}: "
-            "raise --memory-gb or --memory-share"
-        )
-    return (
-        f"one request takes {_size(memory.prompt_blocks * memory.block)} of KV cache, and {_size(memory.cache)} are "
-        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
-    )
-
-
-def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
-    """Seconds of a step in a steady state of ``sequences`` running sequences."""
-    prompts = sequences * demand.input_len / demand.output_len
-    seen = sequences * (demand.input_len + demand.output_len / 2)
-    return seconds(sequences + prompts, sequences, seen + prompts * demand.input_len / 2, seen)
-
-
-def _engine(seconds: Seconds, demand: Demand, sequences: int) -> EnginePlan:
-    gap = step(seconds, demand, sequences)
-    return EnginePlan(sequences, gap, sequences / gap)
-
-
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Binary search for the largest of 1 … ``most`` for which ``holds``; 0 if there is none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low
+    weights: int
+    """Numbers, not bytes."""
+    active_weights: float
+    """That a token meets in the layers and the output projection: of experts, those that it is routed to."""
+    token: int
+    """Bytes that the KV cache holds of one token, all layers."""
+    groups: tuple[CacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,14 +170,17 @@ def plan(
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs, demand)
-    seconds = _seconds(checkpoint, outline, hardware)
+    cost = _cost(checkpoint, outline)
+
+    def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
+        return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
+
     try:
-        planned = plan_ring(
-            lambda *work: seconds(*work) / efficiency, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM
-        )
+        planned = plan_ring(seconds, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    click.echo(_as_json(memory, planned) if as_json else _as_text(memory, demand, planned))
+    described = _describe(outline, cost)
+    click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -329,14 +216,16 @@ def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num
     from engine_core.attention.base import AttentionBackend
 
     shape = checkpoint.config
-    row = 8 * shape.hidden_size + 3 * shape.intermediate_size
+    widest = max(part.outputs_per_row for part in model.layer_parts)
+    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
     sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand)
     return Memory(
         usable=usable,
         weights=model.expected_weight_bytes,
-        activations=4 * _STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
+        angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
+        activations=4 * STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=_RUNTIME,
-        block=AttentionBackend.bytes_per_block(model.kv_cache_spec(_BLOCK_SIZE)),
+        block=AttentionBackend.bytes_per_block(model.kv_cache_spec(BLOCK_SIZE)),
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,
     )
@@ -350,56 +239,64 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple
     """
     whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
     decoding = [
-        max(group.held_blocks(whole, 1, _BLOCK_SIZE), group.held_blocks(half, 1, _BLOCK_SIZE) + 1) for group in groups
+        max(group.held_blocks(whole, 1, BLOCK_SIZE), group.held_blocks(half, 1, BLOCK_SIZE) + 1) for group in groups
     ]
-    prompt = [group.held_blocks(demand.input_len, _STEP_TOKENS, _BLOCK_SIZE) for group in groups]
+    prompt = [group.held_blocks(demand.input_len, STEP_TOKENS, BLOCK_SIZE) for group in groups]
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
-def _seconds(
-    checkpoint: Checkpoint, model: LanguageModel, hardware: Hardware
-) -> Callable[[float, float, float, float], float]:
+def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
     from engine_core.models.roofline import StepCost
 
-    size = checkpoint.dtype.itemsize
-    cost = StepCost.of_model(model, 1 if checkpoint.quantization else size, size)
-    return lambda rows, sampled, seen, cached: cost.step(rows, sampled, seen, cached).seconds(hardware)
+    return StepCost.of_model(model, checkpoint.dtype.itemsize)
 
 
-def _as_json(memory: Memory, planned: Plan) -> str:
-    figures = {"memory": {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}, **asdict(planned)}
-    return json.dumps(figures, indent=2)
+def _describe(model: LanguageModel, cost: StepCost) -> Model:
+    kept = [spec.elements for spec in model.config.cache_specs]
+    element = cost.kv_bytes // sum(kept)
+    groups = (
+        CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))
+        for group in model.kv_cache_groups
+    )
+    return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
 
 
-def _as_text(memory: Memory, demand: Demand, planned: Plan) -> str:
+def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
+    held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
+    return json.dumps({"model": asdict(model), "memory": held, **asdict(planned)}, indent=2)
+
+
+def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
-    held = f"{_size(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
-        held += f", {_size(memory.prompt_blocks * memory.block)} while its prompt is computed"
+        held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
     return "\n".join(
         [
-            f"load       {_figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
-            f"{_figure(demand.rate * demand.output_len, 12)} output tokens/s",
+            f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
+            f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"engine     {_size(memory.usable)}: weights {_size(memory.weights)}, "
-            f"largest step {_size(memory.activations)}, runtime {_size(memory.runtime)}, "
-            f"KV cache {_size(memory.cache)} ({held})",
+            f"model      weights: {figure(model.weights)}, of which a token meets {figure(model.active_weights)}; "
+            f"KV cache of a token: {size(model.token)} ({_groups(model)})",
+            f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
+            f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
+            f"KV cache {size(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
-            f"{_figure(capacity.tokens)} tokens/s, {_figure(capacity.tokens / demand.output_len)} requests/s, "
-            f"{_figure(capacity.gap * 1e3)} ms between tokens",
+            f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
+            f"{figure(capacity.gap * 1e3)} ms between tokens",
             f"expected   sequences at each engine: {expected.sequences:,}, "
-            f"{_figure(expected.gap * 1e3)} ms between tokens",
+            f"{figure(expected.gap * 1e3)} ms between tokens",
         ]
     )
 
 
-def _figure(value: float, digits: int = 3) -> str:
-    """To so many significant digits, for a person: 37,400 or 0.00285."""
-    return f"{Decimal(f'{value:.{digits}g}'):,f}"
-
-
-def _size(count: float) -> str:
-    """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
-    unit, scale = next((pair for pair in (("GB", _GB), ("MB", 1e6), ("kB", 1e3)) if count >= pair[1]), ("bytes", 1))
-    return f"{_figure(count / scale)} {unit}"
+def _groups(model: Model) -> str:
+    """Such as: 4 layers: 4.1 kB; 3 groups of 8 layers, window 512: 8.2 kB each."""
+    texts = []
+    for group, count in Counter(model.groups).items():
+        window = "" if group.sliding_window is None else f", window {group.sliding_window:,}"
+        before, after = ("", "") if count == 1 else (f"{count} groups of ", " each")
+        layers = f"{group.layers} layer" + "s" * (group.layers > 1)
+        texts.append(f"{before}{layers}{window}: {size(group.token)}{after}")
+    return "; ".join(texts)

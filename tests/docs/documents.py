@@ -17,6 +17,7 @@ DOCUMENTS = tuple(
             ROOT / "clients" / "python" / "README.md",
             ROOT / "engine_core" / "README.md",
             ROOT / "engine_core" / "kernels" / "README.md",
+            ROOT / "engine_core" / "models" / "README.md",
             *(ROOT / "docs").glob("*.md"),
         ]
     )

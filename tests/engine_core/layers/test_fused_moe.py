@@ -23,6 +23,7 @@ from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, L
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.layers.torch_backend import TorchBackend
 
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 SHAPES = {
@@ -55,7 +56,8 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> to
 
 
 @cache
-def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> ExpertWeights:
+def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Tensors, Tensors | None]:
+    """Gate, up and down of an expert, and their biases."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     gate, up = (numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in (0, 1))
     down = numbers(hidden, inner, dtype=dtype, seed=3 * expert + 2, size=inner**-0.5)
@@ -63,13 +65,14 @@ def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> ExpertWe
     if shape.bias:
         of_gate, of_up = (numbers(inner, dtype=torch.float32, seed=90 + expert + i) for i in (0, 1))
         biases = of_gate, of_up, numbers(hidden, dtype=torch.float32, seed=190 + expert)
-    return ExpertWeights(gate, up, lambda: down, biases)
+    return (gate, up, down), biases
 
 
 def loaded(layers: LayerBackend, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
     experts = layers.experts(shape, dtype)
     for expert in range(shape.num_experts):
-        experts.load(expert, weights_of(shape, expert, dtype))
+        tensors, biases = weights_of(shape, expert, dtype)
+        experts.load(expert, ExpertWeights(iter(tensors), biases))
     return experts
 
 
@@ -80,15 +83,16 @@ def exact(
     output = torch.zeros_like(x, dtype=torch.float64)
     for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.double(), strict=True)):
         for expert, share in zip(experts, shares, strict=True):
-            own = weights_of(shape, expert, dtype)
-            of_gate, of_up, of_down = (0.0, 0.0, 0.0) if own.biases is None else (each.double() for each in own.biases)
-            gate, up = own.gate.double() @ x[row].double() + of_gate, own.up.double() @ x[row].double() + of_up
+            tensors, biases = weights_of(shape, expert, dtype)
+            of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
+            gate, up, down = (each.double() for each in tensors)
+            gate, up = gate @ x[row].double() + of_gate, up @ x[row].double() + of_up
             if shape.activation is Activation.CLAMPED_SWIGLU:
                 gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
                 inner = (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
             else:
                 inner = shape.activation(gate) * up
-            output[row] += share * (own.down().double() @ inner + of_down)
+            output[row] += share * (down @ inner + of_down)
     return output
 
 

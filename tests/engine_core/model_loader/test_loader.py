@@ -95,7 +95,7 @@ def test_a_model_with_some_of_its_layers(tmp_path: Path) -> None:
     reference = make_model(CASES["llama-gqa"])
     model = load(save_model(reference, tmp_path / "all"))
     cut = model.one_layer_of_each_kind()
-    assert (model.kv_cache_spec(16).num_layers, cut.kv_cache_spec(16).num_layers) == (3, 1)
+    assert (model.kv_cache_spec(16).num_places, cut.kv_cache_spec(16).num_places) == (3, 1)
     reference.model.layers = reference.model.layers[:1]
     with torch.no_grad():
         expected = reference(IDS[None]).logits[0]

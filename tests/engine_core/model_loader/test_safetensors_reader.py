@@ -48,6 +48,23 @@ def test_reading(sharded: bool, mapped_at_once: int, tmp_path: Path, monkeypatch
     assert told == [(48, 74), (58, 74), (74, 74)]
 
 
+def test_numbers_that_begin_at_any_byte(tmp_path: Path) -> None:
+    """Nothing says how long a file's header is: what follows it may lie across the boundaries of numbers."""
+    tensors = {"x": torch.randn(3, 4), "none": torch.empty(0, 4), "one": torch.tensor(2.5), "y": torch.randn(5)}
+    for filling in range(8):
+        header, data = {}, b""
+        for name, tensor in tensors.items():
+            content = tensor.numpy().tobytes()
+            offsets = [len(data), len(data) + len(content)]
+            header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": offsets}
+            data += content
+        text = json.dumps(header).encode() + b" " * filling
+        (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+        weights = open_weights(tmp_path, shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()})
+        for name, tensor in tensors.items():
+            assert torch.equal(weights.take(name), tensor)
+
+
 def test_several_names_are_joined_by_rows(tmp_path: Path) -> None:
     first, second = torch.randn(3, 4).to(torch.float16), torch.randn(2, 4).to(torch.bfloat16)
     save_file({"x": first, "y": second, "z": torch.ones(6, 4)}, tmp_path / "model.safetensors")
@@ -163,3 +180,12 @@ def test_file_that_vanishes_after_it_was_checked(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot read a\.weight"):
         weights.take("a.weight")
+
+
+def test_file_that_shrinks_after_it_was_checked(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(4), "b": torch.ones(4)}, file)
+    weights = open_weights(tmp_path, shapes={"a": (4,), "b": (4,)})
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot read b"):
+        weights.take("b")

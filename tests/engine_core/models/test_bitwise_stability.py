@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Glm4Config, LlamaConfig, Olmo2Config, OPTConfig, Qwen2Config
+from transformers import (
+    DeepseekV2Config,
+    Gemma2Config,
+    Glm4Config,
+    GptOssConfig,
+    LlamaConfig,
+    Olmo2Config,
+    OPTConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
 
 from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load, logits_of
@@ -88,6 +98,70 @@ def check(model: LanguageModel) -> None:
         torch.set_num_threads(threads)
         for together, expected in zip(in_random_steps(model, sequences, rng), alone, strict=True):
             assert torch.equal(together, expected)
+
+
+MODELS = pytest.mark.models
+KINDS = {
+    "experts": Qwen3MoeConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        moe_intermediate_size=600,
+        num_experts=7,
+        num_experts_per_tok=3,
+        **(WIDE | {"num_hidden_layers": 1}),
+    ),
+    "latents": DeepseekV2Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=64,
+        q_lora_rank=48,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=24,
+        moe_intermediate_size=600,
+        n_routed_experts=5,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        **WIDE,
+    ),
+    "sinks": GptOssConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=21,
+        **(WIDE | {"intermediate_size": 600}),
+    ),
+    "caps": Gemma2Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=21,
+        attn_logit_softcapping=3.0,
+        **WIDE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float32", marks=MODELS), pytest.param("float16", marks=MODELS)]
+)
+@pytest.mark.parametrize("config", KINDS)
+def test_logits_of_every_kind_of_layer_do_not_depend_on_the_step(config: str, dtype: str, tmp_path: Path) -> None:
+    check(load(save_model(make_model(KINDS[config]), tmp_path), dtype))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("config", KINDS)
+def test_logits_of_8_bit_layers_of_every_kind_do_not_depend_on_the_step(config: str, tmp_path: Path) -> None:
+    check(load(save_model(make_model(KINDS[config]), tmp_path), "bfloat16", "int8"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

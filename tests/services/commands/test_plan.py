@@ -10,26 +10,24 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import LlamaConfig, OlmoConfig, Qwen2Config
+from transformers import GptOssConfig, LlamaConfig, OlmoConfig, Qwen2Config
 
 from engine_core.kv_cache_interface import group_layers
 from services.cli import cli
-from services.commands.plan import (
-    GPUS,
-    MIN_CPU_TIERS,
-    Demand,
-    Impossible,
-    Memory,
-    Plan,
-    blocks_of,
-    blocks_per_sequence,
-    plan_ring,
-)
+from services.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
+from services.commands.plan import GPUS, blocks_per_sequence
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 
 MEMORY = Memory(
-    usable=1000.0, weights=300.0, activations=50.0, runtime=50.0, block=15, sequence_blocks=4, prompt_blocks=4
+    usable=1000.0,
+    weights=280.0,
+    angles=20.0,
+    activations=50.0,
+    runtime=50.0,
+    block=15,
+    sequence_blocks=4,
+    prompt_blocks=4,
 )
 DEMAND = Demand(rate=1.0, input_len=40, output_len=20, max_gap=None)
 HARDWARE = ("--memory-gb", "4", "--bandwidth-gbs", "57", "--tflops", "0.43")
@@ -128,8 +126,8 @@ def test_new_prompts_are_part_of_every_step() -> None:
     [
         (
             {"memory": replace(MEMORY, weights=9e10)},
-            r"weights \(90 GB\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, and an engine gets "
-            r"1 kB: raise --memory-gb or --memory-share$",
+            r"weights \(90 GB\), angles \(20 bytes\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, "
+            r"and an engine gets 1 kB: raise --memory-gb or --memory-share$",
         ),
         (
             {"memory": replace(MEMORY, prompt_blocks=41)},
@@ -203,6 +201,32 @@ def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> N
     olmo = OlmoConfig(**sizes, architectures=["OlmoForCausalLM"], dtype="bfloat16")
     olmo.save_pretrained(tmp_path / "olmo")
     assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
+
+
+def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
+    """One of six layers has a window; each has four experts, of which a token meets one."""
+    config = GptOssConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=1, sliding_window=32,
+        max_position_embeddings=512, dtype="bfloat16", architectures=["GptOssForCausalLM"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        layer_types=["sliding_attention", *5 * ["full_attention"]],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (*HARDWARE, "--input-len", "192", "--output-len", "64")
+    figures = json.loads(ringline_plan(str(tmp_path), *load, "--json"))
+    model, token = figures["model"], 2 * 2 * 16 * 2  # keys and values, two heads of 16, in bfloat16
+    assert model["token"] == 6 * token
+    assert model["groups"] == [
+        {"layers": 1, "sliding_window": 32, "token": token},
+        *[{"layers": 1, "sliding_window": None, "token": token}] * 5,
+    ]
+    expert = 3 * 64 * 96 + 2 * 96 + 64
+    assert model["weights"] - model["active_weights"] == 6 * 3 * expert + 200 * 64 + 64  # embeddings, last norm
+    assert figures["memory"]["angles"] == 512 * 16 * 4
+    assert figures["memory"]["weights"] == 2 * model["weights"]
+    text = ringline_plan(str(tmp_path), *load)
+    assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
 
 
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:

@@ -14,6 +14,7 @@ from transformers import (
     OPTConfig,
     Phi3Config,
     PretrainedConfig,
+    Qwen3Config,
     SmolLM3Config,
 )
 
@@ -53,6 +54,9 @@ SHAPES: dict[str, PretrainedConfig] = {
     "llama-gelu-tanh-three-heads": LlamaConfig(
         **(SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 72}),
         hidden_act="gelu_pytorch_tanh",
+    ),
+    "qwen3-window-of-two-layers": Qwen3Config(
+        **SIZES, head_dim=16, use_sliding_window=True, sliding_window=37, max_window_layers=1
     ),
     "phi3-long-factors-partial": Phi3Config(
         **SIZES, **longrope(6, 1, factor=512.0, attention_factor=1.2, partial_rotary_factor=0.75)

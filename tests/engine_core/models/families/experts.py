@@ -30,6 +30,15 @@ SHAPES: dict[str, PretrainedConfig] = {
         qkv_bias=False,
         tie_word_embeddings=True,
     ),
+    "qwen2_moe-window": Qwen2MoeConfig(
+        **SIZES,
+        **EXPERTS,
+        num_experts=4,
+        shared_expert_intermediate_size=40,
+        use_sliding_window=True,
+        sliding_window=24,
+        max_window_layers=1,
+    ),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=8, norm_topk_prob=True, head_dim=32),
     "qwen3_moe-every-other-padded": Qwen3MoeConfig(
         **(SIZES | {"hidden_size": 70, "intermediate_size": 107}),
@@ -39,6 +48,9 @@ SHAPES: dict[str, PretrainedConfig] = {
         head_dim=18,
         attention_bias=True,
         tie_word_embeddings=True,
+    ),
+    "qwen3_moe-window": Qwen3MoeConfig(
+        **SIZES, **EXPERTS, num_experts=4, head_dim=16, use_sliding_window=True, sliding_window=24
     ),
     "glm4_moe": Glm4MoeConfig(**GLM, n_group=1, topk_group=1, head_dim=32, attention_bias=True),
     "glm4_moe-groups-norms": Glm4MoeConfig(

@@ -1,0 +1,181 @@
+"""The arithmetic of ``ringline plan``: how many processes carry a load, by what a step takes and what memory holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from engine_core.config import CacheConfig, SchedulerConfig
+
+CPU_TIER_SECONDS = 40e-6
+"""CPU seconds per token in a processor, and again in a detokenizer. Measured with 64 streams of a tiny model on two
+cores, as the difference between the ring and its engine alone (benchmarks/RESULTS.md, "Served")."""
+CPU_TIER_SHARE = 0.6
+"""Share of a core that a CPU tier may be busy: each process has one core for its Python code."""
+MIN_CPU_TIERS = 2
+"""At least this many processors and as many detokenizers, so that one can be lost or replaced."""
+
+Seconds = Callable[[float, float, float, float], float]
+"""Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
+BLOCK_SIZE = CacheConfig().block_size
+STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
+"""As engines have them by default."""
+_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of one engine, in bytes; blocks of its KV cache are counted."""
+
+    usable: float
+    """The whole budget."""
+    weights: float
+    angles: float
+    """Of the rotations of all positions."""
+    activations: float
+    """Of the largest step."""
+    runtime: float
+    """Interpreter, libraries, captured graphs."""
+    block: int
+    """What one takes: keys and values of ``BLOCK_SIZE`` tokens in one group of layers."""
+    sequence_blocks: int
+    """Blocks that a sequence needs once its prompt is computed."""
+    prompt_blocks: int
+    """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
+
+    @property
+    def cache(self) -> float:
+        """What is left for the KV cache."""
+        return max(0.0, self.usable - self.taken)
+
+    @property
+    def taken(self) -> float:
+        """By everything but the KV cache."""
+        return self.weights + self.angles + self.activations + self.runtime
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that fit into the KV cache."""
+        return int(self.cache // self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The load on the ring."""
+
+    rate: float
+    """Requests per second."""
+    input_len: int
+    """Prompt tokens that are not cached."""
+    output_len: int
+    max_gap: float | None
+    """Largest average time between two tokens of a stream, in seconds; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """One engine under its share of the load."""
+
+    sequences: int
+    """Running at a time."""
+    gap: float
+    """Seconds between two tokens of a stream."""
+    tokens: float
+    """Output tokens per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many processes a load needs."""
+
+    engines: int
+    processors: int
+    detokenizers: int
+    capacity: EnginePlan
+    """The most that one engine can do."""
+    expected: EnginePlan
+    """What one engine does under its share of the load."""
+    bound: str
+    """What limits the sequences of an engine: memory, max_num_seqs or max_gap."""
+
+
+class Impossible(Exception):
+    """No number of these engines can carry the load; the text says why."""
+
+
+def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
+    """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
+
+    Raises ``Impossible``.
+    """
+    most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
+    if most < 1:
+        raise Impossible(_shortage(memory))
+    bound = "max_num_seqs" if most == max_num_seqs else "memory"
+    limit = math.inf if demand.max_gap is None else demand.max_gap
+    if step(seconds, demand, most) > limit:
+        most, bound = _largest(lambda count: step(seconds, demand, count) <= limit, most), "max_gap"
+        if most < 1:
+            gap = figure(step(seconds, demand, 1) * 1e3)
+            raise Impossible(f"one sequence alone takes {gap} ms from token to token: raise --max-gap-ms")
+    capacity = _engine(seconds, demand, most)
+    tokens = demand.rate * demand.output_len
+    engines = max(1, math.ceil(tokens / (capacity.tokens * headroom)))
+    enough = _largest(lambda count: _engine(seconds, demand, count).tokens < tokens / engines, most) + 1
+    tiers = max(MIN_CPU_TIERS, math.ceil(tokens * CPU_TIER_SECONDS / CPU_TIER_SHARE))
+    return Plan(engines, tiers, tiers, capacity, _engine(seconds, demand, min(enough, most)), bound)
+
+
+def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
+    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
+    steps = math.ceil(demand.input_len / STEP_TOKENS)
+    prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
+    return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
+
+
+def _shortage(memory: Memory) -> str:
+    """Why not even one sequence fits, and what to change."""
+    if memory.blocks < 1:
+        return (
+            f"weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
+            f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and an "
+            f"engine gets {size(memory.usable)}: raise --memory-gb or --memory-share"
+        )
+    return (
+        f"one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} are "
+        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
+    )
+
+
+def step(seconds: Seconds, demand: Demand, sequences: int) -> float:
+    """Seconds of a step in a steady state of ``sequences`` running sequences."""
+    prompts = sequences * demand.input_len / demand.output_len
+    seen = sequences * (demand.input_len + demand.output_len / 2)
+    return seconds(sequences + prompts, sequences, seen + prompts * demand.input_len / 2, seen)
+
+
+def _engine(seconds: Seconds, demand: Demand, sequences: int) -> EnginePlan:
+    gap = step(seconds, demand, sequences)
+    return EnginePlan(sequences, gap, sequences / gap)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """Binary search for the largest of 1 … ``most`` for which ``holds``; 0 if there is none."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """To so many significant digits, for a person: 37,400 or 0.00285."""
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
+
+
+def size(count: float) -> str:
+    """Bytes in powers of 1000, as ``--memory-gb`` and data sheets have them: 5.41 MB."""
+    unit, scale = next((pair for pair in _UNITS if count >= pair[1]), ("bytes", 1))
+    return f"{figure(count / scale)} {unit}"

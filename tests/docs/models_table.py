@@ -1,0 +1,102 @@
+"""The table of docs/models.md: what each architecture is, read off the registry and the configurations it is tested in.
+
+``python -m tests.docs.models_table`` writes it into the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from engine_core.models.architecture import ArchitectureConfig
+from engine_core.models.base import CausalLM
+from engine_core.models.registry import ARCHITECTURES
+from tests.docs.documents import ROOT
+from tests.engine_core.models.families import SHAPES
+from tests.engine_core.models.tiny_models import CASES
+
+PAGE = ROOT / "docs" / "models.md"
+_BEGIN, _END = "<!-- By `python -m tests.docs.models_table`, which a test runs. -->\n", "<!-- End of the table. -->"
+_HEAD = (
+    "| architecture | `model_type` | attention | rotation | feed-forward blocks | 8 bits | GPU |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+def table() -> str:
+    """A row for each architecture, in the order of the registry."""
+    return "\n".join([*_HEAD, *(_row(name, model) for name, model in ARCHITECTURES.items())]) + "\n"
+
+
+def written() -> str:
+    """The table as the page has it."""
+    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", PAGE.read_text(), re.DOTALL)
+    assert found is not None, f"{PAGE} has no place for a table"
+    return found[1]
+
+
+def write() -> None:
+    """Put the table into its place in the page."""
+    PAGE.write_text(PAGE.read_text().replace(f"{_BEGIN}{written()}{_END}", f"{_BEGIN}{table()}{_END}"))
+
+
+def _row(name: str, model: type[CausalLM]) -> str:
+    tested = [config for config in (*CASES.values(), *SHAPES.values()) if config.model_type == model.model_type]
+    assert tested, f"{name} is tested in no configuration: add one to tests/engine_core/models/families"
+    read = [model.read_config(config) for config in tested]
+    mixtures = [config.mixture for config in read if hasattr(config, "mixture")]
+    has_latents = any(hasattr(config, "mla") for config in read)
+    kept = ["experts"] * bool(mixtures) + ["`kv_b_proj`"] * has_latents
+    cells = (
+        name,
+        f"`{model.model_type}`",
+        _attention(read, has_latents),
+        _rotation(read),
+        _blocks(mixtures),
+        f"but {', '.join(kept)}" if kept else "yes",
+        "refused" if kept else "not measured",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
+    patterns = [[window is not None for window in config.sliding_windows] for config in read]
+    words = ["latents" if has_latents else "heads"]
+    if any(any(windowed) and not all(windowed) for windowed in patterns):
+        words.append("windows in some layers")
+    elif any(map(any, patterns)):
+        words.append("a window")
+    if any(config.attention_sinks for config in read):
+        words.append("sinks")
+    if any(config.attn_logit_softcap is not None for config in read):
+        words.append("capped scores")
+    return ", ".join(words)
+
+
+def _rotation(read: Sequence[ArchitectureConfig]) -> str:
+    ropes = [(config, rope) for config in read for rope in config.ropes]
+    rotating = [(config, rope) for config, rope in ropes if rope is not None]
+    if not rotating:
+        return "none: learned positions"
+    words = [" or ".join(sorted({"neighbours" if rope.interleaved else "halves" for _, rope in rotating}))]
+    if len(rotating) < len(ropes):
+        words.append("none in some layers")
+    if any(len(config.distinct_ropes) > 1 for config in read):
+        words.append("by type of layer")
+    if any(rope.rotary_dim < config.head_dim for config, rope in rotating):
+        words.append("a part of each head")
+    if any(rope.llama_4_scaling_beta is not None for _, rope in rotating):
+        words.append("queries scaled by position")
+    return ", ".join(words)
+
+
+def _blocks(mixtures: Sequence[Any]) -> str:
+    if not mixtures:
+        return "dense"
+    shared = "experts and a shared one" if any(each.shared_size is not None for each in mixtures) else "experts"
+    return shared if all(all(each.is_sparse) for each in mixtures) else f"{shared}, or dense"
+
+
+if __name__ == "__main__":
+    write()
