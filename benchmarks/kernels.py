@@ -3,9 +3,10 @@
     python -m benchmarks.kernels                       # all, with one thread and with all
     python -m benchmarks.kernels --only attention
 
-Shapes are those of Qwen3-0.6B in bfloat16, and of DeepSeek-V2-Lite for latents. Weights and keys are read from memory:
-calls rotate over enough copies that no cache holds them. Activations are where the kernel before would have left them,
-so those of small steps come from a cache, and a share of the stream bandwidth beyond 100 % is not a mistake there.
+Shapes are those of Qwen3-0.6B in bfloat16, for experts of Qwen3-30B-A3B, and for latents of DeepSeek-V2-Lite. Weights
+and keys are read from memory: calls rotate over enough copies that no cache holds them. Activations are where the
+kernel before would have left them, so those of small steps come from a cache, and a share of the stream bandwidth
+beyond 100 % is not a mistake there.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
-from engine_core.quantization.int8 import Int8Linear
+from engine_core.quantization.base import Unquantized
+from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
@@ -46,6 +48,7 @@ from engine_core.sampling.sampler import Sampler
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
+_EXPERTS = ExpertsShape(128, 8, 2048, 768, Activation.SILU)
 _LATENT_DIM, _ROPE_DIM = 512, 64
 _LINEARS = {
     "qkv_proj": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
@@ -89,6 +92,33 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
             moved = weight_bytes * height * width + 2 * rows * (height + width)
             calls = [partial(weight, x) for weight in weights]
             yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
+
+
+def experts(quantization: str | None) -> Iterator[Kernel]:
+    """Experts, which rows choose evenly: as many experts are read as have a row."""
+    shape, weight_bytes = _EXPERTS, 2 if quantization is None else 1
+    layers, _ = choose_layers(16, torch.bfloat16)
+    method = Unquantized() if quantization is None else Int8(load_int8_kernels())
+    layer = method.experts(shape, torch.bfloat16, layers)
+    layer.load(_random_experts(shape))
+    size = 3 * shape.hidden_size * shape.intermediate_size
+    order = torch.randperm(shape.num_experts, generator=torch.Generator().manual_seed(0)).int()
+    for rows in _ROWS:
+        x = torch.randn(rows, shape.hidden_size).bfloat16()
+        pairs = torch.arange(rows * shape.top_k)
+        calls = []
+        for start in range(0, shape.num_experts, shape.top_k):
+            ids = order[(pairs + start) % shape.num_experts].view(rows, shape.top_k)
+            calls.append(partial(layer, x, ids, torch.rand(ids.shape), x))
+        read = min(len(pairs), shape.num_experts) * size * weight_bytes + 6 * x.numel()
+        yield Kernel(f"experts {quantization or 'bf16'}", rows, Cost(read, 2.0 * len(pairs) * size), calls)
+
+
+def _random_experts(shape: ExpertsShape) -> Iterator[ExpertWeights]:
+    inner, hidden = shape.intermediate_size, shape.hidden_size
+    for _ in range(shape.num_experts):
+        sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        yield ExpertWeights(torch.randn(size).bfloat16() * 0.02 for size in sizes)
 
 
 def attention() -> Iterator[Kernel]:
@@ -225,6 +255,7 @@ GROUPS: dict[str, Callable[[], Iterator[Kernel]]] = {
     "latents": latents,
     "linear": lambda: linears(list(_LINEARS), None),
     "int8": lambda: linears(["gate_up_proj", "lm_head"], "int8"),
+    "experts": lambda: itertools.chain(experts(None), experts("int8")),
     "small": small_operations,
     "sampler": samplers,
 }

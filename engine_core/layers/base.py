@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -131,8 +131,8 @@ class ExpertsLayer(ABC):
         """Bytes of the weights as they are kept."""
 
     @abstractmethod
-    def load(self, expert: int, weights: ExpertWeights) -> None:
-        """Take an expert's weights, without padding."""
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts, which come in ascending order and without padding."""
 
     @abstractmethod
     def __call__(

@@ -161,8 +161,7 @@ class FusedMoE(Part):
         self.gate = Unquantized().load(self._gate_shape, weights, self._backend)
         self._of_experts = {name: weights.take_float32(name) for name in self._extra_names()}
         self.experts = self._quant_method.experts(self._shape, self._dtype, self._backend)
-        for expert, tensors in enumerate(self._tensors.read(weights, self._shape)):
-            self.experts.load(expert, tensors)
+        self.experts.load(self._tensors.read(weights, self._shape))
 
     def weight_bytes(self, itemsize: int) -> int:
         router = sum(math.prod(size) for size in Unquantized().tensors(self._gate_shape).values())

@@ -98,7 +98,9 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
         max_model_len=_max_model_len(config, choice.architecture, architecture_config),
-        eos_token_ids=_eos_token_ids(path, generation, raw, architecture_config.vocab_size),
+        eos_token_ids=_eos_token_ids(
+            path, generation, raw, _tokenizer_eos(config, path), architecture_config.vocab_size
+        ),
         dtype=dtype_name,
         default_sampling=_default_sampling(path, generation),
     )
@@ -120,6 +122,15 @@ def find_directory(model: str, revision: str | None, download_dir: str | None, *
     Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
     """
     return local_directory(model) or download(model, revision, download_dir, weights)
+
+
+def tokenizer_source(config: ModelConfig) -> Path:
+    """The directory of the tokenizer that ``config`` names, or the model's own; raises as ``find_directory`` does."""
+    if config.tokenizer is None or config.tokenizer == config.model:
+        named, revision = config.model, config.tokenizer_revision or config.revision
+    else:
+        named, revision = config.tokenizer, config.tokenizer_revision
+    return find_directory(named, revision, config.download_dir, weights=False)
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -229,8 +240,13 @@ def _rope_types(limits: ModelShape) -> str:
     return f", rope type {' and '.join(types)}" if types else ""
 
 
-def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The eos ids in generation_config.json, or else those in config.json."""
+def _eos_token_ids(
+    path: Path, generation: dict[str, Any], raw: dict[str, Any], tokenizers: int | None, vocab_size: int
+) -> tuple[int, ...]:
+    """The eos ids in generation_config.json, or else those in config.json; and the tokenizer's, as in vLLM.
+
+    A model that was tuned for chats may end its turns with a token that only its tokenizer names.
+    """
     value = generation.get("eos_token_id")
     if value is None:
         value = raw.get("eos_token_id")
@@ -239,7 +255,30 @@ def _eos_token_ids(path: Path, generation: dict[str, Any], raw: dict[str, Any], 
         raise CheckpointError(
             f"{path}: eos_token_id={value!r} is not usable: expected ids below vocab_size {vocab_size}"
         )
+    if tokenizers is not None and tokenizers < vocab_size:
+        ids = [*ids, tokenizers]
     return tuple(dict.fromkeys(ids))
+
+
+def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
+    """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
+    own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
+    directory = path if own else tokenizer_source(config)
+    declared = _read_object(directory / "tokenizer_config.json", optional=True)
+    listed = declared.get("added_tokens_decoder")
+    if listed is None:  # of those days when special_tokens_map.json counted
+        declared |= _read_object(directory / "special_tokens_map.json", optional=True)
+    eos = declared.get("eos_token")
+    if eos is None:
+        return None
+    try:
+        content = eos["content"] if isinstance(eos, dict) else str(eos)
+        if listed is None:
+            tokens = _read_object(directory / "tokenizer.json", optional=True).get("added_tokens", [])
+            listed = {token["id"]: token for token in tokens}
+        return next((int(token_id) for token_id, token in listed.items() if token["content"] == content), None)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory}: the special tokens of its tokenizer cannot be read ({error!r})") from error
 
 
 def _default_sampling(path: Path, generation: dict[str, Any]) -> dict[str, float]:

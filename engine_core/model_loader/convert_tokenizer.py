@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from engine_core.model_loader.tekken import TEKKEN_FILE, read_tekken
 
@@ -23,7 +24,7 @@ def main(checkpoint: str, target: str) -> int:
         if (Path(checkpoint) / TEKKEN_FILE).is_file():
             _convert_tekken(Path(checkpoint), Path(target))
         else:
-            _convert_by_transformers(checkpoint, target)
+            _convert_by_transformers(Path(checkpoint), Path(target))
     except Exception as error:  # transformers raises whatever a broken file makes its parsers raise
         print(error)
         return 1
@@ -32,20 +33,31 @@ def main(checkpoint: str, target: str) -> int:
 
 def _convert_tekken(checkpoint: Path, target: Path) -> None:
     tokenizer, config = read_tekken(checkpoint / TEKKEN_FILE)
-    own = checkpoint / "tokenizer_config.json"
-    config |= json.loads(own.read_bytes()) if own.is_file() else {}
     (target / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
-    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    (target / "tokenizer_config.json").write_text(json.dumps(config | _own_config(checkpoint)))
     for template in (*checkpoint.glob("chat_template.jinja"), *checkpoint.glob("additional_chat_templates/*.jinja")):
         copy = target / template.relative_to(checkpoint)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(template, copy)
 
 
-def _convert_by_transformers(checkpoint: str, target: str) -> None:
+def _convert_by_transformers(checkpoint: Path, target: Path) -> None:
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False).save_pretrained(target)
+    model = checkpoint / "tokenizer.model"
+    if model.is_file() and (target / "tokenizer.json").is_file():
+        from engine_core.model_loader.sentencepiece_bpe import correct_conversion
+
+        legacy = _own_config(checkpoint).get("legacy")
+        correct_conversion(model.read_bytes(), target, legacy=legacy is None or bool(legacy))
+
+
+def _own_config(checkpoint: Path) -> dict[str, Any]:
+    """The checkpoint's tokenizer_config.json, if it has one."""
+    path = checkpoint / "tokenizer_config.json"
+    config: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
+    return config
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.checkpoint import find_directory
+from engine_core.model_loader.checkpoint import tokenizer_source
 from engine_core.model_loader.tekken import TEKKEN_FILE
 
 if TYPE_CHECKING:
@@ -85,20 +85,13 @@ def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
     Where there is none, the tokenizer is converted, in another process, into a temporary directory.
     Raises ``CheckpointError``.
     """
-    directory = find_directory(*_location(config), config.download_dir, weights=False)
+    directory = tokenizer_source(config)
     if (directory / "tokenizer.json").is_file():
         yield directory
         return
     with tempfile.TemporaryDirectory() as converted:
         _convert(directory, converted)
         yield Path(converted)
-
-
-def _location(config: ModelConfig) -> tuple[str, str | None]:
-    """Directory or hub id of the tokenizer, and its revision; the model's revision is only for the model's own."""
-    if config.tokenizer is None or config.tokenizer == config.model:
-        return config.model, config.tokenizer_revision or config.revision
-    return config.tokenizer, config.tokenizer_revision
 
 
 def _convert(directory: Path, target: str) -> None:

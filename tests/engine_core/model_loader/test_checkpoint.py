@@ -262,6 +262,53 @@ def test_a_value_of_another_type_is_told_once(tmp_path: Path) -> None:
     assert [str(refused.value).count(part) for part in ("config.json", "sliding_window", "48.5")] == [1, 1, 1]
 
 
+END = {"content": "<end>", "special": True}
+LISTED = {"added_tokens_decoder": {"5": {"content": "<pad>"}, "9": END}}
+IN_FILE = {"added_tokens": [{"id": 5, "content": "<pad>"}, {"id": 9, "content": "<end>"}]}
+
+
+@pytest.mark.parametrize(
+    ("generation", "declared", "files", "ids"),
+    [
+        ([106, 1], None, {}, (106, 1)),
+        (1, None, {}, (1,)),
+        (None, [3, 4, 3], {}, (3, 4)),
+        (None, None, {}, ()),
+        ([3], [4], {"tokenizer_config": LISTED | {"eos_token": "<end>"}}, (3, 9)),
+        ([9, 3], None, {"tokenizer_config": LISTED | {"eos_token": END}}, (9, 3)),
+        (None, None, {"tokenizer_config": {"eos_token": END}, "tokenizer": IN_FILE}, (9,)),
+        (None, 3, {"special_tokens_map": {"eos_token": "<end>"}, "tokenizer": IN_FILE}, (3, 9)),
+        (None, 3, {"tokenizer_config": LISTED, "special_tokens_map": {"eos_token": "<end>"}}, (3,)),
+        (3, None, {"tokenizer_config": LISTED | {"eos_token": "<other>"}}, (3,)),
+        (3, None, {"tokenizer_config": {"eos_token": None}, "tokenizer": IN_FILE}, (3,)),
+        (3, None, {"tokenizer_config": {"added_tokens_decoder": {"200": END}, "eos_token": "<end>"}}, (3,)),
+    ],
+)
+def test_eos_ids_come_from_generation_or_model_and_from_the_tokenizer(
+    generation: object, declared: object, files: dict[str, Any], ids: tuple[int, ...], tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    config = LLAMA | {"eos_token_id": declared, "vocab_size": 120}
+    assert open_config(tmp_path, config, {"eos_token_id": generation}).spec.eos_token_ids == ids
+
+
+def test_the_eos_token_is_that_of_the_tokenizer_in_use(tmp_path: Path) -> None:
+    for name, content in {"model": "<pad>", "other": "<end>"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(LISTED | {"eos_token": content}))
+    assert open_config(tmp_path / "model", LLAMA).spec.eos_token_ids == (7, 5)
+    other = open_config(tmp_path / "model", LLAMA, tokenizer=str(tmp_path / "other"))
+    assert other.spec.eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize("broken", [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"x": END}}])
+def test_damaged_special_tokens(broken: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"} | broken))
+    with pytest.raises(CheckpointError, match="special tokens of its tokenizer cannot be read"):
+        open_config(tmp_path, LLAMA)
+
+
 @pytest.mark.parametrize(
     ("generation", "message"),
     [({"temperature": "hot"}, "temperature='hot' is not a number"), ({"eos_token_id": "x"}, "eos_token_id='x'")],

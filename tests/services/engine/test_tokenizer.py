@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from services.engine.tokenizer import CHUNK_BYTES, chunks, fingerprint_of, read_tokenizer
+from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
+from tests.services.text.families import FAMILIES
+from tests.services.text.trained_tokenizers import byte_level
 
 pytestmark = pytest.mark.long
 
 SENTENCES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"] * 20
-TEXTS = [SENTENCES[0], "Zebras… 日本語"]
+TEXTS = [SENTENCES[0], " Zebras… 日本語", "if x:\n        return  'jugs'    # five     dozen"]
 
 TRAINING = """
 import json, sys
 import sentencepiece
 from pathlib import Path
-from transformers import AutoTokenizer
 
 directory, sentences, texts = Path(sys.argv[1]), *json.loads(sys.argv[2])
 corpus = directory / "corpus.txt"
@@ -37,20 +40,23 @@ sentencepiece.SentencePieceTrainer.train(
     model_type="bpe",
     byte_fallback=True,
     hard_vocab_limit=False,
+    normalization_rule_name="identity",
+    remove_extra_whitespaces=False,
+    allow_whitespace_only_pieces=True,
     minloglevel=2,
 )
 config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-(directory / "tokenizer_config.json").write_text(json.dumps(config))
-reference = AutoTokenizer.from_pretrained(directory)
-ids = [reference(text).input_ids for text in texts]
-print(json.dumps([[one, reference.decode(one, skip_special_tokens=True)] for one in ids]))
+(directory / "tokenizer_config.json").write_text(json.dumps(config | {"add_bos_token": True}))
+reference = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+ids = [reference.encode(text) for text in texts]
+print(json.dumps([[[reference.bos_id(), *one], reference.decode(one)] for one in ids]))
 """
-"""Trains a SentencePiece model, and prints what transformers makes of the texts."""
+"""Trains a SentencePiece model, and prints what SentencePiece makes of the texts."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[list[int], str]]]:
-    """A checkpoint of the days before tokenizer.json, a SentencePiece model and a class name; and, by transformers,
+    """A checkpoint of the days before tokenizer.json, a SentencePiece model and a class name; and, by SentencePiece,
     ids and decoded text of each of ``TEXTS``. Made in another process, which sentencepiece's OpenMP runtime ends with.
     """
     directory = tmp_path_factory.mktemp("sentencepiece")
@@ -80,12 +86,41 @@ print(json.dumps([[one, ours.decode(one)] for one in ids]))
 """
 
 
-def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(trained: tuple[Path, list[Any]]) -> None:
-    checkpoint, expected = trained
-    command = [sys.executable, "-c", CONVERTING, str(checkpoint), json.dumps(TEXTS)]
+@pytest.mark.parametrize("legacy", [True, False])
+def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
+    trained: tuple[Path, list[Any]], legacy: bool, tmp_path: Path
+) -> None:
+    checkpoint = shutil.copytree(trained[0], tmp_path / "checkpoint")
+    config = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": legacy}))
+    command = [sys.executable, "-c", CONVERTING, str(checkpoint), json.dumps([*TEXTS, "</s>the"])]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert json.loads(finished.stdout.splitlines()[-1]) == expected
+    *converted, (after_special, _) = json.loads(finished.stdout.splitlines()[-1])
+    equal = [one == expected for one, expected in zip(converted, trained[1], strict=True)]
+    assert equal == [True, legacy, True]  # the second text begins with a space
+    the = trained[1][0][0][1]  # with the space before it
+    assert (after_special[2:] == [the]) == legacy
+
+
+def test_vocabulary_and_merges_are_converted_with_the_bos_that_their_configuration_asks_for(tmp_path: Path) -> None:
+    """As OPT's are: here, where there is no tokenizer.json, ``add_bos_token`` counts."""
+    spec = json.loads(byte_level()._tokenizer.to_str())
+    merges = "\n".join(["#version: 0.2", *map(" ".join, spec["model"]["merges"])])
+    config = FAMILIES["opt"].config
+    contents = {
+        "config.json": {"model_type": "opt"},
+        "tokenizer_config.json": config,
+        "vocab.json": spec["model"]["vocab"],
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    (tmp_path / "merges.txt").write_text(merges)
+    ours = Tokenizer.from_files(read_tokenizer(ModelConfig(model=str(tmp_path))))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS, "", "</s>the fox</s>"):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert ours.encode(text)[0] == ours.token_id("</s>") == ours.bos_token_id
 
 
 def test_another_tokenizer_can_be_named(trained: tuple[Path, list[tuple[list[int], str]]]) -> None:

@@ -1,0 +1,105 @@
+"""SentencePiece's BPE as a ``tokenizer.json``, with the ids that SentencePiece gives.
+
+transformers converts a ``tokenizer.model``, but some of its classes leave out the space before a text, and merge in the
+order of the ids rather than of the scores, which differ for runs of spaces. What decides the ids is made here from the
+model itself: normalizer, pre-tokenizer, merges and decoder. The result is compared with SentencePiece, and refused if
+it differs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+from engine_core.errors import CheckpointError
+
+_SPACE = "▁"
+_MESSAGES: Any = sentencepiece_model_pb2  # made at run time, so that types are not known
+_BPE = _MESSAGES.TrainerSpec.BPE
+_NORMAL = _MESSAGES.ModelProto.SentencePiece.NORMAL
+_PROBES = (
+    "The quick brown fox, don't! 12345 6.7e8",
+    "def f(x):\n    if x:\n\t\treturn  {'a': [x]}   # so\n\n\n",
+    *(f"a{' ' * count}b" for count in (2, 3, 5, 7, 16, 17, 23, 64)),
+    " one space before",
+    "   three before, two behind  ",
+    "naïve e\u0301 中文字符，测试 日本語 한국어 สวัสดี नमस्ते 😀👩‍👩‍👧 ½ ﬁ …",
+    "▁ itself \u00a0\u3000\u200b\u0000 and \ufffd",
+)
+_RANDOM_PROBES = 400
+_LONGEST_PROBE = 12
+"""Pieces of a random probe."""
+
+
+def correct_conversion(model: bytes, directory: Path, legacy: bool) -> None:
+    """Make the ``tokenizer.json`` in ``directory``, converted from ``model``, give SentencePiece's ids.
+
+    Only for a BPE whose model leaves texts as they are, as those of Llama and Mistral do; for others nothing is
+    changed. ``legacy`` as in ``tokenizer_config.json``: a text after a special token begins with a space, too, as for
+    SentencePiece, which is given the parts one by one; else only the text's beginning does, and a text that begins with
+    a space gets none. Raises ``CheckpointError`` where ids differ all the same.
+    """
+    proto = _MESSAGES.ModelProto.FromString(model)
+    changes_text = proto.normalizer_spec.precompiled_charsmap or proto.normalizer_spec.remove_extra_whitespaces
+    if proto.trainer_spec.model_type != _BPE or changes_text:
+        return
+    file = directory / "tokenizer.json"
+    tokenizer = json.loads(file.read_bytes())
+    tokenizer |= _around_the_model(proto.normalizer_spec.add_dummy_prefix, legacy)
+    tokenizer["model"] |= {"merges": _merges(proto), "byte_fallback": proto.trainer_spec.byte_fallback}
+    tokenizer["model"] |= {"fuse_unk": True, "unk_token": proto.trainer_spec.unk_piece}
+    file.write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
+    _compare(SentencePieceProcessor(model_proto=model), directory, legacy)
+
+
+def _around_the_model(space_before: bool, legacy: bool) -> dict[str, Any]:
+    """Normalizer, pre-tokenizer and decoder. ``space_before``: a text is encoded with a space before it."""
+    decoders = [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    if not space_before:
+        normalizer, metaspace = _replace(" ", _SPACE), None
+    elif legacy:
+        both = [{"type": "Prepend", "prepend": _SPACE}, _replace(" ", _SPACE)]
+        normalizer, metaspace = {"type": "Sequence", "normalizers": both}, None
+    else:
+        normalizer = None
+        metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False}
+    if space_before:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    decoder = {"type": "Sequence", "decoders": decoders}
+    return {"normalizer": normalizer, "pre_tokenizer": metaspace, "decoder": decoder}
+
+
+def _replace(text: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": content}
+
+
+def _merges(proto: Any) -> list[tuple[str, str]]:
+    """Every two pieces that make a piece, ordered by its score, the highest first."""
+    normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    return [
+        (piece[:end], piece[end:])
+        for piece in sorted(normal, key=normal.__getitem__, reverse=True)
+        for end in range(1, len(piece))
+        if piece[:end] in normal and piece[end:] in normal
+    ]
+
+
+def _compare(reference: SentencePieceProcessor, directory: Path, legacy: bool) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    converted = PreTrainedTokenizerFast.from_pretrained(directory)
+    chance, count = random.Random(0), reference.vocab_size()
+    pieces = [
+        [chance.randrange(count) for _ in range(chance.randint(1, _LONGEST_PROBE))] for _ in range(_RANDOM_PROBES)
+    ]
+    special = list(converted.get_added_vocab())
+    for text in (*_PROBES, *(reference.decode(ids) for ids in pieces)):
+        if any(content in text for content in special) or (text.startswith((" ", _SPACE)) and not legacy):
+            continue
+        ids, expected = converted(text, add_special_tokens=False)["input_ids"], reference.encode(text)
+        if ids != expected:
+            raise CheckpointError(f"{text!r} would become {ids}, but SentencePiece makes {expected} of it")
