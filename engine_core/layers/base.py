@@ -109,6 +109,12 @@ class ExpertsShape:
     """Of ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
     swiglu_alpha: float = 0.0
 
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all experts."""
+        biases = 2 * self.intermediate_size + self.hidden_size if self.bias else 0
+        return self.num_experts * (3 * self.intermediate_size * self.hidden_size + biases)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
