@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 _VOCABULARY = 16_000
 _SPECIAL_TOKENS = ["<|end|>"]
@@ -56,6 +64,61 @@ def _qwen3_600m() -> PretrainedConfig:
     )
 
 
+def _qwen3_moe() -> PretrainedConfig:
+    """Six of the 48 layers of Qwen3-30B-A3B: of 3.9 billion weights a token meets 0.65 billion, in 8 of 128 experts."""
+    return Qwen3MoeConfig(
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        num_hidden_layers=6,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=16_384,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def _deepseek_v2_lite() -> PretrainedConfig:
+    """Five of the 27 layers of DeepSeek-V2-Lite, of which the first is dense: of 2.7 billion weights a token meets
+    0.6 billion, in 6 of 64 experts and 2 that all tokens go through.
+    """
+    return DeepseekV2Config(
+        vocab_size=102_400,
+        hidden_size=2048,
+        intermediate_size=10_944,
+        moe_intermediate_size=1408,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        topk_method="greedy",
+        routed_scaling_factor=1.0,
+        num_hidden_layers=5,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        max_position_embeddings=16_384,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
 def _llama_8b() -> PretrainedConfig:
     """Llama-3.1-8B: 8.03 billion weights. For GPUs, with weights that are made there (``--load-format dummy``)."""
     return LlamaConfig(
@@ -81,7 +144,12 @@ def _llama_8b() -> PretrainedConfig:
     )
 
 
-SHAPES: dict[str, Callable[[], PretrainedConfig]] = {"tiny-llama": _tiny_llama, "qwen3-0.6b": _qwen3_600m}
+SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
+    "tiny-llama": _tiny_llama,
+    "qwen3-0.6b": _qwen3_600m,
+    "qwen3-moe": _qwen3_moe,
+    "deepseek-v2-lite": _deepseek_v2_lite,
+}
 
 WITHOUT_WEIGHTS: dict[str, Callable[[], PretrainedConfig]] = {"llama-3.1-8b": _llama_8b, "qwen3-0.6b": _qwen3_600m}
 """Shapes for ``describe_model``."""
