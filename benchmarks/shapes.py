@@ -87,14 +87,14 @@ def _qwen3_moe() -> PretrainedConfig:
 
 
 def _deepseek_v2_lite() -> PretrainedConfig:
-    """Five of the 27 layers of DeepSeek-V2-Lite, of which the first is dense: of 2.7 billion weights a token meets
-    0.6 billion, in 6 of 64 experts and 2 that all tokens go through.
+    """The layers and latents of DeepSeek-V2-Lite, half as wide: of 3 billion weights a token meets 0.66 billion, in 6
+    of 64 experts and 2 that all tokens go through. The first layer is dense.
     """
     return DeepseekV2Config(
         vocab_size=102_400,
-        hidden_size=2048,
-        intermediate_size=10_944,
-        moe_intermediate_size=1408,
+        hidden_size=1024,
+        intermediate_size=5472,
+        moe_intermediate_size=512,
         n_routed_experts=64,
         num_experts_per_tok=6,
         n_shared_experts=2,
@@ -103,7 +103,7 @@ def _deepseek_v2_lite() -> PretrainedConfig:
         topk_group=1,
         topk_method="greedy",
         routed_scaling_factor=1.0,
-        num_hidden_layers=5,
+        num_hidden_layers=27,
         num_attention_heads=16,
         num_key_value_heads=16,
         q_lora_rank=None,

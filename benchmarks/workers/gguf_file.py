@@ -67,9 +67,13 @@ def _write_shape(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _write_experts(writer: Any, config: dict[str, Any]) -> None:
-    writer.add_expert_count(config.get("n_routed_experts") or config["num_experts"])
+    writer.add_expert_count(_num_experts(config))
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _num_experts(config: dict[str, Any]) -> int:
+    return next(config[name] for name in ("n_routed_experts", "num_local_experts", "num_experts") if name in config)
 
 
 def _write_latents(writer: Any, config: dict[str, Any]) -> None:
@@ -104,7 +108,7 @@ def _tensors(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iter
             yield name, tensor
         elif found := _EXPERT.fullmatch(name):
             prefix, projection = found.groups()
-            count = config.get("n_routed_experts") or config["num_experts"]
+            count = _num_experts(config)
             yield f"{prefix}.{projection}", torch.stack([stored[f"{prefix}.{i}.{projection}"] for i in range(count)])
 
 
