@@ -61,7 +61,7 @@ test-gpu:  ## what needs an NVIDIA GPU, with the PYTHON and the packages that ar
 compile-gpu: $(FULL)  ## compile every kernel for GPUs in all its configurations, without one; GPU="bfloat16 sm_90" to choose
 	.venv/bin/python -m tests.engine_core.kernels.compiled $(GPU)
 
-chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --seed 1" to choose
+chaos: $(FULL)  ## kill, hang and cut services under load for ten minutes; CHAOS="--seconds 60 --kind latents" to choose
 	.venv/bin/python -m tests.chaos --report chaos.json $(CHAOS)
 
 test-rolling: $(FULL)  ## change the model of a ring of two of each service under load; ROLLING="--change weights" to choose

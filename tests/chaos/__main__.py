@@ -8,6 +8,7 @@ import random
 import sys
 from pathlib import Path
 
+from tests.chaos.models import KINDS
 from tests.chaos.run import Options, run
 
 
@@ -24,10 +25,13 @@ def main() -> int:
     parser.add_argument(
         "--pauses", type=int, default=5, help="times that each fault happens alone, to see its pause (default: 5)"
     )
+    parser.add_argument("--kind", choices=list(KINDS), default=None, help="of the model (default: the bundled one)")
     given = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
-    options = Options(seed, given.seconds, given.rolling, given.concurrency, pauses=given.pauses, keep=given.keep)
+    options = Options(
+        seed, given.seconds, given.rolling, given.concurrency, pauses=given.pauses, kind=given.kind, keep=given.keep
+    )
     report = asyncio.run(run(options))
     print("\n".join(report.lines()))
     if given.report is not None:

@@ -14,10 +14,12 @@ from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet, HeldResources
 from tests.chaos.load import ClosedLoop, connect, record_answers
 from tests.chaos.logs import read_logs
+from tests.chaos.models import make
 from tests.chaos.outcome import Outcome
 from tests.chaos.pauses import measure, prefill_cost
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
+from tests.ring import MODEL
 
 CLIENTS = 3
 """Each has one Session with one processor at a time."""
@@ -44,6 +46,8 @@ class Options:
     per_kind: int = 4
     """Requests of each kind in the pool."""
     engines: int = 3
+    kind: str | None = None
+    """Of the model, one of ``models.KINDS``; None: the bundled one."""
     keep: Path | None = None
     """Where logs are kept; by default they are deleted."""
 
@@ -53,7 +57,8 @@ async def run(options: Options) -> Report:
     async with AsyncExitStack() as stack:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
-        fleet = await stack.enter_async_context(Fleet(directory, engines=options.engines))
+        model = MODEL if options.kind is None else make(options.kind, directory / "model")
+        fleet = await stack.enter_async_context(Fleet(directory, engines=options.engines, model=[str(model)]))
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         specs = pool(options.seed, options.per_kind)
         answers = await record_answers(clients[0], specs, options.concurrency)
