@@ -8,14 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from engine_core.errors import OutOfMemoryError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.startup import start_engine
 
-from .models.tiny_models import SIZES, save_model
+from .models.tiny_models import SIZES, make_model, save_model
 
 MIB = 1 << 20
 BUNDLED = Path(__file__).parents[2] / "checkpoints" / "tiny"
@@ -88,6 +96,46 @@ def test_memory_stays_within_the_budget_under_full_load(checkpoint: Path) -> Non
     assert cache > 70 * MIB
     assert seen["idle"] < seen["peak"] - 0.8 * cache, "memory was touched before it was used"
     assert 550 * MIB < seen["peak"] <= 650 * MIB
+
+
+HEADS = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 8}
+EXPERTS = {"moe_intermediate_size": 256, "num_experts_per_tok": 4}
+UNLIKE: dict[str, PretrainedConfig] = {
+    "experts": Qwen3MoeConfig(**HEADS, **EXPERTS, head_dim=128, num_experts=32),
+    "latents": DeepseekV2Config(
+        **(HEADS | {"num_hidden_layers": 8}),
+        **EXPERTS,
+        n_routed_experts=16,
+        kv_lora_rank=512,
+        q_lora_rank=None,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+    ),
+    "windows": Gemma3TextConfig(
+        **(HEADS | {"num_hidden_layers": 6}),
+        head_dim=128,
+        sliding_window=64,
+        layer_types=[*5 * ["sliding_attention"], "full_attention"],
+    ),
+    "windows, sinks and experts": GptOssConfig(
+        **(HEADS | {"num_hidden_layers": 4}),
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        head_dim=128,
+        sliding_window=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    ),
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_models_with_unlike_layers_stay_within_the_budget_under_full_load(kind: str, tmp_path: Path) -> None:
+    """With steps of up to 512 rows, whose experts make more of a row than the rest of a layer."""
+    options = {"dtype": "float32", "num_threads": 1, "gpu_memory_utilization": 0.65, "max_num_batched_tokens": 512}
+    seen = run_full_load(1200 * MIB, save_model(make_model(UNLIKE[kind]), tmp_path), options, 63, 512, sys.maxsize)
+    assert 0.8 * 780 * MIB < seen["peak"] <= 780 * MIB
 
 
 def test_the_bundled_model_serves_in_one_gibibyte() -> None:
