@@ -37,7 +37,7 @@ class Memory:
     activations: float
     """Of the largest step."""
     runtime: float
-    """Interpreter, libraries, captured graphs."""
+    """Interpreter, libraries, captured graphs, and what is set aside for requests."""
     block: int
     """What one takes: keys and values of ``BLOCK_SIZE`` tokens in one group of layers."""
     sequence_blocks: int

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
-_RUNTIME = 0.8 * _GB
-"""Interpreter, libraries, buffers of gRPC and, on a GPU, its context and captured graphs: an estimate."""
+_GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
+"""Estimates: a GPU's context and captured graphs; interpreter, libraries and buffers of gRPC."""
 _HEADROOM = 0.8
 """Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
 
@@ -169,7 +169,8 @@ def plan(
         raise FatalError(f"{told}: lower --input-len or --output-len")
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
-    memory = _memory(checkpoint, outline, hardware.memory * memory_share, max_num_seqs, demand)
+    runtime = _cpu_runtime(hardware.memory) if gpu is None else _GPU_RUNTIME
+    memory = _memory(checkpoint, outline, hardware.memory * memory_share, runtime, max_num_seqs, demand)
     cost = _cost(checkpoint, outline)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -211,7 +212,17 @@ def _outline(checkpoint: Checkpoint) -> LanguageModel:
     return model_outline(checkpoint)
 
 
-def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num_seqs: int, demand: Demand) -> Memory:
+def _cpu_runtime(memory: float) -> float:
+    """Where an engine keeps everything in the same ``memory``, with what it sets aside for requests."""
+    from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
+
+    requests = request_memory(int(memory))
+    return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
+
+
+def _memory(
+    checkpoint: Checkpoint, model: LanguageModel, usable: float, runtime: float, max_num_seqs: int, demand: Demand
+) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
     from engine_core.attention.base import AttentionBackend
 
@@ -224,7 +235,7 @@ def _memory(checkpoint: Checkpoint, model: LanguageModel, usable: float, max_num
         weights=model.expected_weight_bytes,
         angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
         activations=4 * STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
-        runtime=_RUNTIME,
+        runtime=runtime,
         block=AttentionBackend.bytes_per_block(model.kv_cache_spec(BLOCK_SIZE)),
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,

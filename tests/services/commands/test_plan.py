@@ -196,8 +196,10 @@ def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> N
         json.loads(ringline_plan(str(tmp_path / "llama"), *HARDWARE, "--json", "--model-impl", impl))
         for impl in ("ringline", "transformers")
     )
-    assert through["memory"] == own["memory"]
-    assert through["capacity"] == own["capacity"]
+    kept = ("weights", "block", "sequence_blocks", "prompt_blocks")
+    assert [through["memory"][figure] for figure in kept] == [own["memory"][figure] for figure in kept]
+    assert through["memory"]["cache"] == pytest.approx(own["memory"]["cache"], rel=0.001)  # it has no table of angles
+    assert through["model"]["active_weights"] == own["model"]["active_weights"]
     olmo = OlmoConfig(**sizes, architectures=["OlmoForCausalLM"], dtype="bfloat16")
     olmo.save_pretrained(tmp_path / "olmo")
     assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
