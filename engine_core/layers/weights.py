@@ -16,7 +16,7 @@ class Weights(Protocol):
     """Where weights come from."""
 
     def take(self, *names: str) -> torch.Tensor:
-        """The tensor of that name, or those of several names joined along the first dimension.
+        """The tensor of that name, or those of several names joined along the first dimension, where one may recur.
 
         It is in the model's type and on its device, and valid only until the next is taken: a view of a mapped file
         or of a reused buffer. Copy what is to be kept.

@@ -47,7 +47,7 @@ class DummyWeights:
             tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
             for name, part in zip(names, torch.split(tensor, rows), strict=True):
                 self._fill(name, part)
-        self._done += tensor.nbytes
+        self._done += sum(math.prod(self._shapes[name]) for name in set(names)) * tensor.itemsize
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return tensor

@@ -103,7 +103,8 @@ class SafetensorsWeights:
         if self._mapped > _MAPPED_AT_ONCE:
             self._files.clear()
             self._mapped = 0
-        parts = [self._view(name) for name in names]
+        views = {name: self._view(name) for name in dict.fromkeys(names)}
+        parts = [views[name] for name in names]
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return self._converted(parts)
