@@ -330,7 +330,9 @@ class RotaryEmbedding(Part):
         if self._norms is not None:
             query, *keys = [weights.take(name).float() + self._norms.offset for name in self.tensors()]
             ones = torch.ones_like(query)
-            norms = HeadNorms(query, keys[0] if keys else ones, ones if self._norms.of_values else None, self._norms.eps)
+            norms = HeadNorms(
+                query, keys[0] if keys else ones, ones if self._norms.of_values else None, self._norms.eps
+            )
         self.layer = self._backend.rotary(self._shape, norms)
 
     def weight_bytes(self, itemsize: int) -> int:

@@ -73,7 +73,11 @@ class ModelShape:
     def has_plain_layers(self) -> bool:
         """Whether all layers see all tokens, and keep the same of each."""
         alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
-        return alike and len(self.caching_layers) == self.num_layers and all(window is None for window in self.sliding_windows)
+        return (
+            alike
+            and len(self.caching_layers) == self.num_layers
+            and all(window is None for window in self.sliding_windows)
+        )
 
     @property
     def is_plainly_attending(self) -> bool:

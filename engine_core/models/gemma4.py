@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
@@ -114,14 +115,15 @@ class Gemma4ForCausalLM(CausalLM):
         norms = LayerNorms(
             before_attention=self._norm_named(f"{prefix}.input_layernorm", layers),
             after_attention=self._norm_named(f"{prefix}.post_attention_layernorm", layers),
-            before_mlp=self._norm_named(f"{prefix}.pre_feedforward_layernorm", layers),
+            before_mlp=None if config.mixture else self._norm_named(f"{prefix}.pre_feedforward_layernorm", layers),
             after_mlp=self._norm_named(f"{prefix}.post_feedforward_layernorm", layers, scale),
         )
         wide = config.double_wide_mlp and keys is None
         size = 2 * config.intermediate_size if wide else config.intermediate_size
-        mlp = GatedMLP(config, f"{prefix}.mlp", layers, intermediate_size=size)
-        own = SelfAttention(config, index, attention, layers, variant)
-        return TransformerLayer(own, mlp, norms, layers)
+        mlp: FeedForward = GatedMLP(config, f"{prefix}.mlp", layers, intermediate_size=size)
+        if config.mixture is not None:
+            mlp = ExpertsBeside(mlp, config.mixture, prefix, layers, config)
+        return TransformerLayer(SelfAttention(config, index, attention, layers, variant), mlp, norms, layers)
 
     def is_redundant(self, name: str) -> bool:
         """As ``LanguageModel`` says; keys and values of layers that have none of their own may be there, too."""
@@ -135,6 +137,35 @@ class Gemma4ForCausalLM(CausalLM):
 
     def _norm_named(self, name: str, layers: LayerFactory, scale: float | str = 1.0) -> Norm:
         return layers.rms_norm(name, Features(1, self.config.hidden_size), self.config.norm_eps, scale=scale)
+
+
+class ExpertsBeside:
+    """A dense block and experts side by side, each with norms of its own. The router sees what neither norm has."""
+
+    def __init__(
+        self, dense: FeedForward, mixture: Mixture, prefix: str, layers: LayerFactory, config: ArchitectureConfig
+    ) -> None:
+        hidden = Features(1, config.hidden_size)
+
+        def norm(name: str) -> Norm:
+            return layers.rms_norm(f"{prefix}.{name}", hidden, config.norm_eps)
+
+        self._dense = dense
+        self._before_dense, self._after_dense = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm_1")
+        self._before_experts = norm("pre_feedforward_layernorm_2")
+        self._after_experts = norm("post_feedforward_layernorm_2")
+        router = f"{prefix}.router"
+        self._before_router = layers.rms_norm(
+            router, hidden, config.norm_eps, tensor="scale", scale=config.hidden_size**-0.5
+        )
+        tensors = RouterTensors(f"{router}.proj", expert_scales=f"{router}.per_expert_scale")
+        self._experts = layers.fused_moe(mixture.shape, mixture.routing, tensors, StackedExperts(f"{prefix}.experts"))
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """As ``FeedForward`` says; ``residual`` is None, because a norm follows."""
+        dense = self._after_dense(self._dense(self._before_dense(x), residual))
+        experts = self._experts(self._before_experts(x), None, self._before_router(x))
+        return self._after_experts(experts, dense)
 
 
 def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpec, ...]:
