@@ -217,8 +217,8 @@ class DecoderStack(Protocol):
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
         ``angles`` has one entry for each of the model's rotations, ``kv_caches`` are all that there are,
-        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each token
-        besides, if anything.
+        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each
+        token besides, if anything.
         """
 
 

@@ -243,8 +243,12 @@ class RMSNorm(Norm):
         self._scale = scale
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        weight = {} if self._name is None else {self._name: (self._features.count,)}
-        return weight | ({self._scale: (1,)} if isinstance(self._scale, str) else {})
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self._name is not None:
+            shapes[self._name] = (self._features.count,)
+        if isinstance(self._scale, str):
+            shapes[self._scale] = (1,)
+        return shapes
 
     def load(self, weights: Weights) -> None:
         if self._name is None:

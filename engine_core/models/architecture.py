@@ -144,8 +144,9 @@ def common_fields(
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
     ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``head_dim`` is the configuration's unless given, and that of all layers unless ``head_dims`` has theirs. No layer has a window. Raises ``CheckpointError`` for impossible
-    sizes, ``UnsupportedModelError`` for an activation or a rope type that the engine does not have.
+    ``head_dim`` is the configuration's unless given, and that of all layers unless ``head_dims`` has theirs. No layer
+    has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")

@@ -51,7 +51,10 @@ SHAPES: dict[str, PretrainedConfig] = {
         rope_parameters=THETAS,
     ),
     "gemma4_text-experts": Gemma4TextConfig(
-        **(GEMMA | EXPERTS), attention_k_eq_v=True, num_global_key_value_heads=1, rope_parameters=THETAS
+        **(GEMMA | EXPERTS | {"initializer_range": 0.2}),
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+        rope_parameters=THETAS,
     ),
     "gemma4_text-shared-caches-alike": Gemma4TextConfig(
         **(GEMMA | PER_LAYER | {"global_head_dim": 16, "layer_types": [FULL] * 6}), num_kv_shared_layers=4
