@@ -110,7 +110,7 @@ class LayerFactory:
         An embedding has ``groups`` parts of ``hidden_size`` numbers.
         """
         features = Features(groups, hidden_size)
-        return self._add(VocabParallelEmbedding(name, vocab_size, features, self.backend, tied_to, scale))
+        return self._add(VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale))
 
     def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
         """Attention over latents; ``name`` is that of the projection from latents to keys and values."""

@@ -163,9 +163,12 @@ class VocabParallelEmbedding(Part):
         vocab_size: int,
         features: Features,
         backend: LayerBackend,
+        dtype: torch.dtype,
         tied_to: ParallelLMHead | None = None,
         scale: float = 1.0,
     ) -> None:
+        """A table is kept in the type in which it is stored, if that has 16 bits; its rows are of type ``dtype``."""
+        self._dtype = dtype
         self._name = f"{name}.weight"
         self._shape = (vocab_size, features.count)
         self._features = features
@@ -179,7 +182,7 @@ class VocabParallelEmbedding(Part):
 
     def load(self, weights: Weights) -> None:
         if self._tied_to is None:
-            table = weights.take(self._name)
+            table = weights.take_table(self._name)
             padded = self._features.pad(table, 1, self._backend)
             self._table = table.clone() if padded is table else padded
 
@@ -193,7 +196,7 @@ class VocabParallelEmbedding(Part):
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``indices`` [T] int64."""
         if self._table is not None:
-            rows = torch.nn.functional.embedding(indices, self._table)
+            rows = torch.nn.functional.embedding(indices, self._table).to(self._dtype)
         else:
             assert self._tied_to is not None
             rows = self._tied_to.layer.weight_rows(indices)

@@ -58,6 +58,9 @@ class DummyWeights:
         self._done += row.nbytes
         return row
 
+    def take_table(self, name: str) -> torch.Tensor:
+        return self.take(name)
+
     def take_float32(self, name: str) -> torch.Tensor:
         return self.take(name).to(torch.float32, copy=True)
 

@@ -20,6 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
+_SHORT = 2
+"""Bytes of a number that tables keep."""
 _NAMES_SHOWN = 5
 
 
@@ -100,14 +102,22 @@ class SafetensorsWeights:
         self._total = sum(self._tensors[name].nbytes for name in shapes)
 
     def take(self, *names: str) -> torch.Tensor:
+        views = self._views(names)
+        return self._converted([views[name] for name in names])
+
+    def take_table(self, name: str) -> torch.Tensor:
+        view = self._views([name])[name]
+        return view.to(self._device) if view.dtype.itemsize == _SHORT else self._converted([view])
+
+    def _views(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """In mapped files, all but these unmapped if there are many."""
         if self._mapped > _MAPPED_AT_ONCE:
             self._files.clear()
             self._mapped = 0
         views = {name: self._view(name) for name in dict.fromkeys(names)}
-        parts = [views[name] for name in names]
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
-        return self._converted(parts)
+        return views
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Joined along the first dimension, in the model's type and on its device."""
