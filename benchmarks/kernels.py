@@ -3,9 +3,10 @@
     python -m benchmarks.kernels                       # all, with one thread and with all
     python -m benchmarks.kernels --only attention
 
-Shapes are those of Qwen3-0.6B in bfloat16. Weights and keys are read from memory: calls rotate over enough copies
-that no cache holds them. Activations are where the kernel before would have left them, so those of small steps come
-from a cache, and a share of the stream bandwidth beyond 100 % is not a mistake there.
+Shapes are those of Qwen3-0.6B in bfloat16, for experts of Qwen3-30B-A3B, and for latents of DeepSeek-V2-Lite. Weights
+and keys are read from memory: calls rotate over enough copies that no cache holds them. Activations are where the
+kernel before would have left them, so those of small steps come from a cache, and a share of the stream bandwidth
+beyond 100 % is not a mistake there.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from functools import partial
 import numpy as np
 import torch
 
+from benchmarks.attention_steps import BLOCK_SIZE, AttentionStep
 from benchmarks.limits import Gauge, threads_of_torch
 from benchmarks.report import Row, emit, output_options, print_table
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
+from engine_core.attention.base import AttentionBackend, AttentionOptions, KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
-from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, group_layers
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
-from engine_core.quantization.int8 import Int8Linear
+from engine_core.quantization.base import Unquantized
+from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
@@ -45,7 +48,8 @@ from engine_core.sampling.sampler import Sampler
 
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
-_BLOCK = 16
+_EXPERTS = ExpertsShape(128, 8, 2048, 768, Activation.SILU)
+_LATENT_DIM, _ROPE_DIM = 512, 64
 _LINEARS = {
     "qkv_proj": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
     "o_proj": (_HIDDEN, _HEADS * _HEAD_DIM),
@@ -90,55 +94,76 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
             yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
 
 
+def experts(quantization: str | None) -> Iterator[Kernel]:
+    """Experts, which rows choose evenly: as many experts are read as have a row."""
+    shape, weight_bytes = _EXPERTS, 2 if quantization is None else 1
+    layers, _ = choose_layers(16, torch.bfloat16)
+    method = Unquantized() if quantization is None else Int8(load_int8_kernels())
+    layer = method.experts(shape, torch.bfloat16, layers)
+    layer.load(_random_experts(shape))
+    size = 3 * shape.hidden_size * shape.intermediate_size
+    order = torch.randperm(shape.num_experts, generator=torch.Generator().manual_seed(0)).int()
+    for rows in _ROWS:
+        x = torch.randn(rows, shape.hidden_size).bfloat16()
+        pairs = torch.arange(rows * shape.top_k)
+        calls = []
+        for start in range(0, shape.num_experts, shape.top_k):
+            ids = order[(pairs + start) % shape.num_experts].view(rows, shape.top_k)
+            calls.append(partial(layer, x, ids, torch.rand(ids.shape), x))
+        read = min(len(pairs), shape.num_experts) * size * weight_bytes + 6 * x.numel()
+        yield Kernel(f"experts {quantization or 'bf16'}", rows, Cost(read, 2.0 * len(pairs) * size), calls)
+
+
+def _random_experts(shape: ExpertsShape) -> Iterator[ExpertWeights]:
+    inner, hidden = shape.intermediate_size, shape.hidden_size
+    for _ in range(shape.num_experts):
+        sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
+        yield ExpertWeights(torch.randn(size).bfloat16() * 0.02 for size in sizes)
+
+
 def attention() -> Iterator[Kernel]:
-    """Decoding of 16 sequences over contexts of several lengths, and prefill of one prompt."""
-    for context in (128, 1024, 4096):
-        yield _attention("attention decode", sequences=16, new=1, context=context)
-    for prompt in (128, 1024, 4096):
-        yield _attention("attention prefill", sequences=1, new=prompt, context=prompt)
-
-
-def _attention(name: str, sequences: int, new: int, context: int) -> Kernel:
-    spec = AttentionSpec(_KV_HEADS, _HEAD_DIM)
+    """Decoding over contexts and windows of several lengths, and prefill of one prompt."""
     backend, _ = choose_attention(_HEAD_DIM, torch.bfloat16)
-    rows, blocks = sequences * new, sequences * -(-context // _BLOCK)
-    read = 4 * sequences * context * _KV_HEADS * _HEAD_DIM
-    layers = -(-_UNCACHED_BYTES // read) if new == 1 else 1
-    caches = _caches(backend, spec, layers, blocks)
-    metadata = _metadata(sequences, new, context)
-    query = torch.randn(rows, _HEADS, _HEAD_DIM).bfloat16()
-    key, value = (torch.randn(rows, _KV_HEADS, _HEAD_DIM).bfloat16() for _ in range(2))
-    seen = rows * (context - (new - 1) / 2)
-
-    def call(cache: torch.Tensor) -> Callable[[], object]:
-        return lambda: backend.forward(query, key, value, cache, metadata, AttentionOptions(_HEAD_DIM**-0.5))
-
-    cost = Cost(read + 4 * query.nbytes, 4.0 * seen * _HEADS * _HEAD_DIM)
-    return Kernel(f"{name} {sequences} × {context}", rows, cost, [call(cache) for cache in caches])
+    steps = [AttentionStep(16, 1, context) for context in (128, 1024, 4096)]
+    steps += [AttentionStep(16, 1, 16384, window=1024), AttentionStep(1, 1, 1024)]
+    steps += [AttentionStep(1, 1, 16384, window=1024)]
+    steps += [AttentionStep(1, prompt, prompt) for prompt in (128, 1024, 4096)]
+    for step in steps:
+        shapes = (_HEADS, _HEAD_DIM), (_KV_HEADS, _HEAD_DIM), (_KV_HEADS, _HEAD_DIM)
+        spec, options = AttentionSpec(_KV_HEADS, _HEAD_DIM), AttentionOptions(_HEAD_DIM**-0.5, step.window)
+        yield _attention("attention", backend, backend.forward, spec, step, shapes, options)
 
 
-def _caches(backend: AttentionBackend, spec: LayerCacheSpec, layers: int, blocks: int) -> list[torch.Tensor]:
-    """Of ``layers`` layers that see the same, filled."""
-    whole = KVCacheSpec((spec,) * layers, _BLOCK, torch.bfloat16, group_layers([None] * layers))
-    caches = backend.allocate(whole, blocks, torch.device("cpu"))
+def latents() -> Iterator[Kernel]:
+    """The same over latents."""
+    backend, _ = choose_attention(_ROPE_DIM, torch.bfloat16)
+    for step in (AttentionStep(16, 1, 4096), AttentionStep(1, 1, 16384), AttentionStep(1, 1024, 1024)):
+        shapes = (_HEADS, _LATENT_DIM), (_HEADS, _ROPE_DIM), (_LATENT_DIM,), (_ROPE_DIM,)
+        spec, options = MLAAttentionSpec(_LATENT_DIM, _ROPE_DIM), AttentionOptions(_LATENT_DIM**-0.5)
+        yield _attention("latent attention", backend, backend.forward_latents, spec, step, shapes, options)
+
+
+def _attention(
+    name: str,
+    backend: AttentionBackend,
+    forward: Callable[..., torch.Tensor],
+    spec: LayerCacheSpec,
+    step: AttentionStep,
+    shapes: Sequence[tuple[int, ...]],
+    options: AttentionOptions,
+) -> Kernel:
+    """``shapes`` are those of what ``forward`` takes of each row."""
+    inputs = [torch.randn(step.rows, *shape).bfloat16() for shape in shapes]
+    read = 2 * step.read * spec.elements
+    layers = -(-_UNCACHED_BYTES // read) if step.new == 1 else 1
+    whole = KVCacheSpec((spec,) * layers, BLOCK_SIZE, torch.bfloat16, group_layers([None] * layers))
+    caches = backend.allocate(whole, step.num_blocks, torch.device("cpu"))
     for cache in caches:
         cache.normal_()
-    return caches
-
-
-def _metadata(sequences: int, new: int, context: int) -> AttentionMetadata:
-    """Each sequence's last ``new`` tokens, its blocks scattered over the cache."""
-    blocks = -(-context // _BLOCK)
-    tables = torch.randperm(sequences * blocks, generator=torch.Generator().manual_seed(0)).view(sequences, blocks)
-    positions = torch.arange(context - new, context)
-    return AttentionMetadata(
-        query_starts=torch.arange(0, sequences * new + 1, new, dtype=torch.int32),
-        seq_lens=torch.full((sequences,), context, dtype=torch.int32),
-        block_tables=tables.int(),
-        slot_mapping=(tables[:, positions // _BLOCK] * _BLOCK + positions % _BLOCK).flatten(),
-        max_query_len=new,
-        max_seq_len=context,
-    )
+    metadata = step.metadata()
+    cost = Cost(read + 2 * sum(x.nbytes for x in inputs), step.rows * step.seen * spec.operations(_HEADS))
+    calls = [partial(forward, *inputs, cache, metadata, options) for cache in caches]
+    return Kernel(f"{name} {'decode' if step.new == 1 else 'prefill'} {step}", step.rows, cost, calls)
 
 
 def small_operations() -> Iterator[Kernel]:
@@ -227,8 +252,10 @@ def measure(kernels: Iterator[Kernel], threads: int | None) -> list[Row]:
 
 GROUPS: dict[str, Callable[[], Iterator[Kernel]]] = {
     "attention": attention,
+    "latents": latents,
     "linear": lambda: linears(list(_LINEARS), None),
     "int8": lambda: linears(["gate_up_proj", "lm_head"], "int8"),
+    "experts": lambda: itertools.chain(experts(None), experts("int8")),
     "small": small_operations,
     "sampler": samplers,
 }

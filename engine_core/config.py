@@ -111,8 +111,8 @@ class ModelConfig(_Section):
     )
     quantization: str | None = option(
         None,
-        "int8 rounds the weights of linear layers to 8 bits when they are loaded, and their inputs in every step. "
-        "Default: none, everything is computed in --dtype.",
+        "int8 rounds the weights of linear layers and experts to 8 bits when they are loaded, and their inputs in "
+        "every step. Default: none, everything is computed in --dtype.",
         choices=("int8",),
     )
     model_impl: str = option(

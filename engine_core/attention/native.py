@@ -41,8 +41,8 @@ class NativeAttention(AttentionBackend):
 
         def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
             planes, heads, width = layer.shape
-            if width % _UNIT:
-                raise ValueError(f"heads of {width} are not padded to a multiple of {_UNIT}")
+            if layer != layer.padded(lambda size: -(-size // _UNIT) * _UNIT):
+                raise ValueError(f"the widths of {layer} are not padded to multiples of {_UNIT}")
             used = memory[:, : tokens * layer.elements]
             return used.view(num_blocks, heads, planes, tokens, width)[..., : spec.block_size, :]
 

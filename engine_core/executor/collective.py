@@ -60,7 +60,11 @@ class CollectiveExecutor(Executor):
         with progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load)
             self.model = checkpoint.spec
-            dtype = self.model.dtype + (f", {checkpoint.quantization} layers" if checkpoint.quantization else "")
+            dtype = self.model.dtype
+            if checkpoint.expanded_quantization:
+                dtype += f" (weights in {checkpoint.expanded_quantization} are expanded)"
+            if checkpoint.quantization:
+                dtype += f", {checkpoint.quantization} layers"
             stage.detail = (
                 f"{self.model.architecture} {checkpoint.choice.reason}, {dtype}, max_model_len "
                 f"{self.model.max_model_len}"

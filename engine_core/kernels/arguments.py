@@ -123,6 +123,8 @@ class ExpertsArguments(ctypes.Structure):
         ("output", ctypes.c_void_p),
         ("gathered", ctypes.c_void_p),
         ("activated", ctypes.c_void_p),
+        ("rounded", ctypes.c_void_p),
+        ("row_scales", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("hidden", ctypes.c_int64),
         ("inner", ctypes.c_int64),
@@ -302,6 +304,7 @@ class OperationKind(enum.IntEnum):
     MULTIPLY_GROUPS = 8
     ROUTE = 9
     RUN_EXPERTS = 10
+    RUN_INT8_EXPERTS = 11
 
 
 class Operation(ctypes.Structure):
@@ -356,4 +359,5 @@ class Int8KernelTable(ctypes.Structure):
     _fields_ = (
         ("linear", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Int8Weight), ctypes.POINTER(Int8Call))),
         ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Int8Packing))),
+        ("experts", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ExpertsArguments))),
     )

@@ -83,14 +83,16 @@ class CpuKernels:
 
 @dataclass(frozen=True, slots=True)
 class Int8Kernels:
-    """The kernels of 8-bit linear layers for one instruction set. They release the interpreter's lock, and ``linear``
-    can be captured.
+    """The kernels of 8-bit weights for one instruction set. They release the interpreter's lock, and ``linear`` and
+    ``experts`` can be captured.
     """
 
     instruction_set: str
     linear: Callable[[Int8Weight, Int8Call], int]
     """0, or 1 when there was no memory."""
     pack: Callable[[Int8Packing], None]
+    experts: Callable[[ExpertsArguments], int]
+    """As ``linear``."""
 
 
 def load_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> CpuKernels:
@@ -139,7 +141,8 @@ def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path
     chosen, address = _find(library.ringline_int8_kernels, candidates)
     functions = Int8KernelTable.from_address(address)
     linear = capturable(OperationKind.MULTIPLY_INT8, address, functions.linear)
-    return Int8Kernels(chosen, linear, functions.pack)
+    experts = capturable(OperationKind.RUN_INT8_EXPERTS, address, functions.experts)
+    return Int8Kernels(chosen, linear, functions.pack, experts)
 
 
 def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +109,12 @@ class ExpertsShape:
     """Of ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
     swiglu_alpha: float = 0.0
 
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all experts."""
+        biases = 2 * self.intermediate_size + self.hidden_size if self.bias else 0
+        return self.num_experts * (3 * self.intermediate_size * self.hidden_size + biases)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
@@ -131,8 +137,8 @@ class ExpertsLayer(ABC):
         """Bytes of the weights as they are kept."""
 
     @abstractmethod
-    def load(self, expert: int, weights: ExpertWeights) -> None:
-        """Take an expert's weights, without padding."""
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts, which come in ascending order and without padding."""
 
     @abstractmethod
     def __call__(

@@ -161,8 +161,7 @@ class FusedMoE(Part):
         self.gate = Unquantized().load(self._gate_shape, weights, self._backend)
         self._of_experts = {name: weights.take_float32(name) for name in self._extra_names()}
         self.experts = self._quant_method.experts(self._shape, self._dtype, self._backend)
-        for expert, tensors in enumerate(self._tensors.read(weights, self._shape)):
-            self.experts.load(expert, tensors)
+        self.experts.load(self._tensors.read(weights, self._shape))
 
     def weight_bytes(self, itemsize: int) -> int:
         router = sum(math.prod(size) for size in Unquantized().tensors(self._gate_shape).values())
@@ -170,12 +169,17 @@ class FusedMoE(Part):
 
     def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
         shape, all_bytes = self._shape, self.weight_bytes(itemsize)
-        routed = sum(math.prod(size) for size in self._tensors.shapes(shape).values())
         routed_bytes = self._quant_method.expert_bytes(shape, itemsize)
         return (
-            StepWeights(self.num_weights - routed, all_bytes - routed_bytes),
-            StepWeights(routed, routed_bytes, shape.num_experts, shape.top_k),
+            StepWeights(self.num_weights - shape.num_weights, all_bytes - routed_bytes),
+            StepWeights(shape.num_weights, routed_bytes, shape.num_experts, shape.top_k),
         )
+
+    @property
+    def num_weights(self) -> int:
+        router = Unquantized().tensors(self._gate_shape).values()
+        extras = len(self._extra_names()) * self._shape.num_experts
+        return sum(map(math.prod, router)) + extras + self._shape.num_weights
 
     @property
     def nbytes(self) -> int:

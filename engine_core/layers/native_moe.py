@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES, ExpertsArguments, GroupedLinearArguments, RoutingArguments
@@ -9,7 +11,7 @@ from engine_core.kernels.capture import empty
 from engine_core.kernels.library import CpuKernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, Routing
-from engine_core.layers.native_packing import PANEL, TILE, pack_rows, packed_shape
+from engine_core.layers.native_packing import PANEL, TILE, interleave, pack_rows, packed_shape
 
 _TILE_INNER = TILE // 2
 """Outputs of the gate in a tile, and as many of up."""
@@ -96,8 +98,6 @@ class NativeExperts(ExpertsLayer):
         gate_up = (shape.num_experts, *packed_shape(self._tiles * TILE, self._hidden, dtype))
         down = (shape.num_experts, *packed_shape(self._hidden, self._inner, dtype))
         self._gate_up, self._down = empty_for_streaming(gate_up, dtype), empty_for_streaming(down, dtype)
-        self._gate_up_rows = torch.zeros(self._tiles, 2, _TILE_INNER, self._hidden, dtype=dtype)
-        self._down_rows = torch.zeros(self._hidden, self._inner, dtype=dtype)
         self._gate_up_bias = self._down_bias = torch.empty(0)
         if shape.bias:
             self._gate_up_bias = torch.zeros(shape.num_experts, self._tiles, 2, _TILE_INNER)
@@ -109,24 +109,23 @@ class NativeExperts(ExpertsLayer):
     def nbytes(self) -> int:
         return sum(each.nbytes for each in (self._gate_up, self._down, self._gate_up_bias, self._down_bias))
 
-    def load(self, expert: int, weights: ExpertWeights) -> None:
-        for place in range(2):
-            self._interleave(next(weights.tensors), self._gate_up_rows[:, place])
-        pack_rows(self._gate_up_rows.view(-1, self._hidden), self._gate_up[expert])
-        if weights.biases is not None:
-            gate, up, down = weights.biases
-            for place, bias in enumerate((gate, up)):
-                self._interleave(bias[:, None], self._gate_up_bias[expert, :, place, :, None])
-            self._down_bias[expert, : len(down)] = down
-        self._down_rows[: self._shape.hidden_size, : self._shape.intermediate_size] = next(weights.tensors)
-        pack_rows(self._down_rows, self._down[expert])
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        dtype = self._down.dtype
+        gate_up = torch.zeros(self._tiles, 2, _TILE_INNER, self._hidden, dtype=dtype)
+        down = torch.zeros(self._hidden, self._inner, dtype=dtype)
+        for expert, weights in enumerate(experts):
+            for place in range(2):
+                interleave(next(weights.tensors), gate_up[:, place])
+            pack_rows(gate_up.view(-1, self._hidden), self._gate_up[expert])
+            down[: self._shape.hidden_size, : self._shape.intermediate_size] = next(weights.tensors)
+            pack_rows(down, self._down[expert])
+            if weights.biases is not None:
+                self._load_biases(expert, *weights.biases)
 
-    def _interleave(self, rows: torch.Tensor, tiles: torch.Tensor) -> None:
-        """Copy ``rows`` [I, W] to ``tiles`` [tiles, 32, ≥ W]."""
-        whole, width = len(rows) // _TILE_INNER, rows.shape[1]
-        tiles[:whole, :, :width] = rows[: whole * _TILE_INNER].reshape(whole, _TILE_INNER, width)
-        if rest := len(rows) % _TILE_INNER:
-            tiles[whole, :rest, :width] = rows[whole * _TILE_INNER :]
+    def _load_biases(self, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+        for place, bias in enumerate((gate, up)):
+            interleave(bias[:, None], self._gate_up_bias[expert, :, place, :, None])
+        self._down_bias[expert, : len(down)] = down
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -147,6 +146,8 @@ class NativeExperts(ExpertsLayer):
             output.data_ptr(),
             gathered.data_ptr(),
             activated.data_ptr(),
+            None,
+            None,
             rows,
             self._hidden,
             self._inner,

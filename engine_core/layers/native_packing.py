@@ -16,6 +16,15 @@ def packed_shape(num_rows: int, width: int, dtype: torch.dtype) -> tuple[int, ..
     return (-(-num_rows // TILE) * (TILE // PANEL), width // together, PANEL, together)
 
 
+def interleave(rows: torch.Tensor, tiles: torch.Tensor) -> None:
+    """Copy ``rows`` [I, W] to ``tiles`` [tiles, outputs of one, ≥ W]; the rest of the last tile is left alone."""
+    size, width = tiles.shape[1], rows.shape[1]
+    whole = len(rows) // size
+    tiles[:whole, :, :width] = rows[: whole * size].reshape(whole, size, width)
+    if rest := len(rows) % size:
+        tiles[whole, :rest, :width] = rows[whole * size :]
+
+
 def pack_rows(weight: torch.Tensor, target: torch.Tensor) -> None:
     """Write ``weight`` [N, K] to ``target`` of its ``packed_shape``, with zeros behind its rows."""
     num_rows, width = weight.shape

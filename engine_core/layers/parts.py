@@ -65,7 +65,7 @@ class Part(ABC):
 
     @property
     def num_weights(self) -> int:
-        """Numbers in its tensors."""
+        """Numbers that its tensors stand for."""
         return sum(math.prod(shape) for shape in self.tensors().values())
 
     @property

@@ -5,6 +5,8 @@ A row's bits may depend on the other rows here: torch chooses its kernels by the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from engine_core.attention.base import Angles
@@ -137,15 +139,15 @@ class TorchExperts(ExpertsLayer):
             each.nbytes for each in biases
         )
 
-    def load(self, expert: int, weights: ExpertWeights) -> None:
-        assert expert == len(self._weights)
-        gate, up, down = (tensor.clone() for tensor in weights.tensors)
-        biases = weights.biases
-        if biases is not None:
-            of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
-            biases = of_gate, of_up, of_down
-        self._biases.append(biases)
-        self._weights.append((gate, up, down))
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        for weights in experts:
+            gate, up, down = (tensor.clone() for tensor in weights.tensors)
+            biases = weights.biases
+            if biases is not None:
+                of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
+                biases = of_gate, of_up, of_down
+            self._biases.append(biases)
+            self._weights.append((gate, up, down))
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None

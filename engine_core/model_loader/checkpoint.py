@@ -50,6 +50,8 @@ class Checkpoint:
     """Of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    expanded_quantization: str | None
+    """How its weights are quantized, which are expanded to ``dtype`` when they are loaded."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
@@ -83,13 +85,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), config.model_impl)
-    if quantized := raw.get("quantization_config"):
-        named = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        method = named or "by a method that it does not name"
-        raise UnsupportedModelError(
-            f"{path} is quantized ({method}), which is not supported; use the original weights, "
-            "with --quantization int8 if they shall be smaller"
-        )
+    expanded = _expanded_quantization(path, raw, choice)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config)
@@ -111,6 +107,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         architecture_config.within(spec.max_model_len),
         _DTYPES[dtype_name],
         config.quantization,
+        expanded,
         load.load_format,
         config.seed,
     )
@@ -154,6 +151,20 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
     return named[0]
+
+
+def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice) -> str | None:
+    """How the checkpoint is quantized, if it is, by a method that the model expands."""
+    if not (quantized := raw.get("quantization_config")):
+        return None
+    named = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if named in choice.model.expanded_quantizations:
+        return str(named)
+    method = named or "by a method that it does not name"
+    raise UnsupportedModelError(
+        f"{path} is quantized ({method}), which is not supported; use the original weights, "
+        "with --quantization int8 if they shall be smaller"
+    )
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
@@ -209,11 +220,17 @@ def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: Pr
         return config.dtype
     dtype = hf_config.dtype
     if dtype is None:
-        dtype = torch.float32 if load.load_format == "dummy" else next(iter(find_tensors(path).values())).dtype
+        dtype = torch.float32 if load.load_format == "dummy" else _first_dtype(path)
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(f"{path} is in {name}; set --dtype to one of {', '.join(_DTYPES)}")
     return name
+
+
+def _first_dtype(path: Path) -> torch.dtype:
+    """Of the first tensor of numbers; float32 where there is none, which is refused for other reasons later."""
+    dtypes = (tensor.dtype for tensor in find_tensors(path).values())
+    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
 
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:

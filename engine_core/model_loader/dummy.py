@@ -12,6 +12,7 @@ from engine_core.layers.weights import ProgressCallback, Staging
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7
+_MXFP4_SCALE = 119
 
 
 class DummyWeights:
@@ -61,6 +62,16 @@ class DummyWeights:
     def take_table(self, name: str) -> torch.Tensor:
         return self.take(name)
 
+    def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
+        """Arbitrary ones, and for the scales of MXFP4 one that makes weights about as large as the others."""
+        row = torch.empty(self._shapes[name][1:], dtype=torch.uint8, device=self._pool.device)
+        if name.endswith("_scales"):
+            row.fill_(_MXFP4_SCALE)
+        else:
+            self._repeat(f"{name}.{index}", row, self._pool.view(torch.uint8))
+        self._done += row.numel() * self._pool.itemsize
+        return row
+
     def take_float32(self, name: str) -> torch.Tensor:
         return self.take(name).to(torch.float32, copy=True)
 
@@ -70,6 +81,10 @@ class DummyWeights:
         elif tensor.ndim <= 1:
             tensor.fill_(1.0)
         else:
-            start = zlib.crc32(name.encode()) % _POOL_SIZE
-            for piece in torch.split(tensor.view(-1), _POOL_SIZE):
-                piece.copy_(self._pool[start : start + len(piece)])
+            self._repeat(name, tensor, self._pool)
+
+    @staticmethod
+    def _repeat(name: str, tensor: torch.Tensor, pool: torch.Tensor) -> None:
+        start = zlib.crc32(name.encode()) % _POOL_SIZE
+        for piece in torch.split(tensor.view(-1), _POOL_SIZE):
+            piece.copy_(pool[start : start + len(piece)])

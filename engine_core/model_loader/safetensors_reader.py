@@ -1,4 +1,6 @@
-"""Weights in safetensors files, single or sharded: memory-mapped, and all checked before the first is read."""
+"""Weights in safetensors files, single or sharded: memory-mapped; names and shapes are checked before the first is
+read.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ from engine_core.model_loader.digest import WeightsDigest
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_BYTE_TYPES = {"U8": torch.uint8}
+_TYPES = _FLOAT_TYPES | _BYTE_TYPES
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
 _SHORT = 2
@@ -36,6 +40,11 @@ class StoredTensor:
     dtype: torch.dtype
     start: int
     """Byte of the file at which it begins."""
+
+    @property
+    def type_name(self) -> str:
+        """As files name it."""
+        return next(name for name, dtype in _TYPES.items() if dtype == self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -132,17 +141,25 @@ class SafetensorsWeights:
         return parts[0]
 
     def take_row(self, name: str, index: int) -> torch.Tensor:
+        return self._converted([self._row(name, index, _FLOAT_TYPES)])
+
+    def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
+        return self._row(name, index, _BYTE_TYPES).to(self._device)
+
+    def _row(self, name: str, index: int, types: Mapping[str, torch.dtype]) -> torch.Tensor:
         if index == 0:
-            self._whole[name] = self._view(name)
+            self._whole[name] = self._view(name, types)
         whole = self._whole[name] if index < self._tensors[name].shape[0] - 1 else self._whole.pop(name)
-        return self._converted([whole[index]])
+        return whole[index]
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self._view(name).to(self._device, torch.float32, copy=True)
 
-    def _view(self, name: str) -> torch.Tensor:
+    def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
         """One tensor, in the mapped file."""
         stored = self._tensors[name]
+        if stored.type_name not in types:
+            raise CheckpointError(f"{stored.file}: {name} is of type {stored.type_name}; expected {_one_of(types)}")
         try:
             if stored.file not in self._files:
                 self._files[stored.file] = _mapped(stored.file)
@@ -187,15 +204,19 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
     header.pop("__metadata__", None)
-    if wrong := [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in _FLOAT_TYPES]:
+    if wrong := [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in _TYPES]:
         name, type_name = wrong[0]
-        raise CheckpointError(f"{file}: {name} is of type {type_name}; expected one of {', '.join(_FLOAT_TYPES)}")
+        raise CheckpointError(f"{file}: {name} is of type {type_name}; expected {_one_of(_TYPES)}")
     return {
         name: StoredTensor(
-            file, name, tuple(entry["shape"]), _FLOAT_TYPES[entry["dtype"]], 8 + size + entry["data_offsets"][0]
+            file, name, tuple(entry["shape"]), _TYPES[entry["dtype"]], 8 + size + entry["data_offsets"][0]
         )
         for name, entry in header.items()
     }
+
+
+def _one_of(types: Iterable[str]) -> str:
+    return f"one of {', '.join(types)}"
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -9,17 +10,21 @@ from transformers import PretrainedConfig
 from engine_core.errors import UnsupportedModelError
 from engine_core.layers.base import ExpertsShape, Routing
 from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import positive, positive_number, whole_number
+from engine_core.models.architecture import positive_number
 from engine_core.models.decoder import FeedForward
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_mlp
 from engine_core.models.latent import LatentConfig, latent_fields
-from engine_core.models.mixture import Mixture, grouped_routing, read_experts
+from engine_core.models.mixture import Mixture, check_only, grouped_routing, read_experts, shared_size, sparse_from
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
     """The weights of a row's experts are not renormalized."""
 
     model_type = "deepseek_v2"
+
+    @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        check_only(raw, {"scoring_func": "softmax", "moe_layer_freq": 1})
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LatentConfig:
@@ -32,12 +37,11 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
 
 def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
     experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
-    first = whole_number(config, "first_k_dense_replace")
     return Mixture(
         experts,
         _routing(config, experts),
-        tuple(layer >= first for layer in range(fields["num_layers"])),
-        experts.intermediate_size * positive(config, "n_shared_experts"),
+        sparse_from(config, fields["num_layers"]),
+        shared_size(config, experts),
     )
 
 

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
-from engine_core.models.architecture import ArchitectureConfig, positive, whole_number
+from engine_core.models.architecture import ArchitectureConfig
 from engine_core.models.base import CausalLM, DecoderLayer
 from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
 from engine_core.models.latent import LatentAttention, LatentConfig, latent_fields
-from engine_core.models.mixture import Mixture, SharedExperts, biased_sigmoid_routing, read_experts
+from engine_core.models.mixture import (
+    Mixture,
+    SharedExperts,
+    biased_sigmoid_routing,
+    check_only,
+    read_experts,
+    shared_size,
+    sparse_from,
+)
+
+DEEPSEEK_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+"""What the line has no choice of."""
 
 
-def deepseek_mixture(config: PretrainedConfig, fields: dict[str, Any], first_sparse: int | None = None) -> Mixture:
-    """The experts of models in DeepSeek V3's line: layers from ``first_sparse`` on have them, which is
-    ``first_k_dense_replace`` unless given.
+def deepseek_mixture(
+    config: PretrainedConfig, fields: dict[str, Any], is_sparse: tuple[bool, ...] | None = None
+) -> Mixture:
+    """The experts of models in DeepSeek V3's line: layers from ``first_k_dense_replace`` on have them, unless
+    ``is_sparse`` is given. Raises ``CheckpointError``.
     """
     experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
-    first = whole_number(config, "first_k_dense_replace") if first_sparse is None else first_sparse
     return Mixture(
         experts,
         biased_sigmoid_routing(config, experts),
-        tuple(layer >= first for layer in range(fields["num_layers"])),
-        experts.intermediate_size * positive(config, "n_shared_experts"),
+        sparse_from(config, fields["num_layers"]) if is_sparse is None else is_sparse,
+        shared_size(config, experts),
     )
 
 
@@ -47,14 +59,20 @@ def deepseek_mlp(
     bias = f"{prefix}.gate.e_score_correction_bias" if correction_bias else None
     router = RouterTensors(f"{prefix}.gate", correction_bias=bias)
     routed = layers.fused_moe(mixture.shape, mixture.routing, router, SeparateExperts(f"{prefix}.experts"))
+    if mixture.shared_size is None:
+        return routed
     shared = GatedMLP(config, f"{prefix}.shared_experts", layers, intermediate_size=mixture.shared_size)
     return SharedExperts(routed, shared, layers, config)
 
 
-def is_of_next_token_layers(name: str, num_layers: int) -> bool:
-    """Whether a tensor belongs to the layers behind the last, which predict further tokens (MTP) and are not run."""
-    found = re.match(r"model\.layers\.(\d+)\.", name)
-    return found is not None and int(found[1]) >= num_layers
+def is_unused(name: str, mixture: Mixture) -> bool:
+    """Whether a tensor belongs to the layers behind the last, which predict further tokens (MTP) and are not run, or
+    is an empty one of no shared experts.
+    """
+    found = re.match(r"model\.layers\.(\d+)\.(mlp\.shared_experts\.)?", name)
+    if found is None:
+        return False
+    return int(found[1]) >= len(mixture.is_sparse) or (mixture.shared_size is None and found[2] is not None)
 
 
 class DeepseekV3ForCausalLM(CausalLM):
@@ -62,6 +80,10 @@ class DeepseekV3ForCausalLM(CausalLM):
 
     model_type = "deepseek_v3"
     config: LatentConfig
+
+    @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        check_only(raw, DEEPSEEK_ONLY)
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LatentConfig:
@@ -81,4 +103,4 @@ class DeepseekV3ForCausalLM(CausalLM):
         return super().layer_kind(index), self.config.mixture.is_sparse[index]
 
     def is_redundant(self, name: str) -> bool:
-        return super().is_redundant(name) or is_of_next_token_layers(name, self.config.num_layers)
+        return super().is_redundant(name) or is_unused(name, self.config.mixture)

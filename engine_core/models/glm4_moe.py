@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from transformers import PretrainedConfig
 
 from engine_core.layers.factory import LayerFactory
 from engine_core.models.architecture import common_fields
 from engine_core.models.decoder import FeedForward
-from engine_core.models.deepseek_v3 import deepseek_mixture, deepseek_mlp, is_of_next_token_layers
+from engine_core.models.deepseek_v3 import DEEPSEEK_ONLY, deepseek_mixture, deepseek_mlp, is_unused
 from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
+from engine_core.models.mixture import check_only
 
 
 class Glm4MoeForCausalLM(MixtralForCausalLM):
     """Experts as in DeepSeek V3; layers that predict further tokens are skipped."""
 
     model_type = "glm4_moe"
+
+    @classmethod
+    def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
+        check_only(raw, DEEPSEEK_ONLY)
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> MixtralConfig:
@@ -26,4 +34,4 @@ class Glm4MoeForCausalLM(MixtralForCausalLM):
         return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
 
     def is_redundant(self, name: str) -> bool:
-        return super().is_redundant(name) or is_of_next_token_layers(name, self.config.num_layers)
+        return super().is_redundant(name) or is_unused(name, self.config.mixture)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
@@ -26,5 +24,5 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
             raise CheckpointError(f"mlp_layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
         if unknown := sorted(set(kinds) - {_SPARSE, _DENSE}):
             raise UnsupportedModelError(f"mlp_layer_types names {', '.join(unknown)}; known are {_DENSE}, {_SPARSE}")
-        mixture = deepseek_mixture(config, fields, first_sparse=0)
-        return LatentConfig(**fields, mixture=replace(mixture, is_sparse=tuple(kind == _SPARSE for kind in kinds)))
+        mixture = deepseek_mixture(config, fields, is_sparse=tuple(kind == _SPARSE for kind in kinds))
+        return LatentConfig(**fields, mixture=mixture)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PretrainedConfig
@@ -31,12 +31,15 @@ class LanguageModel(ABC):
     """
 
     config: ModelShape
+    expanded_quantizations: ClassVar[tuple[str, ...]] = ()
+    """Of checkpoints: methods whose weights are expanded to the model's type when they are loaded."""
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        """Refuse what transformers would stumble over in ``raw``, config.json as it is, without saying what it is.
+        """Refuse what transformers would pass over, or stumble over without saying what it is, in ``raw``, config.json
+        as it is.
 
-        Raises ``CheckpointError``.
+        Raises ``CheckpointError``, ``UnsupportedModelError``.
         """
 
     @classmethod

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.layers.base import ExpertsShape, Routing, Scoring
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import FusedMoE
-from engine_core.models.architecture import ArchitectureConfig, positive, positive_number
+from engine_core.models.architecture import ArchitectureConfig, positive, positive_number, whole_number
 from engine_core.models.decoder import FeedForward
 from engine_core.quantization.base import Features
 
@@ -43,6 +44,32 @@ def read_experts(
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
     size = positive(config, intermediate_size)
     return ExpertsShape(count, chosen, fields["hidden_size"], size, fields["activation"])
+
+
+def sparse_from(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:
+    """Which layers have experts: those from ``first_k_dense_replace`` on. Raises ``CheckpointError``."""
+    first = whole_number(config, "first_k_dense_replace")
+    if first > num_layers:
+        raise CheckpointError(
+            f"first_k_dense_replace={first} is not usable: expected at most num_hidden_layers={num_layers}"
+        )
+    return tuple(layer >= first for layer in range(num_layers))
+
+
+def shared_size(config: PretrainedConfig, shape: ExpertsShape) -> int | None:
+    """Inner size of ``n_shared_experts``, which are one as large as all of them; None for 0 of them."""
+    count = whole_number(config, "n_shared_experts")
+    return shape.intermediate_size * count or None
+
+
+def check_only(raw: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Refuse a configuration with another value than the ``known`` one of a field that transformers passes over.
+
+    Raises ``UnsupportedModelError``.
+    """
+    for name, value in known.items():
+        if (told := raw.get(name)) is not None and told != value:
+            raise UnsupportedModelError(f"{name} {told!r} is not supported; known is {value}")
 
 
 def grouped_routing(config: PretrainedConfig, shape: ExpertsShape, group_best: int, **options: Any) -> Routing:

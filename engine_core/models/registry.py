@@ -100,7 +100,7 @@ def choose_model(architecture: str, model_impl: str) -> ModelChoice:
         raise UnsupportedModelError(f"architecture {architecture!r} is not supported; {known_architectures()}")
     from engine_core.models.fallback.model import TransformersForCausalLM  # loads much of transformers
 
-    because = "as --model-impl says" if own is not None else "for which Ringline has no model of its own"
+    because = "as --model-impl says" if own is not None else "since Ringline has no model of its own for it"
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )

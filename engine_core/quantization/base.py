@@ -87,9 +87,7 @@ class QuantMethod(ABC):
 
     def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
         """Bytes that experts will take, without padding."""
-        inner, hidden = shape.intermediate_size, shape.hidden_size
-        biases = 2 * inner + hidden if shape.bias else 0
-        return shape.num_experts * (3 * inner * hidden + biases) * itemsize
+        return shape.num_weights * itemsize
 
 
 class Unquantized(QuantMethod):

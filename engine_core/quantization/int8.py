@@ -8,46 +8,45 @@ row's result has the same bits whatever the other rows, the threads and the proc
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call, Int8Packing, Int8Weight
+from engine_core.errors import UnsupportedModelError
+from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
-from engine_core.kernels.memory import empty_for_streaming
-from engine_core.layers.base import LayerBackend, LinearLayer
+from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, LinearLayer
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
-
-PANEL = 32
-"""Columns that the kernel computes together."""
-_WORD = 4
-MOST_INPUTS = 2**17
-"""This many products of 127 · 127 can be summed in 32 bits."""
+from engine_core.quantization.int8_experts import Int8Experts, experts_bytes, padded_sizes
+from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
 
 
 class Int8(QuantMethod):
-    """Linear layers, the head among them, with 8-bit weights."""
+    """Linear layers, the head and experts among them, with 8-bit weights."""
 
     def __init__(self, kernels: Int8Kernels | None) -> None:
         """``kernels`` is None where weights are only counted, not loaded."""
         self._kernels = kernels
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        rows, columns = shape.outputs.count, shape.inputs.count
-        scales_and_sums = 8
-        weight = _up_to(rows, PANEL) * (_up_to(columns, _WORD) + scales_and_sums)
-        return weight + (rows * itemsize if shape.bias else 0)
+        weight = packed_bytes(shape.outputs.count, shape.inputs.count)
+        return weight + (shape.outputs.count * itemsize if shape.bias else 0)
 
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         assert self._kernels is not None
         bias = take_bias(shape, weights, backend)
         return Int8Linear(take_weight(shape, weights, backend), bias, self._kernels)
 
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
+        assert self._kernels is not None
+        if backend.padded(shape.hidden_size) != padded_sizes(shape)[0]:
+            raise UnsupportedModelError(
+                f"experts of {shape.hidden_size} inputs cannot be computed in 8 bits with layers by torch"
+            )
+        return Int8Experts(self._kernels, shape, dtype)
 
-def _up_to(count: int, multiple: int) -> int:
-    return math.ceil(count / multiple) * multiple
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
+        return experts_bytes(shape)
 
 
 class Int8Linear(LinearLayer):
@@ -59,46 +58,17 @@ class Int8Linear(LinearLayer):
         A channel with an infinity or a NaN in it becomes NaN.
         """
         self.out_features, self.in_features = weight.shape
-        if self.in_features > MOST_INPUTS:
-            raise ValueError(f"a layer of {self.in_features} inputs cannot be summed in 32 bits")
         self.dtype = weight.dtype
         self._kernels = kernels
-        panels, words = -(-self.out_features // PANEL), -(-self.in_features // _WORD)
-        self._weight = empty_for_streaming((panels, words, PANEL, _WORD), torch.int8).zero_()
-        self._scales = torch.zeros(panels * PANEL)
-        self._column_sums = torch.zeros(panels * PANEL, dtype=torch.int32)
-        self._pack(weight.contiguous())
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.zeros_like(self._scales)
-            self._bias[: self.out_features] = bias
-        self._arguments = Int8Weight(
-            self._weight.data_ptr(),
-            self._scales.data_ptr(),
-            self._column_sums.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            self.in_features,
-            self.out_features,
-        )
-
-    def _pack(self, weight: torch.Tensor) -> None:
-        self._kernels.pack(
-            Int8Packing(
-                weight.data_ptr(),
-                self._weight.data_ptr(),
-                self._scales.data_ptr(),
-                self._column_sums.data_ptr(),
-                self.in_features,
-                self.out_features,
-                NUMBER_TYPES[weight.dtype],
-                torch.get_num_threads(),
-            )
-        )
+        sizes = (self.out_features, self.in_features)
+        self._weights = Int8Weights(1, *sizes, bias=bias is not None, kernels=kernels)
+        self._weights.pack(0, weight)
+        if bias is not None and self._weights.bias is not None:
+            self._weights.bias[0, : self.out_features] = bias
 
     @property
     def nbytes(self) -> int:
-        parts = (self._weight, self._scales, self._column_sums, self._bias)
-        return sum(part.nbytes for part in parts if part is not None)
+        return self._weights.nbytes
 
     def __call__(
         self,
@@ -122,11 +92,11 @@ class Int8Linear(LinearLayer):
             torch.get_num_threads(),
             scale,
         )
-        if self._kernels.linear(self._arguments, call) != 0:
+        if self._kernels.linear(self._weights.arguments, call) != 0:
             raise MemoryError("no memory for the rounded inputs of a linear layer")
         return y
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """As ``LinearLayer`` says, of the rounded weight."""
-        found = self._weight[indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
-        return (found.float() * self._scales[indices, None]).to(self.dtype)
+        found = self._weights.weight[0, indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
+        return (found.float() * self._weights.scales[0, indices, None]).to(self.dtype)

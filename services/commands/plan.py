@@ -107,6 +107,7 @@ def _positive(
 
 
 _SHARE = options_of(CacheConfig)["gpu_memory_utilization"]
+_MODEL_IMPL = options_of(ModelConfig)["model_impl"]
 
 
 @click.command("plan")
@@ -134,6 +135,13 @@ _SHARE = options_of(CacheConfig)["gpu_memory_utilization"]
 )
 @click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="As an engine gets it.")
 @click.option("--quantization", type=click.Choice(["int8"]), help="As an engine gets it.")
+@click.option(
+    "--model-impl",
+    type=click.Choice(_MODEL_IMPL.choices or ()),
+    default=ModelConfig().model_impl,
+    show_default=True,
+    help="As an engine gets it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,
@@ -149,11 +157,12 @@ def plan(
     memory_share: float,
     max_num_seqs: int,
     quantization: str | None,
+    model_impl: str,
     as_json: bool,
 ) -> None:
     """Estimate what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
-    checkpoint = _checkpoint(model, quantization)
+    checkpoint = _checkpoint(ModelConfig(model=model, quantization=quantization, model_impl=model_impl))
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
         told = f"a request has {input_len:,} + {output_len:,} tokens, and the model takes {longest:,}"
@@ -187,11 +196,11 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _checkpoint(model: str, quantization: str | None) -> Checkpoint:
+def _checkpoint(config: ModelConfig) -> Checkpoint:
     with engine_extra(), collection_paused():
         from engine_core.model_loader.checkpoint import open_checkpoint  # loads torch
     try:
-        return open_checkpoint(ModelConfig(model=model, quantization=quantization), LoadConfig(load_format="dummy"))
+        return open_checkpoint(config, LoadConfig(load_format="dummy"))
     except (CheckpointError, ConfigError) as error:
         raise FatalError(str(error)) from None
 

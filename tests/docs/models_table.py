@@ -47,15 +47,14 @@ def _row(name: str, model: type[CausalLM]) -> str:
     read = [model.read_config(config) for config in tested]
     mixtures = [config.mixture for config in read if hasattr(config, "mixture")]
     has_latents = any(hasattr(config, "mla") for config in read)
-    kept = ["experts"] * bool(mixtures) + ["`kv_b_proj`"] * has_latents
     cells = (
         name,
         f"`{model.model_type}`",
         _attention(read, has_latents),
         _rotation(read),
         _blocks(mixtures),
-        f"but {', '.join(kept)}" if kept else "yes",
-        "refused" if kept else "not measured",
+        "but `kv_b_proj`" if has_latents else "yes",
+        "refused" if mixtures or has_latents else "not measured",
     )
     return f"| {' | '.join(cells)} |"
 

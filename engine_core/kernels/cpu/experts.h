@@ -7,63 +7,21 @@
 // decides no bit of a row, nor does which thread, or which machine, computed an expert's output.
 #pragma once
 
-#include "activation.h"
+#include "expert_rows.h"
 #include "linear.h"
 
 namespace {
 
 constexpr int kTileInner = kTileOutputs / 2;  // numbers of I of a tile of gate and up
-constexpr long kSummedPerNanosecond = 4;
 
-// The rows of each expert: pairs of a row and one of its k places, in ascending order.
-class ExpertRows {
-public:
-    explicit ExpertRows(const RinglineExperts& args)
-        : buffer_(2 * padded_bytes<int32_t>(args.num_experts + 1) + padded_bytes<int32_t>(args.num_experts) +
-                  padded_bytes<int32_t>(args.rows * args.top_k)) {
-        if (buffer_.failed()) return;
-        Parts parts(buffer_.at(0));
-        int32_t* const starts = parts.take<int32_t>(args.num_experts + 1);
-        int32_t* const next = parts.take<int32_t>(args.num_experts + 1);
-        active_ = parts.take<int32_t>(args.num_experts);
-        pairs_ = parts.take<int32_t>(args.rows * args.top_k);
-        starts_ = starts;
-        const long pairs = args.rows * args.top_k;
-        for (int e = 0; e <= args.num_experts; ++e) starts[e] = 0;
-        for (long pair = 0; pair < pairs; ++pair) ++starts[args.ids[pair] + 1];
-        for (int e = 0; e < args.num_experts; ++e) {
-            if (starts[e + 1] > 0) active_[num_active_++] = e;
-            starts[e + 1] += starts[e];
-            next[e] = starts[e];
-        }
-        for (long pair = 0; pair < pairs; ++pair) pairs_[next[args.ids[pair]]++] = static_cast<int32_t>(pair);
-    }
-
-    bool failed() const { return buffer_.failed(); }
-    int num_active() const { return num_active_; }
-    int active(int index) const { return active_[index]; }
-    // Places of an expert's rows among all that are gathered.
-    long start(int expert) const { return starts_[expert]; }
-    long count(int expert) const { return starts_[expert + 1] - starts_[expert]; }
-    // Which row and which of its places is at a place: row · k + place.
-    long pair(long place) const { return pairs_[place]; }
-
-private:
-    Buffer buffer_;
-    const int32_t* starts_ = nullptr;
-    int32_t *active_ = nullptr, *pairs_ = nullptr;
-    int num_active_ = 0;
-};
-
-// One of the two products of all experts: the units of one expert after the other's.
+// One of the two products of all experts.
 template <class F>
-class ExpertUnits {
+class ExpertProducts {
     using Element = typename F::Element;
     using Factor = typename F::Factor;
 
 public:
-    ExpertUnits(const RinglineExperts& args, const ExpertRows& rows, const void* weight, const void* x, long inputs, long tiles,
-                int tile_outputs)
+    ExpertProducts(const ExpertRows& rows, const void* weight, const void* x, long inputs, long tiles, int tile_outputs)
         : products_(inputs, inputs),
           rows_(rows),
           weight_(static_cast<const Element*>(weight)),
@@ -71,28 +29,15 @@ public:
           inputs_(inputs),
           tiles_(tiles),
           tile_outputs_(tile_outputs),
-          ends_(padded_bytes<long>(args.num_experts)) {
-        if (ends_.failed()) return;
-        long end = 0;
-        for (int i = 0; i < rows.num_active(); ++i) ends()[i] = end += tiles * row_groups(rows.count(rows.active(i)));
-    }
+          units_(rows, [&](int expert) { return tiles * row_groups(rows.count(expert)); }) {}
 
-    bool failed() const { return ends_.failed(); }
+    bool failed() const { return units_.failed(); }
     const TileProducts<F>& products() const { return products_; }
     const Element* first_tile() const { return tile(rows_.active(0), 0); }
-    long units() const { return ends()[rows_.num_active() - 1]; }
+    long units() const { return units_.count(); }
 
     Unit<F> unit(long number) const {
-        int low = 0, high = rows_.num_active() - 1;
-        while (low < high) {
-            const int middle = (low + high) / 2;
-            if (number < ends()[middle])
-                high = middle;
-            else
-                low = middle + 1;
-        }
-        const int expert = rows_.active(low);
-        const long place = low == 0 ? number : number - ends()[low - 1];
+        const auto [expert, place] = units_.find(number);
         const long count = rows_.count(expert), groups = row_groups(count), group = place % groups, number_of_tile = place / groups;
         const long first = rows_.start(expert) + group_start(count, group);
         const long end = rows_.start(expert) + group_start(count, group + 1);
@@ -100,7 +45,6 @@ public:
     }
 
 private:
-    long* ends() const { return reinterpret_cast<long*>(ends_.at(0)); }
     const Element* tile(int expert, long number) const {
         return weight_ + (expert * tiles_ + number) * products_.tile_elements();
     }
@@ -111,34 +55,18 @@ private:
     const Factor* const x_;
     const long inputs_, tiles_;
     const int tile_outputs_;
-    const Buffer ends_;  // the number of the first unit behind each active expert's
+    const ExpertUnits units_;
 };
-
-inline Vec least_of(Vec a, Vec b) { return subtract(splat(0.0f), maximum_of(subtract(splat(0.0f), a), subtract(splat(0.0f), b))); }
-
-inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
-    switch (args.activation) {
-        case kRinglineSilu: return multiply(Silu::of(gate), up);
-        case kRinglineGelu: return multiply(Gelu::of(gate), up);
-        case kRinglineGeluTanh: return multiply(GeluTanh::of(gate), up);
-        case kRinglineRelu: return multiply(Relu::of(gate), up);
-        default: {
-            const Vec limit = splat(args.limit), g = least_of(limit, gate);
-            const Vec u = least_of(limit, maximum_of(splat(-args.limit), up));
-            return multiply(add(u, splat(1.0f)), times_sigmoid(g, multiply(g, splat(args.alpha))));
-        }
-    }
-}
 
 // The first product, gate and up, with the activation behind it.
 template <class F>
-struct GateUp : ExpertUnits<F> {
+struct GateUp : ExpertProducts<F> {
     const RinglineExperts& args;
     const typename F::Element* then;  // what is read ahead at the end
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const typename F::Element* then)
-        : ExpertUnits<F>(args, rows, args.gate_up, args.gathered, args.hidden, (args.inner + kTileInner - 1) / kTileInner,
-                         kTileInner),
+        : ExpertProducts<F>(rows, args.gate_up, args.gathered, args.hidden, (args.inner + kTileInner - 1) / kTileInner,
+                            kTileInner),
           args(args),
           then(then) {}
 
@@ -159,13 +87,13 @@ struct GateUp : ExpertUnits<F> {
 
 // The second product, times the weights: to the place of each pair of a row and an expert, [M, k, H] in `gathered`.
 template <class F>
-struct Down : ExpertUnits<F> {
+struct Down : ExpertProducts<F> {
     const RinglineExperts& args;
     const ExpertRows& rows;
 
     Down(const RinglineExperts& args, const ExpertRows& rows)
-        : ExpertUnits<F>(args, rows, args.down, args.activated, args.inner, (args.hidden + kTileOutputs - 1) / kTileOutputs,
-                         kTileOutputs),
+        : ExpertProducts<F>(rows, args.down, args.activated, args.inner, (args.hidden + kTileOutputs - 1) / kTileOutputs,
+                            kTileOutputs),
           args(args),
           rows(rows) {}
 
@@ -190,22 +118,6 @@ void gather_rows(const RinglineExperts& args, const ExpertRows& rows, int thread
     const auto* const x = static_cast<const typename F::Element*>(args.x);
     parallel_for(threads, args.rows * args.top_k, 8, [&](long place) {
         F::load_factors(to + place * args.hidden, x + rows.pair(place) / args.top_k * args.hidden, args.hidden);
-    });
-}
-
-template <class F>
-void sum_experts(const RinglineExperts& args, int threads) {
-    using Element = typename F::Element;
-    const long width = args.hidden;
-    parallel_for(threads, args.rows, 1, [&](long row) {
-        const Element* const outputs = static_cast<const Element*>(args.gathered) + row * args.top_k * width;
-        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + row * width : nullptr;
-        Element* const to = static_cast<Element*>(args.output) + row * width;
-        for (long i = 0; i < width; i += kLanes) {
-            Vec y = F::widen(outputs + i);
-            for (int place = 1; place < args.top_k; ++place) y = add(y, F::widen(outputs + place * width + i));
-            F::narrow(to + i, residual ? add(y, F::widen(residual + i)) : y);
-        }
     });
 }
 

@@ -6,6 +6,7 @@
 
 #include "int8_rows.h"
 #include "interface.h"
+#include "memory.h"
 #include "team.h"
 
 namespace {
@@ -64,6 +65,82 @@ void multiply_rows(long rows, const int32_t* activations, const int8_t* weight, 
     multiply_block<R>(activations, weight, words, column_sums, ahead, sums);
 }
 
+// The panels of a weight, or of one of several that follow each other.
+class Panels {
+public:
+    explicit Panels(const RinglineInt8Weight& weight, long which = 0)
+        : words_((weight.in_features + 3) / 4),
+          count_((weight.out_features + kPanel - 1) / kPanel),
+          weight_(weight.weight + which * count_ * bytes()),
+          scales_(weight.scales + which * count_ * kPanel),
+          column_sums_(weight.column_sums + which * count_ * kPanel),
+          bias_(weight.bias ? weight.bias + which * count_ * kPanel : nullptr) {}
+
+    long words() const { return words_; }
+    long count() const { return count_; }
+    long bytes() const { return words_ * 4 * kPanel; }  // of a panel
+    const int8_t* weight(long panel) const { return weight_ + panel * bytes(); }
+    const int32_t* column_sums(long panel) const { return column_sums_ + panel * kPanel; }
+
+    // What a row's sums with columns from `column` on stand for.
+    Vec result(const int32_t* sums, long column, float row_scale) const {
+        const Vec y = multiply(multiply(to_floats(load_sums(sums)), load(scales_ + column)), splat(row_scale));
+        return bias_ ? add(y, load(bias_ + column)) : y;
+    }
+
+private:
+    const long words_, count_;
+    const int8_t* const weight_;
+    const float* const scales_;
+    const int32_t* const column_sums_;
+    const float* const bias_;
+};
+
+// How products of rows with panels are cut into pieces for threads: neighbouring panels by neighbouring blocks of rows.
+class Pieces {
+public:
+    // `panels` of each piece.
+    Pieces(const Panels& weight, long blocks, long panels)
+        : panels_(panels), panel_pieces_((weight.count() + panels - 1) / panels), row_pieces_(of_rows(blocks)) {}
+
+    static long of_rows(long blocks) { return (blocks + kPieceBlocks - 1) / kPieceBlocks; }
+
+    // Panels of each piece where `units` blocks of rows by panels are shared.
+    static long panels_of(long units, const Panels& weight, int threads) {
+        const long shared = units / (threads * kPiecesPerThread), fitting = kPieceBytes / weight.bytes();
+        const long panels = shared < fitting ? shared : fitting;
+        return panels < 1 ? 1 : panels;
+    }
+
+    long count() const { return row_pieces_ * panel_pieces_; }
+    long first_block(long piece) const { return piece / panel_pieces_ * kPieceBlocks; }
+    long first_panel(long piece) const { return piece % panel_pieces_ * panels_; }
+
+    // finish(row, panel, sums) is called for each row of the piece and each of its panels.
+    template <class Finish>
+    void compute(long piece, const Panels& weight, const QuantizedRows& rows, const Finish& finish) const {
+        alignas(64) int32_t sums[kInt8Rows * kPanel];
+        for (long panel = first_panel(piece); panel < first_panel(piece) + panels_ && panel < weight.count(); ++panel)
+            for (long b = first_block(piece); b < first_block(piece) + kPieceBlocks && b < rows.blocks(); ++b) {
+                const long first = rows.first(b), count = rows.first(b + 1) - first;
+                multiply_rows<kInt8Rows>(count, rows.words(b), weight.weight(panel), weight.words(), weight.column_sums(panel),
+                                         ahead_of(weight, panel, rows, b - first_block(piece)), sums);
+                for (long r = 0; r < count; ++r) finish(first + r, panel, sums + r * kPanel);
+            }
+    }
+
+private:
+    // The first one or two blocks of rows read the next panel, each as much of it as the other. With few rows, the
+    // processor's own reading ahead keeps up, and more of it is in its way.
+    static WeightsAhead ahead_of(const Panels& weight, long panel, const QuantizedRows& rows, long block) {
+        const int sharing = rows.blocks() > 1 ? 2 : 1;
+        if (rows.rows() < kRowsWorthReadingAhead || block >= sharing || panel + 1 == weight.count()) return {nullptr, 0};
+        return {weight.weight(panel + 1) + block * weight.bytes() / sharing, kWordLines / sharing};
+    }
+
+    const long panels_, panel_pieces_, row_pieces_;
+};
+
 // One step of one layer.
 template <class Input, class Output>
 class Int8Linear {
@@ -71,61 +148,37 @@ public:
     Int8Linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call)
         : weight_(weight),
           call_(call),
-          words_((weight.in_features + 3) / 4),
-          panels_((weight.out_features + kPanel - 1) / kPanel),
-          rows_(call.rows, weight.in_features) {
-        const long worth = call.rows < kRowsPerRead ? kRowsPerRead : call.rows;
-        threads_ = threads_worth(worth * weight.in_features * weight.out_features / kProductsPerNanosecond, call.num_threads);
-        const long row_pieces = (rows_.blocks() + kPieceBlocks - 1) / kPieceBlocks;
-        const long shared = panels_ * row_pieces / (threads_ * kPiecesPerThread);
-        const long fitting = kPieceBytes / (words_ * 4 * kPanel);
-        piece_panels_ = shared < fitting ? shared : fitting;
-        if (piece_panels_ < 1) piece_panels_ = 1;
-        panel_pieces_ = (panels_ + piece_panels_ - 1) / piece_panels_;
-        pieces_ = row_pieces * panel_pieces_;
-    }
+          panels_(weight),
+          scales_at_(padded_bytes<int32_t>(call.rows * panels_.words())),
+          buffer_(scales_at_ + padded_bytes<float>(call.rows)),
+          rows_(call.rows, weight.in_features, reinterpret_cast<int32_t*>(buffer_.at(0)),
+                reinterpret_cast<float*>(buffer_.at(scales_at_))) {}
 
     int run() {
-        if (rows_.failed()) return 1;
-        const int rounding = threads_worth(call_.rows * weight_.in_features / kRoundedPerNanosecond, threads_);
+        if (buffer_.failed()) return 1;
+        const long worth = call_.rows < kRowsPerRead ? kRowsPerRead : call_.rows;
+        const long products = worth * weight_.in_features * weight_.out_features;
+        const int threads = threads_worth(products / kProductsPerNanosecond, call_.num_threads);
+        const int rounding = threads_worth(call_.rows * weight_.in_features / kRoundedPerNanosecond, threads);
         parallel_for(rounding, rows_.blocks(), 1, [&](long block) { quantize(block); });
-        parallel_for(threads_, pieces_, 1, [&](long piece) { compute(piece); });
+        const long units = panels_.count() * Pieces::of_rows(rows_.blocks());
+        const Pieces pieces(panels_, rows_.blocks(), Pieces::panels_of(units, panels_, threads));
+        parallel_for(threads, pieces.count(), 1, [&](long piece) {
+            pieces.compute(piece, panels_, rows_, [&](long row, long panel, const int32_t* sums) {
+                finish(row, panel * kPanel, sums);
+            });
+        });
         return 0;
     }
 
 private:
-    void quantize(long block) {
-        rows_.quantize<Input>(block, static_cast<const typename Input::Element*>(call_.input), call_.input_stride);
-    }
-
-    void compute(long piece) {
-        const long first_block = piece / panel_pieces_ * kPieceBlocks, first_panel = piece % panel_pieces_ * piece_panels_;
-        for (long panel = first_panel; panel < first_panel + piece_panels_ && panel < panels_; ++panel)
-            for (long block = first_block; block < first_block + kPieceBlocks && block < rows_.blocks(); ++block)
-                compute_block(block, panel, ahead_of(panel, block - first_block));
-    }
-
-    // The first one or two blocks of rows read the next panel, each as much of it as the other. With few rows, the
-    // processor's own reading ahead keeps up, and more of it is in its way.
-    WeightsAhead ahead_of(long panel, long block) const {
-        const int sharing = rows_.blocks() > 1 ? 2 : 1;
-        const long panel_bytes = words_ * 4 * kPanel;
-        const int8_t* const next = weight_.weight + (panel + 1) * panel_bytes;
-        if (call_.rows < kRowsWorthReadingAhead || block >= sharing || panel + 1 == panels_) return {nullptr, 0};
-        return {next + block * panel_bytes / sharing, kWordLines / sharing};
-    }
-
-    void compute_block(long block, long panel, WeightsAhead ahead) {
-        alignas(64) int32_t sums[kInt8Rows * kPanel];
-        const long first = rows_.first(block), count = rows_.first(block + 1) - first;
-        const int8_t* const weight = weight_.weight + panel * kPanel * words_ * 4;
-        multiply_rows<kInt8Rows>(count, rows_.words(block), weight, words_, weight_.column_sums + panel * kPanel,
-                                 ahead, sums);
-        for (long r = 0; r < count; ++r) finish(sums + r * kPanel, panel * kPanel, first + r);
+    void quantize(long block) const {
+        const auto* const input = static_cast<const typename Input::Element*>(call_.input);
+        rows_.template quantize<Input>(block, [&](long row) { return input + row * call_.input_stride; });
     }
 
     // Scale the sums of one row, from `column` on, add the bias, scale both and add the residual.
-    void finish(const int32_t* sums, long column, long row) {
+    void finish(long row, long column, const int32_t* sums) const {
         const long left = weight_.out_features - column;
         auto* const to = static_cast<typename Output::Element*>(call_.output) + row * weight_.out_features + column;
         typename Output::Element whole[kPanel];
@@ -137,9 +190,7 @@ private:
             std::memcpy(residual, from + row * weight_.out_features + column, here * sizeof *residual);
         }
         for (int lane = 0; lane < kPanel; lane += kLanes) {
-            const Vec sum = to_floats(load_sums(sums + lane));
-            Vec y = multiply(multiply(sum, load(weight_.scales + column + lane)), splat(rows_.scale(row)));
-            if (weight_.bias) y = add(y, load(weight_.bias + column + lane));
+            Vec y = panels_.result(sums + lane, column + lane, rows_.scale(row));
             y = multiply(y, splat(call_.scale));
             if (call_.residual) y = add(y, Input::widen(residual + lane));
             Output::narrow(at + lane, y);
@@ -149,10 +200,10 @@ private:
 
     const RinglineInt8Weight& weight_;
     const RinglineInt8Call& call_;
-    const long words_, panels_;
-    QuantizedRows rows_;
-    int threads_;
-    long piece_panels_, panel_pieces_, pieces_;
+    const Panels panels_;
+    const long scales_at_;  // bytes of the buffer
+    const Buffer buffer_;
+    const QuantizedRows rows_;
 };
 
 template <class Input>

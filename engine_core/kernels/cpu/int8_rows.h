@@ -2,7 +2,6 @@
 #pragma once
 
 #include "formats.h"
-#include "memory.h"
 
 namespace {
 
@@ -41,35 +40,34 @@ float round_row(const typename F::Element* from, long count, int32_t* to, long s
 // activations of each row follows the other: [K / 4, rows of the block, 4].
 class QuantizedRows {
 public:
-    QuantizedRows(long rows, long in_features)
-        : num_rows_(rows),
-          in_features_(in_features),
-          words_((in_features + 3) / 4),
-          blocks_((rows + kInt8Rows - 1) / kInt8Rows),
-          buffer_(padded_bytes<int32_t>(rows * words_) + padded_bytes<float>(rows)),
-          scales_(reinterpret_cast<float*>(buffer_.at(padded_bytes<int32_t>(rows * words_)))) {}
+    // `words` [rows, K / 4] and `scales` [rows] are the memory for them.
+    QuantizedRows(long rows, long in_features, int32_t* words, float* scales)
+        : num_rows_(rows), in_features_(in_features), blocks_(blocks_of(rows)), words_(words), scales_(scales) {}
 
-    bool failed() const { return buffer_.failed(); }
+    static long blocks_of(long rows) { return (rows + kInt8Rows - 1) / kInt8Rows; }
+
+    long rows() const { return num_rows_; }
     long blocks() const { return blocks_; }
     // The first row of a block, or for `blocks()` the number of rows.
     long first(long block) const { return block * num_rows_ / blocks_; }
-    const int32_t* words(long block) const { return reinterpret_cast<int32_t*>(buffer_.at(0)) + first(block) * words_; }
+    const int32_t* words(long block) const { return at(block); }
     float scale(long row) const { return scales_[row]; }
 
-    // `input`: rows of K numbers, `stride` apart.
-    template <class F>
-    void quantize(long block, const typename F::Element* input, long stride) {
+    // input(row): K numbers.
+    template <class F, class Input>
+    void quantize(long block, const Input& input) const {
         const long rows = first(block + 1) - first(block);
-        int32_t* const to = reinterpret_cast<int32_t*>(buffer_.at(0)) + first(block) * words_;
         for (long r = 0; r < rows; ++r) {
             const long row = first(block) + r;
-            scales_[row] = round_row<F>(input + row * stride, in_features_, to + r, rows, kFlip);
+            scales_[row] = round_row<F>(input(row), in_features_, at(block) + r, rows, kFlip);
         }
     }
 
 private:
-    const long num_rows_, in_features_, words_, blocks_;
-    Buffer buffer_;
+    int32_t* at(long block) const { return words_ + first(block) * ((in_features_ + 3) / 4); }
+
+    const long num_rows_, in_features_, blocks_;
+    int32_t* const words_;
     float* const scales_;
 };
 

@@ -86,18 +86,23 @@ struct RinglineRouting {
 // Gated feed-forward blocks, of which each row goes through the k that are listed for it, times their weights. H and I are
 // multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32 numbers of I: two
 // panels of the gate, two of up.
+//
+// Weights of 8 bits are a RinglineInt8Weight each, with the experts' behind each other and a bias of its own: one of 2 · I
+// outputs, of which a panel has 16 of the gate, then 16 of up, and one of H outputs.
 struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I / 32] tiles of H inputs
-    const void* down;           // [E, H / 64] tiles of I inputs
+    const void* gate_up;        // [E, I / 32] tiles of H inputs; or a RinglineInt8Weight
+    const void* down;           // [E, H / 64] tiles of I inputs; or a RinglineInt8Weight
     const float* gate_up_bias;  // [E, I / 32, 64], in the order of the tiles; or null
     const float* down_bias;     // [E, H padded to tiles], or null
     const void* residual;       // [M, H], or null
     void* output;               // [M, H]
-    void* gathered;             // [M, k, H] factors: room for what is computed in between
-    void* activated;            // [M, k, I] factors
+    void* gathered;             // [M, k, H] factors: room for what is computed in between; numbers with 8-bit weights
+    void* activated;            // [M, k, I] factors; numbers with 8-bit weights
+    void* rounded;              // [M, k, max(H, I)] bytes; of 8-bit weights alone, like the next
+    float* row_scales;          // [M, k]
     int64_t rows, hidden, inner;
     int32_t num_experts, top_k;
     int32_t activation;  // RinglineActivationKind
@@ -238,6 +243,7 @@ enum RinglineOperationKind {
     kRinglineMultiplyGroups,
     kRinglineRoute,
     kRinglineRunExperts,
+    kRinglineRunInt8Experts,
 };
 
 // A captured call: a kernel of a table (see kernel_table.h) and what it was called with.

@@ -26,6 +26,7 @@ extern const Kernels kernels_avx512_bf16, kernels_avx2, kernels_portable;
 struct Int8Kernels {
     int (*linear)(const RinglineInt8Weight&, const RinglineInt8Call&);
     void (*pack)(const RinglineInt8Packing&);
+    int (*experts)(const RinglineExperts&);
 };
 
 extern const Int8Kernels int8_kernels_avx512_vnni, int8_kernels_avx2, int8_kernels_portable;

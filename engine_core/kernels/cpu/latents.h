@@ -5,11 +5,30 @@
 
 namespace {
 
-// The first `dims` dimensions [dims][tokens] of numbers of any size, as [tokens][dims].
+// Four rows of four numbers, `from_step` apart, as four columns, `to_step` apart.
+template <class Number>
+inline void transpose_4x4(const Number* from, long from_step, Number* to, long to_step) {
+    typedef Number Four __attribute__((vector_size(4 * sizeof(Number))));
+    typedef decltype(Four{} < Four{}) Places;
+    const Places low = {0, 4, 1, 5}, high = {2, 6, 3, 7};
+    Four x[4], y[4];
+    for (int i = 0; i < 4; ++i) std::memcpy(x + i, from + i * from_step, sizeof x[i]);
+    y[0] = __builtin_shuffle(x[0], x[2], low), y[1] = __builtin_shuffle(x[1], x[3], low);
+    y[2] = __builtin_shuffle(x[0], x[2], high), y[3] = __builtin_shuffle(x[1], x[3], high);
+    x[0] = __builtin_shuffle(y[0], y[1], low), x[1] = __builtin_shuffle(y[0], y[1], high);
+    x[2] = __builtin_shuffle(y[2], y[3], low), x[3] = __builtin_shuffle(y[2], y[3], high);
+    for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, x + i, sizeof x[i]);
+}
+
+// The first `dims` dimensions [dims][tokens] of numbers of any size, as [tokens][dims]; dims is a multiple of 4.
 template <class Number>
 inline void transpose(const Number* from, int tokens, long dims, Number* to) {
-    for (long dim = 0; dim < dims; ++dim)
-        for (int token = 0; token < tokens; ++token) to[token * dims + dim] = from[dim * tokens + token];
+    const int in_fours = tokens / 4 * 4;
+    for (long dim = 0; dim < dims; dim += 4)
+        for (int token = 0; token < in_fours; token += 4)
+            transpose_4x4(from + dim * tokens + token, tokens, to + token * dims + dim, dims);
+    for (int token = in_fours; token < tokens; ++token)
+        for (long dim = 0; dim < dims; ++dim) to[token * dims + dim] = from[dim * tokens + token];
 }
 
 // [dims / 2][tokens][2] as [tokens / 2][dims][2]. Two dimensions of two tokens are one word of four numbers a b c d, which

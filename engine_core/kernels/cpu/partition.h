@@ -8,10 +8,7 @@
 namespace {
 
 constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
-constexpr int kLatentRows = 48;  // the same over latents
 constexpr long kWorkPerNanosecond = 12;
-
-inline int rows_together(const RinglineAttention& args) { return args.latent_dim > 0 ? kLatentRows : kQueryRows; }
 
 // The keys that a row sees: its own and the `size` − 1 before it.
 struct Window {
@@ -44,7 +41,7 @@ public:
         : args_(args),
           window_{args.sliding_window},
           group_(args.num_heads / args.num_kv_heads),
-          positions_(rows_together(args) / group_ > 1 ? rows_together(args) / group_ : 1),
+          positions_(kQueryRows / group_ > 1 ? kQueryRows / group_ : 1),
           buffer_(padded_bytes<int>(args.num_seqs + 1)),
           starts_(reinterpret_cast<int*>(buffer_.at(0))) {
         if (buffer_.failed()) return;

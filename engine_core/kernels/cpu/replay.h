@@ -67,6 +67,12 @@ int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
             call.num_threads = step.num_threads;
             return kernels.experts(call);
         }
+        case kRinglineRunInt8Experts: {
+            auto call = *static_cast<const RinglineExperts*>(operation.arguments);
+            call.rows = step.rows;
+            call.num_threads = step.num_threads;
+            return static_cast<const Int8Kernels*>(operation.kernels)->experts(call);
+        }
         case kRinglineSelect: {
             auto call = *static_cast<const RinglineSelection*>(operation.arguments);
             call.indices = step.selected;
@@ -102,7 +108,7 @@ struct Replay {
             } else if (operations[i].kind == kRinglineMultiplyGroups) {
                 const auto& call = *static_cast<const RinglineGroupedLinear*>(arguments);
                 products += call.groups * call.in_features * call.out_features;
-            } else if (operations[i].kind == kRinglineRunExperts) {
+            } else if (operations[i].kind == kRinglineRunExperts || operations[i].kind == kRinglineRunInt8Experts) {
                 const auto& call = *static_cast<const RinglineExperts*>(arguments);
                 products += 3 * call.top_k * call.hidden * call.inner;
             } else if (operations[i].kind == kRinglineMultiplyInt8) {

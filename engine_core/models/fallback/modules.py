@@ -208,7 +208,7 @@ class Activated(nn.Module):
         if x.is_meta:
             return x.new_empty(x.shape)
         width = x.shape[-1]
-        rows = _widened(x.reshape(-1, width), self._layers.backend.padded(width))
+        rows = _widened(x.reshape(-1, width), self._layers.backend.padded(width)).contiguous()
         return self._layers.activate(rows, self._activation)[:, :width].reshape(x.shape)
 
 

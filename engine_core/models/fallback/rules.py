@@ -14,6 +14,7 @@ from engine_core.errors import UnsupportedModelError
 TESTED = (
     "ApertusForCausalLM",
     "ArceeForCausalLM",
+    "BioGptForCausalLM",
     "Cohere2ForCausalLM",
     "CohereForCausalLM",
     "Ernie4_5ForCausalLM",

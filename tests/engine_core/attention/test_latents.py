@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata, Atte
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
-from engine_core.kv_cache_interface import MLAAttentionSpec, group_layers
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 
@@ -36,6 +36,7 @@ CASES = [
     (SMALL, torch.float32),
     (Sizes(1, 16, 16, 1), torch.float16),
     (Sizes(6, 48, 32, 7), torch.bfloat16),
+    (Sizes(6, 48, 32, 7), torch.float32),
     (USUAL, torch.bfloat16),
     *(
         pytest.param(sizes, dtype, marks=pytest.mark.wide)
@@ -165,6 +166,15 @@ def test_latents_against_float64_and_bitwise(backend: AttentionBackend, sizes: S
                 torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_bits_do_not_depend_on_block_sizes_that_fit_a_tile(dtype: torch.dtype) -> None:
+    backend, lengths = NativeAttention(load_kernels()), [300, 17]
+    results = [Run(backend, replace(SMALL, block_size=size), lengths, dtype).at_once() for size in (16, 2, 8, 48, 128)]
+    for result in results:
+        for actual, expected in zip(result, results[0], strict=True):
+            assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 70])
 def test_long_sequences_are_split_among_threads(rows: int) -> None:
     backend = NativeAttention(load_kernels())
@@ -178,6 +188,12 @@ def test_long_sequences_are_split_among_threads(rows: int) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("spec", [MLAAttentionSpec(24, 8), AttentionSpec(2, 24)], ids=str)
+def test_native_kernels_take_padded_widths_alone(spec: LayerCacheSpec) -> None:
+    with pytest.raises(ValueError, match=r"the widths of .*Spec\(.*\) are not padded to multiples of 16"):
+        NativeAttention.allocate(KVCacheSpec((spec,), 16, torch.float32), 1, torch.device("cpu"))
+
+
 def test_a_latent_is_kept_once() -> None:
     spec = KVCacheSpec((MLAAttentionSpec(512, 64),) * 5, 16, torch.bfloat16, group_layers([None] * 5))
     for backend in (NativeAttention(load_kernels()), TorchAttention()):
@@ -185,7 +201,7 @@ def test_a_latent_is_kept_once() -> None:
         assert sum(cache.nbytes for cache in backend.allocate(spec, 3, torch.device("cpu"))) == 3 * 5 * 16 * 576 * 2
 
 
-def test_absorbed_projections_equal_keys_and_values_made_from_latents() -> None:
+def test_absorbed_projections_equal_keys_and_values_made_from_latents(backend: AttentionBackend) -> None:
     """The identity that all of this stands on: Wₖ may be applied to queries, Wᵥ to the result."""
     heads, latent_dim, nope, value_dim = 3, 32, 16, 24
     sizes = Sizes(heads, latent_dim, 16, 16)
@@ -193,7 +209,7 @@ def test_absorbed_projections_equal_keys_and_values_made_from_latents() -> None:
     to_key, to_value = (
         torch.randn(heads, count, latent_dim, generator=generator).double() for count in (nope, value_dim)
     )
-    run = Run(TorchAttention(), sizes, [30], torch.float32)
+    run = Run(backend, sizes, [30], torch.float32)
     query = torch.randn(30, heads, nope, generator=generator).double()
     run.queries = [torch.einsum("qhn,hnr->qhr", query, to_key).float()]
     [output] = run.at_once()

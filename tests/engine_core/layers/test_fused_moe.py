@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
@@ -17,23 +17,17 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from engine_core.kernels.arguments import Step
+from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, LayerBackend, Routing, Scoring
+from engine_core.layers.base import ExpertsShape, Routing, Scoring
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.layers.torch_backend import TorchBackend
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+from .experts import SHAPES, activated, chosen, load, numbers, weights_of
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
-SHAPES = {
-    "few": ExpertsShape(4, 2, 64, 48, Activation.SILU),
-    "one of one": ExpertsShape(1, 1, 16, 16, Activation.SILU),
-    "many": ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH),
-    "padded, with biases": ExpertsShape(5, 3, 70, 37, Activation.SILU, bias=True),
-    "limited": ExpertsShape(6, 2, 48, 33, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7),
-    "several parts": ExpertsShape(2, 2, 2064, 208, Activation.SILU),
-}
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
@@ -51,64 +45,26 @@ def _restored_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def numbers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> torch.Tensor:
-    return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
-
-
-@cache
-def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Tensors, Tensors | None]:
-    """Gate, up and down of an expert, and their biases."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    gate, up = (numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in (0, 1))
-    down = numbers(hidden, inner, dtype=dtype, seed=3 * expert + 2, size=inner**-0.5)
-    biases = None
-    if shape.bias:
-        of_gate, of_up = (numbers(inner, dtype=torch.float32, seed=90 + expert + i) for i in (0, 1))
-        biases = of_gate, of_up, numbers(hidden, dtype=torch.float32, seed=190 + expert)
-    return (gate, up, down), biases
-
-
-def loaded(layers: LayerBackend, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
-    experts = layers.experts(shape, dtype)
-    for expert in range(shape.num_experts):
-        tensors, biases = weights_of(shape, expert, dtype)
-        experts.load(expert, ExpertWeights(iter(tensors), biases))
-    return experts
-
-
 def exact(
     shape: ExpertsShape, dtype: torch.dtype, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """In float64."""
     output = torch.zeros_like(x, dtype=torch.float64)
-    for row, (experts, shares) in enumerate(zip(ids.tolist(), weights.double(), strict=True)):
-        for expert, share in zip(experts, shares, strict=True):
-            tensors, biases = weights_of(shape, expert, dtype)
-            of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
-            gate, up, down = (each.double() for each in tensors)
-            gate, up = gate @ x[row].double() + of_gate, up @ x[row].double() + of_up
-            if shape.activation is Activation.CLAMPED_SWIGLU:
-                gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
-                inner = (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
-            else:
-                inner = shape.activation(gate) * up
-            output[row] += share * (down @ inner + of_down)
+    for expert in range(shape.num_experts):
+        tensors, biases = weights_of(shape, expert, dtype)
+        of_gate, of_up, of_down = (0.0, 0.0, 0.0) if biases is None else (each.double() for each in biases)
+        gate, up, down = (each.double() for each in tensors)
+        rows, places = torch.nonzero(ids == expert, as_tuple=True)
+        inner = activated(shape, x[rows].double() @ gate.T + of_gate, x[rows].double() @ up.T + of_up)
+        output.index_add_(0, rows, weights[rows, places, None].double() * (inner @ down.T + of_down))
     return output
-
-
-def chosen(shape: ExpertsShape, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts and weights of ``rows`` rows; the first rows all choose the same."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(shape.num_experts, generator=generator)[: shape.top_k] for _ in range(rows)])
-    ids[: rows // 3] = ids[0]
-    return ids.int(), torch.rand(rows, shape.top_k, generator=generator)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_experts_against_float64_and_bitwise(layers: NativeBackend, shape: str, dtype: torch.dtype) -> None:
     sizes = SHAPES[shape]
-    experts, width = loaded(layers, sizes, dtype), sizes.hidden_size
+    experts, width = load(layers.experts(sizes, dtype), sizes, dtype), sizes.hidden_size
     x, residual = (numbers(23, width, dtype=dtype, seed=seed) for seed in (900, 901))
     ids, weights = chosen(sizes, 23, seed=5)
     padded = partial(torch.nn.functional.pad, pad=(0, layers.padded(width) - width))
@@ -131,9 +87,37 @@ def test_experts_against_float64_and_bitwise(layers: NativeBackend, shape: str, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_captured_calls_put_out_the_same_bits(layers: NativeBackend, dtype: torch.dtype) -> None:
+    """Router, experts and grouped linear layers in steps of other sizes than the one that was captured."""
+    shape = SHAPES["few"]
+    experts = load(layers.experts(shape, dtype), shape, dtype)
+    gate = layers.linear(numbers(4, 64, dtype=dtype, seed=1))
+    grouped = layers.grouped_linear(numbers(2, 48, 32, dtype=dtype, seed=2))
+
+    def block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids, weights = layers.route(gate(x, dtype=torch.float32), Routing(2, renormalize=True), None, None)
+        output = experts(x, ids, weights, x)
+        return output, grouped(output.view(-1, 2, 32))
+
+    pool = BufferPool(200)
+    captured = Captured(pool, load_kernels().replay)
+    own = pool.take(200, 64, dtype)
+    with capturing(captured):
+        outputs = block(own[:5])
+    outputs = tuple(each.as_strided((200, *each.shape[1:]), each.stride()) for each in outputs)
+    for rows, threads in ((1, 2), (200, 1), (33, 3), (0, 1)):
+        x = numbers(rows, 64, dtype=dtype, seed=rows)
+        own[:rows] = x
+        captured.replay(Step(rows=rows, num_threads=threads))
+        torch.set_num_threads(threads)
+        for output, expected in zip(outputs, block(x), strict=True):
+            assert torch.equal(output[:rows], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_more_rows_than_are_computed_together(layers: NativeBackend, dtype: torch.dtype) -> None:
     shape = SHAPES["few"]
-    experts = loaded(layers, shape, dtype)
+    experts = load(layers.experts(shape, dtype), shape, dtype)
     x = numbers(500, 64, dtype=dtype, seed=7)
     ids, weights = chosen(shape, 500, seed=8)
     torch.set_num_threads(2)
@@ -146,7 +130,7 @@ def test_torch_experts_round_where_the_native_ones_do() -> None:
     shape, dtype = SHAPES["padded, with biases"], torch.bfloat16
     x, residual = (numbers(23, 70, dtype=dtype, seed=seed) for seed in (900, 901))
     ids, weights = chosen(shape, 23, seed=5)
-    y = loaded(TorchBackend(), shape, dtype)(x, ids, weights, residual).double()
+    y = load(TorchBackend().experts(shape, dtype), shape, dtype)(x, ids, weights, residual).double()
     expected = exact(shape, dtype, x, ids, weights) + residual.double()
     torch.testing.assert_close(y, expected, atol=0.16, rtol=0.04)
 

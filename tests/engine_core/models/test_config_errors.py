@@ -40,6 +40,17 @@ MINISTRAL = named("MinistralForCausalLM", "ministral", sliding_window=8)
 MINISTRAL3 = named("Ministral3ForCausalLM", "ministral3", head_dim=8)
 GLM4 = named("Glm4ForCausalLM", "glm4", head_dim=8)
 OPT = named("OPTForCausalLM", "opt", ffn_dim=48)
+EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
+LATENTS = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+DEEPSEEK2 = named("DeepseekV2ForCausalLM", "deepseek_v2", **EXPERTS, **LATENTS, n_group=1, topk_group=1)
+DEEPSEEK3 = named("DeepseekV3ForCausalLM", "deepseek_v3", **EXPERTS, **LATENTS, n_group=4, topk_group=2)
+DEEPSEEK3 |= {"first_k_dense_replace": 1}
+GLM4_MOE = named("Glm4MoeForCausalLM", "glm4_moe", **EXPERTS, head_dim=8)
+GLM4_LITE = named("Glm4MoeLiteForCausalLM", "glm4_moe_lite", **EXPERTS, **LATENTS)
+MIXTRAL = named("MixtralForCausalLM", "mixtral", num_local_experts=4)
+QWEN2_MOE = named("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts_per_tok=2)
+QWEN3_MOE = named("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2)
+GPT_OSS = named("GptOssForCausalLM", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
 
 
 def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoint:
@@ -106,6 +117,36 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (OPT | {"word_embed_proj_dim": 0}, "word_embed_proj_dim=0 is not usable"),
         (OPT | {"num_hidden_layers": 5000}, "num_hidden_layers=5000 is not usable: expected at most 4096"),
         (OPT | {"enable_bias": "no"}, "enable_bias"),
+        (DEEPSEEK3 | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; known is sigmoid"),
+        (DEEPSEEK3 | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; known is noaux_tc"),
+        (DEEPSEEK3 | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; known is 1"),
+        (DEEPSEEK3 | {"n_group": 3}, "n_group=3 is not usable: expected a divisor of 8 experts"),
+        (DEEPSEEK3 | {"topk_group": 5}, "topk_group=5 is not usable: expected at most n_group=4"),
+        (DEEPSEEK3 | {"num_experts_per_tok": 5}, "topk_group=2 of n_group=4 groups have 4 experts"),
+        (DEEPSEEK3 | {"n_group": 8, "topk_group": 4}, "n_group=8 is not usable: expected groups of at least 2 experts"),
+        (DEEPSEEK3 | {"first_k_dense_replace": 3}, "first_k_dense_replace=3 is not usable: expected at most .*=2"),
+        (DEEPSEEK3 | {"n_shared_experts": -1}, "n_shared_experts=-1 is not usable"),
+        (DEEPSEEK3 | {"n_shared_experts": None}, "n_shared_experts"),
+        (DEEPSEEK3 | {"kv_lora_rank": 0}, "kv_lora_rank=0 is not usable"),
+        (DEEPSEEK3 | {"routed_scaling_factor": 0.0}, "routed_scaling_factor=0.0 is not usable"),
+        (DEEPSEEK2 | {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported; known is softmax"),
+        (DEEPSEEK2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; known are"),
+        (DEEPSEEK2 | {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is not usable: expected at most .*=8"),
+        (GLM4_MOE | {"scoring_func": "tanh"}, "scoring_func 'tanh' is not supported; known is sigmoid"),
+        (GLM4_LITE | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; known is noaux_tc"),
+        (GLM4_LITE | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        (GLM4_LITE | {"mlp_layer_types": ["dense", "wide"]}, "mlp_layer_types"),
+        (MIXTRAL | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_local_exp"),
+        (MIXTRAL | {"num_local_experts": 0}, "num_local_experts=0 is not usable"),
+        (MIXTRAL | {"sliding_window": 0}, "sliding_window=0 is not usable"),
+        (QWEN2_MOE | {"num_experts_per_tok": 0}, "num_experts_per_tok=0 is not usable"),
+        (QWEN2_MOE | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size=0 is not usable"),
+        (QWEN3_MOE | {"moe_intermediate_size": 0}, "moe_intermediate_size=0 is not usable"),
+        (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step=0 is not usable"),
+        (QWEN3_MOE | {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
+        (GPT_OSS | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; known is silu"),
+        (GPT_OSS | {"num_experts_per_tok": 5}, "num_experts_per_tok=5 is not usable: expected at most num_local_exp"),
+        (GPT_OSS | {"layer_types": [FULL, "linear_attention"]}, "linear_attention"),
     ],
 )
 def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from engine_core.kernels.library import (
 from engine_core.layers import selector
 from engine_core.layers.selector import choose_quant_method
 from engine_core.quantization.base import Features, LinearShape
-from engine_core.quantization.int8 import MOST_INPUTS, Int8, Int8Linear
+from engine_core.quantization.int8 import Int8, Int8Linear
+from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(96, 64), (257, 2048), (160, 3001), (1, 1), (33, 66)]
@@ -69,6 +70,10 @@ def expected_bits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     (integers, scales), (weights, channel_scales) = rounded(x), rounded(weight)
     y = (integers @ weights.T).float() * channel_scales.T * scales
     return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def held_bytes(weights: Int8Weights) -> int:
+    return sum(value.untyped_storage().nbytes() for value in vars(weights).values() if isinstance(value, torch.Tensor))
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
@@ -195,15 +200,15 @@ def test_inputs_whose_rows_lie_apart() -> None:
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_memory_is_what_was_told_before(n: int, k: int) -> None:
     layer = Int8Linear(random((n, k), torch.bfloat16, 1), None, KERNELS[0])
-    held = sum(value.untyped_storage().nbytes() for value in vars(layer).values() if isinstance(value, torch.Tensor))
+    held = held_bytes(layer._weights)
     shape = LinearShape(("x",), (n,), Features(1, k), Features(1, n), bias=False)
     assert layer.nbytes == Int8(None).weight_bytes(shape, 2) == held
 
 
 def test_only_the_packed_weight_is_kept_in_huge_pages() -> None:
     layer = Int8Linear(random((2048, 1024), torch.bfloat16, 1), None, KERNELS[0])
-    assert layer._weight.nbytes == 2048 * 1024
-    assert layer._weight.data_ptr() % memory._HUGE_PAGE == 0
+    assert layer._weights.weight.nbytes == 2048 * 1024
+    assert layer._weights.weight.data_ptr() % memory._HUGE_PAGE == 0
 
 
 def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:

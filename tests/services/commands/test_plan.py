@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import GptOssConfig, Qwen2Config
+from transformers import GptOssConfig, LlamaConfig, OlmoConfig, Qwen2Config
 
 from engine_core.kv_cache_interface import group_layers
 from services.cli import cli
@@ -185,6 +185,22 @@ def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
     assert memory["blocks"] == memory["cache"] // memory["block"]
     text = ringline_plan(str(tmp_path), *load[:-1])
     assert "(90.1 kB for a sequence of this load, 115 kB while its prompt is computed)" in text
+
+
+def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> None:
+    """A Llama is one, where the option says so."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    llama = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"], dtype="bfloat16")
+    llama.save_pretrained(tmp_path / "llama")
+    own, through = (
+        json.loads(ringline_plan(str(tmp_path / "llama"), *HARDWARE, "--json", "--model-impl", impl))
+        for impl in ("ringline", "transformers")
+    )
+    assert through["memory"] == own["memory"]
+    assert through["capacity"] == own["capacity"]
+    olmo = OlmoConfig(**sizes, architectures=["OlmoForCausalLM"], dtype="bfloat16")
+    olmo.save_pretrained(tmp_path / "olmo")
+    assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
 
 
 def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:

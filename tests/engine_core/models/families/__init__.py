@@ -16,10 +16,11 @@ SHAPES: dict[str, PretrainedConfig] = {
     **latent.SHAPES,
     **scaled.SHAPES,
     **gemma4.SHAPES,
-    **fallback.SHAPES,
 }
 """By names that begin with the family's."""
-ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in SHAPES)]
+FALLBACK = fallback.SHAPES
+"""Likewise, of families that only transformers has."""
+ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in {**SHAPES, **FALLBACK})]
 """Parameters of tests: names."""
 FIRST: dict[str, str] = {}
 """A case or shape of each family, by its ``model_type``."""
@@ -29,4 +30,4 @@ for _name, _config in {**CASES, **SHAPES}.items():
 
 def configuration(name: str) -> PretrainedConfig:
     """That of a case or of a shape."""
-    return CASES[name] if name in CASES else SHAPES[name]
+    return {**CASES, **SHAPES, **FALLBACK}[name]

@@ -36,6 +36,9 @@ SHAPES: dict[str, PretrainedConfig] = {
         rope_parameters=YARN | {"mscale_all_dim": 1.0},
         tie_word_embeddings=True,
     ),
+    "deepseek_v3-no-shared": DeepseekV3Config(
+        **LATENT, n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=0
+    ),
     "glm4_moe_lite": Glm4MoeLiteConfig(**LATENT),
     "glm4_moe_lite-sparse-first": Glm4MoeLiteConfig(
         **(LATENT | {"v_head_dim": 32}), mlp_layer_types=["sparse", "dense", "sparse"], routed_scaling_factor=1.0

@@ -1,0 +1,64 @@
+"""Steps whose attention is measured: sequences of equal length, of which the last tokens are computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine_core.attention.base import AttentionMetadata
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """Blocks that no row sees are left out of the cache."""
+
+    sequences: int
+    new: int
+    """Tokens of each sequence that are computed."""
+    context: int
+    """Tokens of each sequence, those among them."""
+    window: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Tokens that are computed."""
+        return self.sequences * self.new
+
+    @property
+    def seen(self) -> float:
+        """Tokens that a row sees, on average."""
+        return min(self.context - (self.new - 1) / 2, self.window or self.context)
+
+    @property
+    def read(self) -> int:
+        """Tokens of all sequences that some row sees."""
+        return self.sequences * (self.context - self._first_seen)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all sequences that some row sees."""
+        return self.sequences * (-(-self.context // BLOCK_SIZE) - self._first_seen // BLOCK_SIZE)
+
+    @property
+    def _first_seen(self) -> int:
+        return 0 if self.window is None else max(0, self.context - self.new - self.window + 1)
+
+    def metadata(self) -> AttentionMetadata:
+        """Blocks are scattered over the cache."""
+        places = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(0)).view(self.sequences, -1)
+        tables = torch.nn.functional.pad(places, (self._first_seen // BLOCK_SIZE, 0))
+        positions = torch.arange(self.context - self.new, self.context)
+        return AttentionMetadata(
+            query_starts=torch.arange(0, self.rows + 1, self.new, dtype=torch.int32),
+            seq_lens=torch.full((self.sequences,), self.context, dtype=torch.int32),
+            block_tables=tables.int(),
+            slot_mapping=(tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
+            max_query_len=self.new,
+            max_seq_len=self.context,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.sequences} × {self.context}" + (f", window {self.window}" if self.window else "")

@@ -1,0 +1,69 @@
+"""Weights that are rounded to 8 bits, as the native kernels want them (kernels/cpu/int8_pack.h)."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.kernels.arguments import NUMBER_TYPES, Int8Packing, Int8Weight
+from engine_core.kernels.library import Int8Kernels
+from engine_core.kernels.memory import empty_for_streaming
+
+PANEL = 32
+"""Columns that the kernels compute together."""
+WORD = 4
+"""Inputs that they take together."""
+MOST_INPUTS = 2**17
+"""This many products of 127 · 127 can be summed in 32 bits."""
+
+
+def packed_bytes(outputs: int, inputs: int) -> int:
+    """Of one weight [N, K], with its padding, scales and column sums."""
+    scale_and_sum = 8
+    return -(-outputs // PANEL) * PANEL * (-(-inputs // WORD) * WORD + scale_and_sum)
+
+
+class Int8Weights:
+    """Weights [N, K] of one size, behind each other: rounded symmetrically, with one scale per output channel.
+
+    A channel with an infinity or a NaN in it becomes NaN.
+    """
+
+    def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Int8Kernels) -> None:
+        """Memory for ``count`` weights, all zeros."""
+        if inputs > MOST_INPUTS:
+            raise ValueError(f"a layer of {inputs} inputs cannot be summed in 32 bits")
+        self._kernels = kernels
+        panels, words = -(-outputs // PANEL), -(-inputs // WORD)
+        self.weight = empty_for_streaming((count, panels, words, PANEL, WORD), torch.int8).zero_()
+        self.scales = torch.zeros(count, panels * PANEL)
+        self._column_sums = torch.zeros(count, panels * PANEL, dtype=torch.int32)
+        self.bias = torch.zeros(count, panels * PANEL) if bias else None
+        self.arguments = Int8Weight(
+            self.weight.data_ptr(),
+            self.scales.data_ptr(),
+            self._column_sums.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
+            inputs,
+            outputs,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.weight, self.scales, self._column_sums, self.bias)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def pack(self, index: int, weight: torch.Tensor) -> None:
+        """Round ``weight`` [N, K] on CPU. It is not kept."""
+        weight = weight.contiguous()
+        self._kernels.pack(
+            Int8Packing(
+                weight.data_ptr(),
+                self.weight[index].data_ptr(),
+                self.scales[index].data_ptr(),
+                self._column_sums[index].data_ptr(),
+                self.arguments.in_features,
+                self.arguments.out_features,
+                NUMBER_TYPES[weight.dtype],
+                torch.get_num_threads(),
+            )
+        )

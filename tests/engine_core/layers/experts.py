@@ -1,0 +1,59 @@
+"""Experts of several shapes with random weights, and rows that go through them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+SHAPES = {
+    "few": ExpertsShape(4, 2, 64, 48, Activation.SILU),
+    "one of one": ExpertsShape(1, 1, 16, 16, Activation.SILU),
+    "many": ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH),
+    "padded, with biases": ExpertsShape(5, 3, 70, 37, Activation.SILU, bias=True),
+    "limited": ExpertsShape(6, 2, 48, 33, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7),
+    "several parts": ExpertsShape(2, 2, 2064, 208, Activation.SILU),
+}
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> torch.Tensor:
+    return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+@cache
+def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Tensors, Tensors | None]:
+    """Gate, up and down of an expert, and their biases."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    gate, up = (numbers(inner, hidden, dtype=dtype, seed=3 * expert + i, size=hidden**-0.5) for i in (0, 1))
+    down = numbers(hidden, inner, dtype=dtype, seed=3 * expert + 2, size=inner**-0.5)
+    biases = None
+    if shape.bias:
+        of_gate, of_up = (numbers(inner, dtype=torch.float32, seed=90 + expert + i) for i in (0, 1))
+        biases = of_gate, of_up, numbers(hidden, dtype=torch.float32, seed=190 + expert)
+    return (gate, up, down), biases
+
+
+def load(experts: ExpertsLayer, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+    weights = (weights_of(shape, expert, dtype) for expert in range(shape.num_experts))
+    experts.load(ExpertWeights(iter(tensors), biases) for tensors, biases in weights)
+    return experts
+
+
+def chosen(shape: ExpertsShape, rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts and weights of ``rows`` rows; the first rows all choose the same."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(shape.num_experts, generator=generator)[: shape.top_k] for _ in range(rows)])
+    ids[: rows // 3] = ids[0]
+    return ids.int(), torch.rand(rows, shape.top_k, generator=generator)
+
+
+def activated(shape: ExpertsShape, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """What the second product takes, in the type of ``gate`` and ``up``."""
+    if shape.activation is not Activation.CLAMPED_SWIGLU:
+        return shape.activation(gate) * up
+    gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
+    return (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)

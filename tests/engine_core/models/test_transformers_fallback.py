@@ -1,0 +1,319 @@
+"""The fallback: dense decoders of transformers with the engine's attention, cache and layers, and what it refuses.
+
+All of its families go through test_against_transformers.py and test_transformers_parity.py, too (`make test-models`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PretrainedConfig, masking_utils
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.llm import LLM
+from engine_core.models.fallback.model import TransformersForCausalLM
+from engine_core.models.fallback.rules import TESTED
+from engine_core.models.fallback.trial import _window_of
+from engine_core.models.registry import ARCHITECTURES
+from engine_core.progress import Stage, StartupProgress
+from engine_core.request import SamplingParams
+from tests.engine_core.engines import run, started
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.models.families import FALLBACK, configuration, dense
+from tests.engine_core.models.greedy import assert_greedy
+from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
+
+FEW = ("cohere2-windows", "phi-padded")
+"""Those that `make test` runs: windows and scaled logits; odd sizes, a head with a bias."""
+EACH = [pytest.param(name, marks=() if name in FEW else pytest.mark.models) for name in FALLBACK]
+_NOT_THROUGH_TRANSFORMERS = ("opt", "phi3-long", "phi3-short")
+OWN = [
+    pytest.param(name, marks=() if name == "glm" else pytest.mark.models)
+    for name in [*CASES, *dense.SHAPES]
+    if not name.startswith(_NOT_THROUGH_TRANSFORMERS)
+]
+"""Of dense families that Ringline has. GLM has its gate and the other projection side by side."""
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPTS = {f"{length}": [(7 * length + 31 * place) % 196 + 3 for place in range(length)] for length in (1, 19, 70)}
+IDS = torch.tensor(PROMPTS["70"])
+
+
+class Stages:
+    """The details of a start, by stage."""
+
+    def __init__(self) -> None:
+        self.details: dict[str, str] = {}
+
+    def stage_started(self, stage: Stage) -> None: ...
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
+
+    def stage_finished(self, stage: Stage) -> None:
+        self.details[stage.name] = stage.detail
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_tokens_in_chunks_with_prefix_hits(name: str, tmp_path: Path) -> None:
+    """And its rows have the same bits in every step, so that requests may move."""
+    model = make_model(FALLBACK[name], seed=2)
+    with started(save_model(model, tmp_path), max_num_batched_tokens=24, max_num_seqs=3) as engine:
+        for cached in (0, 64):
+            outcomes = run(engine, PROMPTS, dict.fromkeys(PROMPTS, GREEDY))
+            assert outcomes["70", 0].cached_tokens == cached
+            for prompt, ids in PROMPTS.items():
+                assert_greedy(model, ids, outcomes[prompt, 0].token_ids)
+        assert not engine.executor.numerics.startswith("unstable")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_families_of_our_own_run_through_transformers_too(name: str, tmp_path: Path) -> None:
+    model = make_model(configuration(name), seed=2)
+    with started(save_model(model, tmp_path), max_num_batched_tokens=24, model_impl="transformers") as engine:
+        outcomes = run(engine, PROMPTS, dict.fromkeys(PROMPTS, GREEDY))
+    for prompt, ids in PROMPTS.items():
+        assert_greedy(model, ids, outcomes[prompt, 0].token_ids)
+
+
+def test_families_are_those_that_are_named() -> None:
+    """In the docs and in refusals, and that Ringline has no model of its own for."""
+    kinds = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] for config in FALLBACK.values()}
+    assert kinds == set(TESTED)
+    assert not kinds & set(ARCHITECTURES)
+    documented = (Path(__file__).resolve().parents[3] / "docs" / "models.md").read_text()
+    assert all(f"`{name}`" in documented for name in TESTED)
+
+
+def test_int8_is_that_of_a_model_of_our_own(tmp_path: Path) -> None:
+    """Channels are rounded one by one, so it does not matter which layers are one layer here."""
+    save_model(make_model(CASES["llama-mha-tied-biases"]), tmp_path)
+    options = {"dtype": "float32", "quantization": "int8"}
+    own, model = (build_model(open_at(tmp_path, model_impl=impl, **options)) for impl in ("ringline", "transformers"))
+    expected = logits_of(own, IDS)
+    assert (logits_of(model, IDS) - expected).std() < 1e-3 * expected.std()
+    assert model.weight_bytes == pytest.approx(model.expected_weight_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_int8_is_near_the_original_and_smaller(name: str, tmp_path: Path) -> None:
+    save_model(make_model(FALLBACK[name]), tmp_path)
+    exact, rounded = load(tmp_path), load(tmp_path, quantization="int8")
+    error = (logits_of(rounded, IDS) - logits_of(exact, IDS)).std() / logits_of(exact, IDS).std()
+    assert 1e-4 < error < 0.15
+    assert rounded.weight_bytes < 0.6 * exact.weight_bytes
+
+
+def test_which_model_runs_is_told_and_is_in_the_numerics(tmp_path: Path) -> None:
+    model = make_model(CASES["llama-gqa"])
+    save_model(model, tmp_path)
+    details, digests, numerics = [], set(), set()
+    for impl in ("auto", "transformers"):
+        stages = Stages()
+        with LLM(tmp_path, progress=StartupProgress(stages), model_impl=impl, kv_cache_memory_bytes=4 << 20) as llm:
+            [result] = llm.generate(PROMPTS["19"], GREEDY, use_tqdm=False)
+            digests.add(llm.model_digest)
+            numerics.add(llm.numerics)
+        assert_greedy(model, PROMPTS["19"], result.choices[0].token_ids)
+        details.append(stages.details["configuration"])
+    assert details[0].startswith("LlamaForCausalLM by Ringline's own model, float32")
+    assert details[1].startswith("LlamaForCausalLM through transformers' module, as --model-impl says, float32")
+    assert (len(digests), len(numerics)) == (1, 2)
+    reason = open_at(save_model(make_model(FALLBACK["olmo"]), tmp_path / "olmo")).choice.reason
+    assert reason == "through transformers' module, since Ringline has no model of its own for it"
+
+
+def test_a_cache_is_sized_by_running_a_layer_of_each_kind(tmp_path: Path) -> None:
+    save_model(make_model(FALLBACK["cohere2-windows"]), tmp_path)
+    with started(tmp_path, kv_cache_memory_bytes=None, max_model_len=128, max_num_seqs=4) as engine:
+        groups = engine.executor.kv_cache_config.groups
+    assert [(len(group.layers), group.sliding_window) for group in groups] == [*[(1, 37)] * 3, (1, None)]
+
+
+def test_a_model_with_some_of_its_layers(tmp_path: Path) -> None:
+    """Layers 0 and 3 of four: with a window, and without one and without rotation."""
+    reference = make_model(copy.deepcopy(FALLBACK["cohere2-windows"]))
+    model = load(save_model(reference, tmp_path))
+    assert model.layers_by_kind() == [[0, 1, 2], [3]]
+    reference.model.layers = nn.ModuleList([reference.model.layers[0], reference.model.layers[3]])
+    reference.config.layer_types = reference.config.layer_types[2:]
+    with torch.no_grad():
+        expected = reference(IDS[None], use_cache=False).logits[0]
+    torch.testing.assert_close(logits_of(model.one_layer_of_each_kind(), IDS), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("model.norm.weight"), r"1 missing \(model.norm.weight\)"),
+        (lambda tensors: tensors.update(odd=torch.zeros(3)), r"1 unexpected \(odd\)"),
+        (
+            lambda tensors: tensors.update({"model.embed_tokens.weight": torch.zeros(3, 64)}),
+            r"1 mis-shaped \(model.embed_tokens.weight is \[3, 64\], expected \[199, 64\]\)",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path) -> None:
+    save_model(make_model(FALLBACK["cohere2-windows"]), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_names_are_those_that_are_saved(tmp_path: Path) -> None:
+    """GPT-NeoX calls its head otherwise than its checkpoints do."""
+    model = load(save_model(make_model(FALLBACK["gpt_neox-partial-rotary"]), tmp_path))
+    assert "embed_out.weight" in model.tensors()
+    assert set(model.tensors()) == set(load_file(tmp_path / "model.safetensors"))
+
+
+def open_config(directory: Path, config: PretrainedConfig, architecture: str, **options: object) -> Any:
+    raw = config.to_dict() | {"architectures": [architecture]}
+    (directory / "config.json").write_text(json.dumps(raw))
+    return open_at(directory, load_format="dummy", **options)
+
+
+ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+REFUSED = {
+    "JambaForCausalLM": "is a mixture of experts",
+    "BambaForCausalLM": r"is a state-space, convolutional or recurrent model \(mamba_",
+    "MambaForCausalLM": "is a state-space, convolutional or recurrent model",
+    "RwkvForCausalLM": "is a state-space, convolutional or recurrent model",
+    "OlmoHybridForCausalLM": "is a hybrid with layers of type linear_attention",
+    "RobertaForCausalLM": r"is an encoder \(is_decoder=False\)",
+    "BartForCausalLM": "is the decoder of an encoder-decoder",
+    "Phi4MultimodalForCausalLM": r"is multimodal \(vision_config, audio_config\)",
+    "BertLMHeadModel": "is an encoder",
+    "GPT2LMHeadModel": r"is not one of its …ForCausalLM classes",
+    "GPTJForCausalLM": "its attention, if it has any, is its own and cannot be replaced",
+    "DiffLlamaForCausalLM": "attention is called 32 times, and not once by each of its layers",
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_other_kinds_are_refused_by_name(architecture: str, tmp_path: Path) -> None:
+    [kind, *_] = [kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture]
+    with pytest.raises(UnsupportedModelError, match=rf"^{architecture} .*{REFUSED[architecture]}.*; known are .*Llama"):
+        open_config(tmp_path, CONFIG_MAPPING[kind](), architecture)
+
+
+def test_rotations_that_depend_on_the_batch_are_refused(tmp_path: Path) -> None:
+    config = replace_of(FALLBACK["olmo"], rope_parameters=ROPE)
+    with pytest.raises(UnsupportedModelError, match=r"rope type 'dynamic' is not supported by the fallback"):
+        open_config(tmp_path, config, "OlmoForCausalLM")
+
+
+def replace_of(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
+    return type(config)(**(config.to_dict() | changes))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "impl", "message"),
+    [
+        ("FooForCausalLM", "auto", r"^architecture 'FooForCausalLM' is not supported; known are .*Llama.*Cohere"),
+        ("FooForCausalLM", "transformers", r"^architecture 'FooForCausalLM' is not supported; known are"),
+        ("BertForMaskedLM", "auto", r"^architecture 'BertForMaskedLM' is not supported; known are"),
+        ("OlmoForCausalLM", "ringline", r"'OlmoForCausalLM' is not supported; known are .*--model-impl auto$"),
+    ],
+)
+def test_architectures_that_nobody_runs(architecture: str, impl: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        open_config(tmp_path, FALLBACK["olmo"], architecture, model_impl=impl)
+
+
+def test_an_architecture_of_another_family_is_a_contradiction(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="contradicts itself: PhiForCausalLM has model_type 'phi', not 'olmo'"):
+        open_config(tmp_path, FALLBACK["olmo"], "PhiForCausalLM")
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    directory = save_model(make_model(FALLBACK["olmo"]), tmp_path)
+    (directory / "evil.py").write_text("raise SystemExit('ran')")
+    raw = json.loads((directory / "config.json").read_text())
+    raw["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (directory / "config.json").write_text(json.dumps(raw))
+    assert logits_of(load(directory), IDS).isfinite().all()
+
+
+@pytest.mark.parametrize("mix", ["shift", "norm"])
+def test_rows_that_depend_on_each_other_are_refused(mix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shift of tokens, or a norm over all of them, as a new family might have."""
+    from transformers.models.olmo.modeling_olmo import OlmoMLP
+
+    changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "shift": lambda x: x + x.roll(1, dims=1),
+        "norm": lambda x: x / x.norm(dim=1, keepdim=True),
+    }
+    save_model(make_model(FALLBACK["olmo"]), tmp_path)
+    forward = OlmoMLP.forward
+    monkeypatch.setattr(OlmoMLP, "forward", lambda self, x: forward(self, changes[mix](x)))
+    with pytest.raises(UnsupportedModelError, match="rows depend on each other"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("window", [1, 2, 37, 511])
+def test_windows_are_read_from_masks(window: int) -> None:
+    assert _window_of(masking_utils.sliding_window_causal_mask_function(window), 511) == window
+
+
+def test_masks_without_a_window() -> None:
+    assert _window_of(masking_utils.causal_mask_function, 511) is None
+    assert _window_of(masking_utils.sliding_window_causal_mask_function(512), 511) is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masking_utils.bidirectional_mask_function,
+        masking_utils.chunked_causal_mask_function(64, torch.zeros(1, dtype=torch.int64)),
+        lambda batch, head, query, key: (key <= query) & ((key > query - 9) | (key < 4)),
+    ],
+)
+def test_other_masks_are_refused(mask: Callable[..., torch.Tensor]) -> None:
+    with pytest.raises(UnsupportedModelError, match="see others than those before them"):
+        _window_of(mask, 511)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def test_every_causal_language_model_runs_or_is_refused(kind: str, tmp_path: Path) -> None:
+    """Of all that transformers has: readably, and never by a traceback of something else."""
+    config = tiny_config(kind)
+    if config is None:
+        pytest.skip("transformers makes none without arguments")
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    message = ""
+    try:
+        checkpoint = open_config(tmp_path, config, architecture, model_impl="transformers", dtype="float32")
+    except CheckpointError as refused:
+        message = str(refused)
+    if message:
+        assert (message.startswith(architecture) and "; known are " in message) or "config.json is not" in message
+        return
+    model = build_model(checkpoint)
+    assert isinstance(model, TransformersForCausalLM)
+    assert logits_of(model, IDS[:20]).shape == (20, model.vocab_size)
+
+
+def tiny_config(kind: str) -> PretrainedConfig | None:
+    """A small configuration of any family; as large as its default where it takes no other."""
+    make = CONFIG_MAPPING[kind]
+    try:
+        known = make().to_dict()
+    except Exception:
+        return None
+    sizes = {name: size for name, size in {**SIZES, "head_dim": 16, "sliding_window": 37}.items() if name in known}
+    try:
+        return make(**sizes)
+    except Exception:
+        return make()

@@ -1,0 +1,157 @@
+"""Experts with 8-bit weights, for every instruction set of this machine: right, to the bit where the activation rounds
+nothing, and for each row the same bits whatever the other rows and the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.kernels.arguments import Step
+from engine_core.kernels.capture import BufferPool, Captured, capturing
+from engine_core.kernels.library import Int8Kernels, load_kernels
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import ExpertsShape
+from engine_core.layers.torch_backend import TorchBackend
+from engine_core.quantization.int8 import Int8
+from engine_core.quantization.int8_experts import Int8Experts, padded_sizes
+
+from ..layers.experts import SHAPES, activated, chosen, load, numbers, weights_of
+from .test_int8 import DTYPES, KERNELS, held_bytes, rounded
+
+by_kernels = pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+by_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Whatever torch allocates is NaN until written; and threads are as before."""
+    threads = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Float32, step for step what the kernel computes: integers are exact in float64."""
+    (integers, scales), (weights, channel_scales) = rounded(x), rounded(weight)
+    y = (integers @ weights.T).float() * channel_scales.T * scales
+    return y if bias is None else y + bias
+
+
+def expected(
+    shape: ExpertsShape, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """Rounded where the kernel rounds."""
+    outputs = x.new_zeros(*ids.shape, shape.hidden_size)
+    for expert in ids.unique().tolist():
+        (gate, up, down), biases = weights_of(shape, expert, x.dtype)
+        of_gate, of_up, of_down = (None, None, None) if biases is None else biases
+        rows, places = torch.nonzero(ids == expert, as_tuple=True)
+        inner = activated(shape, product(x[rows], gate, of_gate), product(x[rows], up, of_up)).to(x.dtype)
+        outputs[rows, places] = (product(inner, down, of_down) * weights[rows, places, None]).to(x.dtype)
+    total = outputs[:, 0].float()
+    for place in range(1, ids.shape[1]):
+        total = total + outputs[:, place].float()
+    return (total + residual.float()).to(x.dtype)
+
+
+def padding(shape: ExpertsShape) -> int:
+    return padded_sizes(shape)[0] - shape.hidden_size
+
+
+@by_kernels
+@by_shape
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_bits(kernels: Int8Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
+    """Where the activation rounds nothing, to the bit."""
+    pad = partial(torch.nn.functional.pad, pad=(0, padding(shape)))
+    x, residual = (numbers(40, shape.hidden_size, dtype=dtype, seed=seed) for seed in (900, 901))
+    ids, weights = chosen(shape, 40, seed=5)
+    for exact, sizes in ((False, shape), (True, replace(shape, activation=Activation.RELU))):
+        experts = load(Int8Experts(kernels, sizes, dtype), sizes, dtype)
+        torch.set_num_threads(1)
+        y = experts(pad(x), ids, weights, pad(residual))
+        right = expected(sizes, x, ids, weights, residual)
+        assert not y[:, shape.hidden_size :].any()
+        if exact:
+            assert torch.equal(y[:, : shape.hidden_size], right)
+        torch.testing.assert_close(y[:, : shape.hidden_size], right, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            order = torch.randperm(40, generator=torch.Generator().manual_seed(threads))
+            assert torch.equal(experts(pad(x[order]), ids[order], weights[order], pad(residual[order])), y[order])
+            for rows in (slice(0, 1), slice(39, 40), slice(3, 30)):
+                part = experts(pad(x[rows]), ids[rows].contiguous(), weights[rows], pad(residual[rows]))
+                assert torch.equal(part, y[rows])
+
+
+@by_kernels
+def test_rounding_costs_little(kernels: Int8Kernels) -> None:
+    """Beside experts that are not rounded, in float64."""
+    shape, dtype = ExpertsShape(3, 2, 512, 256, Activation.SILU), torch.float32
+    x = numbers(60, 512, dtype=dtype, seed=1)
+    ids, weights = chosen(shape, 60, seed=2)
+    y = load(Int8Experts(kernels, shape, dtype), shape, dtype)(x, ids, weights, None).double()
+    exact = torch.zeros_like(y)
+    for expert in range(3):
+        gate, up, down = (each.double() for each in weights_of(shape, expert, dtype)[0])
+        rows, places = torch.nonzero(ids == expert, as_tuple=True)
+        inner = activated(shape, x[rows].double() @ gate.T, x[rows].double() @ up.T)
+        exact.index_add_(0, rows, weights[rows, places, None].double() * (inner @ down.T))
+    assert (y - exact).norm() / exact.norm() < 0.03
+
+
+@by_kernels
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_numbers_stay_alone(kernels: Int8Kernels, dtype: torch.dtype) -> None:
+    shape = SHAPES["few"]
+    experts = load(Int8Experts(kernels, shape, dtype), shape, dtype)
+    x = numbers(30, 64, dtype=dtype, seed=3)
+    ids, weights = chosen(shape, 30, seed=4)
+    clean = experts(x, ids, weights, None)
+    for value in (torch.inf, torch.nan):
+        spoiled = x.clone()
+        spoiled[5, 9] = value
+        y = experts(spoiled, ids, weights, None)
+        assert y[5].isnan().all()
+        assert torch.equal(y[torch.arange(30) != 5], clean[torch.arange(30) != 5])
+
+
+@by_kernels
+def test_captured_calls_put_out_the_same_bits(kernels: Int8Kernels) -> None:
+    shape, dtype = SHAPES["many"], torch.bfloat16
+    experts = load(Int8Experts(kernels, shape, dtype), shape, dtype)
+    pool = BufferPool(100)
+    captured = Captured(pool, load_kernels().replay)
+    own_x, own_ids, own_weights = (
+        pool.take(100, *each) for each in ((80, dtype), (shape.top_k, torch.int32), (shape.top_k, torch.float32))
+    )
+    with capturing(captured):
+        output = experts(own_x[:7], own_ids[:7], own_weights[:7], own_x[:7])
+    output = output.as_strided((100, 80), (80, 1))
+    for rows, threads in ((1, 2), (100, 1), (33, 3), (0, 1)):
+        x = numbers(rows, 80, dtype=dtype, seed=rows)
+        ids, weights = chosen(shape, rows, seed=rows) if rows else (own_ids[:0], own_weights[:0])
+        own_x[:rows], own_ids[:rows], own_weights[:rows] = x, ids, weights
+        captured.replay(Step(rows=rows, num_threads=threads))
+        assert torch.equal(output[:rows], experts(x, ids, weights, x))
+
+
+@by_shape
+def test_memory_is_what_was_told_before(shape: ExpertsShape) -> None:
+    experts = Int8Experts(KERNELS[0], shape, torch.bfloat16)
+    held = held_bytes(experts._gate_up) + held_bytes(experts._down)
+    assert experts.nbytes == Int8(None).expert_bytes(shape, 2) == held
+
+
+def test_sizes_that_torch_layers_do_not_pad_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="experts of 70 inputs cannot be computed in 8 bits"):
+        Int8(KERNELS[0]).experts(SHAPES["padded, with biases"], torch.float32, TorchBackend())
