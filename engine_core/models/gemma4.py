@@ -177,6 +177,8 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
     count, by_kind = positive(config, "num_attention_heads"), dict[str, AttentionSpec]()
     for index, kind in enumerate(kinds):
         layer = config.per_layer_config[index]
+        if skipped := getattr(layer, "skip", None):
+            raise UnsupportedModelError(f"per_layer_config skips {', '.join(skipped)}; layers have all of their parts")
         spec = AttentionSpec(positive(layer, "num_key_value_heads"), positive(layer, "head_dim"))
         if count % spec.num_kv_heads:
             raise CheckpointError(
@@ -215,8 +217,8 @@ def _owners(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[int, ...]:
     last = {kind: index for index, kind in enumerate(kinds[:first])}
     if missing := sorted(set(kinds) - set(last)):
         raise CheckpointError(
-            f"num_kv_shared_layers={shared} is not usable: the {first} layers before them have none of type "
-            f"{', '.join(missing)}"
+            f"num_kv_shared_layers={shared} is not usable: expected less, because layer_types names "
+            f"{', '.join(missing)} for none of the first {first} layers"
         )
     return (*range(first), *(last[kind] for kind in kinds[first:]))
 
