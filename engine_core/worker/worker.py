@@ -176,7 +176,8 @@ class Worker:
     def _attention_seconds(self) -> float:
         device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
         num_heads = self.checkpoint.config.num_heads
-        return attention_seconds(device.attention, spec, num_heads, self.limits, device.torch_device)
+        caches = self.model.cache_of_layers
+        return attention_seconds(device.attention, spec, caches, num_heads, self.limits, device.torch_device)
 
     def _is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on a layer of each kind and the head."""

@@ -12,6 +12,7 @@ from engine_core.llm import LLM
 from engine_core.models.interface import LanguageModel
 from engine_core.models.roofline import StepCost
 from engine_core.request import SamplingParams
+from engine_core.worker import dummy_batches
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 from tests.engine_core.models.driver import CPU, build_model, chosen_attention, logits_of, open_at
@@ -78,6 +79,17 @@ def test_a_profile_sizes_the_cache(directory: Path) -> None:
         with LLM(str(directory), kv_cache_memory_bytes=kv_cache_memory_bytes, **options) as llm:
             answers.append([result.choices[0].token_ids for result in llm.generate(prompts, params)])
     assert answers[0] == answers[1]
+    assert len(set(map(tuple, answers[0]))) > 1
+
+
+def test_attention_is_timed_for_each_layer(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for each pair of a row and a token that it sees."""
+    monkeypatch.setattr(dummy_batches, "_seconds_per_pair", lambda *args: 1.0)
+    limits = BatchLimits(4, 32, 512, 16)
+    seconds = dummy_batches.attention_seconds(
+        chosen_attention(), model.kv_cache_spec(16), model.cache_of_layers, 4, limits, CPU
+    )
+    assert seconds == limits.max_rows * (4 * 24 + 2 * 512)
 
 
 def test_keys_of_layers_without_a_cache_may_be_there_in_vain(model: LanguageModel) -> None:
