@@ -80,9 +80,8 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
-        parameters, saved = dict(model.named_parameters()), model.state_dict()
-        for buffer in (saved[name] for name in saved if name not in parameters):
-            if buffer.ndim == 1:
+        for buffer in model.buffers():
+            if buffer.shape == (1,):
                 buffer += 0.2 * torch.randn_like(buffer)
     return model
 
