@@ -77,7 +77,7 @@ class KVCacheGroup:
     """Layers with one block table."""
 
     layers: tuple[int, ...]
-    """Their indices in the model."""
+    """Their places among the layers that keep something."""
     sliding_window: int | None = None
     """How many tokens a token sees, itself included; None: all before it."""
 

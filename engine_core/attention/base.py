@@ -109,7 +109,10 @@ class AttentionOptions:
 
 
 class Rotation(Protocol):
-    """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D]."""
+    """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D].
+
+    Hkv is 0 where there are queries alone.
+    """
 
     def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """``heads`` may be overwritten; ``angles`` is None where nothing is rotated."""
@@ -149,7 +152,7 @@ class AttentionBackend(ABC):
 
         A row at position p sees positions 0 … p of its own sequence, or those of its window. Blocks are
         visited in one fixed order, so that a row's result does not depend on what else is in the step. Changes
-        ``kv_cache`` only.
+        ``kv_cache`` only. Without keys ([T, 0, D]) nothing is stored: another layer has written the step's.
         """
 
     @abstractmethod

@@ -66,7 +66,7 @@ class NativeAttention(AttentionBackend):
     ) -> torch.Tensor:
         query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
         arguments = self._arguments
-        arguments.num_kv_heads, arguments.head_dim, arguments.latent_dim = key.shape[1], query.shape[2], 0
+        arguments.num_kv_heads, arguments.head_dim, arguments.latent_dim = kv_cache.shape[1], query.shape[2], 0
         arguments.query_rope = None
         return self._attend(query, key, value, kv_cache, metadata, options)
 
@@ -103,7 +103,7 @@ class NativeAttention(AttentionBackend):
         if metadata is not self._metadata:
             self._begin_step(metadata)
         arguments.query, arguments.query_stride = query.data_ptr(), query.stride(0)
-        arguments.key, arguments.key_stride = key.data_ptr(), key.stride(0)
+        arguments.key, arguments.key_stride = key.data_ptr() if key.numel() else None, key.stride(0)
         arguments.value, arguments.value_stride = value.data_ptr(), value.stride(0)
         arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
         arguments.num_heads = num_heads

@@ -58,7 +58,8 @@ class PagedAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
+        if key.shape[1]:
+            _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
         return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
 
     def forward_latents(

@@ -38,7 +38,8 @@ class TorchAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        self._write((key, value), kv_cache, metadata)
+        if key.shape[1]:
+            self._write((key, value), kv_cache, metadata)
         return self._attend(query, kv_cache, metadata, options).flatten(1)
 
     def forward_latents(

@@ -161,6 +161,7 @@ class SelectionArguments(ctypes.Structure):
         ("indices", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("row_bytes", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
         ("num_threads", ctypes.c_int32),
     )
 
@@ -175,6 +176,7 @@ class NormArguments(ctypes.Structure):
         ("residual", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("mean_width", ctypes.c_int64),
         ("x_stride", ctypes.c_int64),
@@ -182,6 +184,7 @@ class NormArguments(ctypes.Structure):
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("epsilon", ctypes.c_float),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -190,11 +193,13 @@ class ActivationArguments(ctypes.Structure):
 
     _fields_ = (
         ("x", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
         ("rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
+        ("x_stride", ctypes.c_int64),
+        ("up_stride", ctypes.c_int64),
         ("kind", ctypes.c_int32),
-        ("gated", ctypes.c_int32),
         ("number_type", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )

@@ -148,7 +148,10 @@ class ExpertsLayer(ABC):
 
 
 class NormLayer(Protocol):
-    """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b."""
+    """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
+
+    The result is multiplied by a scale, where a layer has one.
+    """
 
     @property
     def nbytes(self) -> int: ...
@@ -156,7 +159,10 @@ class NormLayer(Protocol):
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
-        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``."""
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
+
+        Or [T, G, W] of ``x`` [T, G, W] and ``residual`` [T, G, W]: each of the G groups of a row on its own.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,7 @@ class HeadsShape:
 
     num_heads: int
     num_kv_heads: int
+    """0: there are queries alone."""
     head_dim: int
     """Without padding."""
     rotary_dim: int
@@ -211,11 +218,13 @@ class DecoderStack(Protocol):
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
+        per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
         """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
 
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` a cache for each layer,
-        ``metadata`` one entry for each group.
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` are all that there are,
+        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each
+        token besides, if anything.
         """
 
 
@@ -259,10 +268,13 @@ class LayerBackend(ABC):
         """Experts without weights, which will be of type ``dtype``."""
 
     @abstractmethod
-    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormLayer:
         """Normalization with ``weight`` [padded W] float32; the mean is over ``width`` elements.
 
-        By the root mean square, or, with a ``bias`` [padded W] float32, by mean and deviation.
+        By the root mean square, or, with a ``bias`` [padded W] float32, by mean and deviation. ``scale`` is a factor of
+        what is put out, the residual included.
         """
 
     @abstractmethod
@@ -274,15 +286,15 @@ class LayerBackend(ABC):
         """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
 
     @abstractmethod
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """f(x) [T, I] of ``x`` [T, I]."""
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
 
     @abstractmethod
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` [R] int64 of ``x`` [T, N]."""
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""
         return x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:

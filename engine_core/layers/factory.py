@@ -103,9 +103,14 @@ class LayerFactory:
         hidden_size: int,
         tied_to: ParallelLMHead | None = None,
         scale: float = 1.0,
+        groups: int = 1,
     ) -> VocabParallelEmbedding:
-        """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given."""
-        return self._add(VocabParallelEmbedding(name, vocab_size, hidden_size, self.backend, tied_to, scale))
+        """A table of embeddings, times ``scale``; it is the weight of ``tied_to`` if given.
+
+        An embedding has ``groups`` parts of ``hidden_size`` numbers.
+        """
+        features = Features(groups, hidden_size)
+        return self._add(VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale))
 
     def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
         """Attention over latents; ``name`` is that of the projection from latents to keys and values."""
@@ -128,9 +133,22 @@ class LayerFactory:
         """The projection to one logit per row, whose sigmoid another block's output is multiplied by."""
         return self._add(RowGate(name, inputs, self.backend))
 
-    def rms_norm(self, name: str | None, features: Features, eps: float, offset: float = 0.0) -> RMSNorm:
-        """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name."""
-        return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset))
+    def rms_norm(
+        self,
+        name: str | None,
+        features: Features,
+        eps: float,
+        offset: float = 0.0,
+        *,
+        tensor: str = "weight",
+        scale: float | str = 1.0,
+    ) -> RMSNorm:
+        """Normalization over all ``features``; ``offset`` is added to the weights, which are ones without a name.
+
+        ``tensor`` is what the checkpoint calls the weights of ``name``. ``scale`` is a factor of what is put out, the
+        residual included: a number, or the name of a tensor [1].
+        """
+        return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset, tensor, scale))
 
     def layer_norm(self, name: str | None, features: Features, eps: float) -> LayerNorm:
         """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
@@ -161,12 +179,12 @@ class LayerFactory:
         """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
         return self.backend.act_and_mul(gate_up, activation)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """f(x) [T, I] of ``x`` [T, I]."""
-        return self.backend.activate(x, activation)
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
+        return self.backend.activate(x, activation, up)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` [R] int64 of ``x`` [T, N]."""
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""
         return self.backend.select_rows(x, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:

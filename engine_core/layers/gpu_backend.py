@@ -34,11 +34,12 @@ _WIDTH_PER_WARP = 512
 class GpuNorm:
     """Normalization by the root mean square, or, with a bias, by mean and deviation."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, scale: float) -> None:
         """Keep copies of ``weight`` and ``bias`` [H] float32."""
         self._weight = weight.clone()
         self._bias = None if bias is None else bias.clone()
         self._eps = eps
+        self._scale = scale
         self._width = triton.next_power_of_2(len(weight))
 
     @property
@@ -49,16 +50,18 @@ class GpuNorm:
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
         output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        normalize[(len(x),)](
-            x,
+        rows, made = x.flatten(0, -2), output.flatten(0, -2)
+        normalize[(len(rows),)](
+            rows,
             self._weight,
             self._weight if self._bias is None else self._bias,
             x if residual is None else residual,
-            output,
-            x.stride(0),
-            output.stride(0),
+            made,
+            rows.stride(0),
+            made.stride(0),
             EPSILON=self._eps,
-            SIZE=x.shape[1],
+            SCALE=self._scale,
+            SIZE=rows.shape[1],
             WIDTH=self._width,
             CENTERED=self._bias is not None,
             ADDED=residual is not None,
@@ -163,22 +166,31 @@ class GpuBackend(LayerBackend):
     def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
         raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
 
-    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
-        return GpuNorm(weight, bias, eps)
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormLayer:
+        return GpuNorm(weight, bias, eps, scale)
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
         return GpuRotary(shape, norms)
 
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return self._activated(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+        gate, up = gate_up.chunk(2, dim=1)
+        return self.activate(gate, activation, up)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return self._activated(x, x.shape[1], activation, gated=False)
-
-    def _activated(self, x: torch.Tensor, size: int, activation: Activation, *, gated: bool) -> torch.Tensor:
-        output = torch.empty(len(x), size, dtype=x.dtype, device=x.device)
-        activate[(len(x), -(-size // _ACTIVATIONS_TOGETHER))](
-            x, output, SIZE=size, BLOCK=_ACTIVATIONS_TOGETHER, KIND=int(activation), GATED=gated, **AS_WRITTEN
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        activate[(len(x), -(-x.shape[1] // _ACTIVATIONS_TOGETHER))](
+            x,
+            x if up is None else up,
+            output,
+            x.stride(0),
+            0 if up is None else up.stride(0),
+            SIZE=x.shape[1],
+            BLOCK=_ACTIVATIONS_TOGETHER,
+            KIND=int(activation),
+            GATED=up is not None,
+            **AS_WRITTEN,
         )
         return output
 

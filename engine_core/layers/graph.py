@@ -27,6 +27,7 @@ class _Graph:
     angles: list[Angles]
     output: torch.Tensor
     kv_caches: list[torch.Tensor]
+    per_layer: torch.Tensor | None
 
     def fits(self, rows: int, kv_caches: list[torch.Tensor]) -> bool:
         """Whether it can be replayed for ``rows`` rows on these caches."""
@@ -38,11 +39,14 @@ class _Graph:
         angles: Sequence[Angles],
         metadata: Sequence[AttentionMetadata],
         wanted: torch.Tensor | None,
+        per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
         """The output for these inputs; valid until the next replay."""
         rows = len(hidden)
         num_wanted = rows if wanted is None else len(wanted)
         self.hidden[:rows].copy_(hidden)
+        if self.per_layer is not None and per_layer is not None:
+            self.per_layer[:rows].copy_(per_layer)
         for own, given in zip(self.angles, angles, strict=True):
             for target, source in zip(own, given, strict=True):
                 if target is not None and source is not None:
@@ -82,14 +86,15 @@ class KernelGraph:
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
+        per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
         """As ``DecoderStack`` says."""
         graph = self._graph
         if self._capturable and (graph is None or not graph.fits(len(hidden), kv_caches)):
-            graph = self._graph = self._capture(hidden, angles, kv_caches, metadata)
+            graph = self._graph = self._capture(hidden, angles, kv_caches, metadata, per_layer)
         if graph is None:
-            return self._stack(hidden, angles, kv_caches, metadata, rows)
-        return graph.replay(hidden, angles, metadata, rows)
+            return self._stack(hidden, angles, kv_caches, metadata, rows, per_layer)
+        return graph.replay(hidden, angles, metadata, rows, per_layer)
 
     def _capture(
         self,
@@ -97,6 +102,7 @@ class KernelGraph:
         angles: Sequence[Angles],
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
+        per_layer: torch.Tensor | None,
     ) -> _Graph | None:
         """A graph for steps of as many rows as ``hidden``, or of twice as many as so far; None if there can be none."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
@@ -106,14 +112,18 @@ class KernelGraph:
         every = torch.arange(rows)  # passed, so that the selection of rows is captured, too
         own_hidden = pool.take(rows, hidden.shape[-1], hidden.dtype)
         own_angles = [_each(each, partial(_own, pool=pool)) for each in angles]
+        own_per_layer = None if per_layer is None else pool.take(rows, per_layer.shape[-1], per_layer.dtype)
         try:
             with capturing(captured):
-                output = self._stack(own_hidden, own_angles, kv_caches, metadata, every)
+                output = self._stack(own_hidden, own_angles, kv_caches, metadata, every, own_per_layer)
         except NotCapturableError:
             self._capturable = False
             return None
         whole_angles = [_each(angles, partial(_all_rows, pool=pool)) for angles in own_angles]
-        return _Graph(captured, _all_rows(own_hidden, pool), whole_angles, _all_rows(output, pool), kv_caches)
+        whole_per_layer = None if own_per_layer is None else _all_rows(own_per_layer, pool)
+        return _Graph(
+            captured, _all_rows(own_hidden, pool), whole_angles, _all_rows(output, pool), kv_caches, whole_per_layer
+        )
 
 
 def _each(angles: Angles, change: Callable[[torch.Tensor], torch.Tensor]) -> Angles:

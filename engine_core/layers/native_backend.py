@@ -117,7 +117,7 @@ class NativeNorm:
     """Normalization, computed in float32."""
 
     def __init__(
-        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int
+        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float
     ) -> None:
         """Keep copies of ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
         self._kernels = kernels
@@ -129,6 +129,7 @@ class NativeNorm:
             width=len(weight),
             mean_width=width,
             epsilon=eps,
+            scale=scale,
         )
 
     @property
@@ -138,10 +139,13 @@ class NativeNorm:
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
-        x = x if x.stride(1) == 1 else x.contiguous()
-        y = x if in_place else empty(x.shape[0], x.shape[1], x.dtype)
+        width = x.shape[-1]
+        groups = x.shape[1] if x.ndim == 3 else 1
+        x = x if x.stride(-1) == 1 and x.stride(-2) in (width, x.stride(0)) else x.contiguous()
+        y = x if in_place else empty(x.shape[0], groups * width, x.dtype).view(x.shape)
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.groups = groups
         arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
@@ -222,28 +226,30 @@ class NativeBackend(LayerBackend):
     def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
         return NativeExperts(self._kernels, shape, dtype)
 
-    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
-        return NativeNorm(self._kernels, weight, bias, eps, width)
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormLayer:
+        return NativeNorm(self._kernels, weight, bias, eps, width, scale)
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
         return NativeRotary(self._kernels, shape, norms)
 
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return self._activated(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+        gate, up = gate_up.chunk(2, dim=1)
+        return self.activate(gate, activation, up)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return self._activated(x, x.shape[1], activation, gated=False)
-
-    def _activated(self, x: torch.Tensor, width: int, activation: Activation, *, gated: bool) -> torch.Tensor:
-        output = empty(x.shape[0], width, x.dtype)
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        output = empty(x.shape[0], x.shape[1], x.dtype)
         self._kernels.activate(
             ActivationArguments(
                 x.data_ptr(),
+                None if up is None else up.data_ptr(),
                 output.data_ptr(),
                 x.shape[0],
-                width,
+                x.shape[1],
+                x.stride(0),
+                0 if up is None else up.stride(0),
                 activation,
-                gated,
                 NUMBER_TYPES[x.dtype],
                 torch.get_num_threads(),
             )
@@ -275,6 +281,7 @@ class NativeBackend(LayerBackend):
                 rows.data_ptr(),
                 len(rows),
                 x.shape[1] * x.itemsize,
+                x.stride(0) * x.itemsize,
                 torch.get_num_threads(),
             )
         )

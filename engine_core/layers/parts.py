@@ -161,13 +161,17 @@ class VocabParallelEmbedding(Part):
         self,
         name: str,
         vocab_size: int,
-        hidden_size: int,
+        features: Features,
         backend: LayerBackend,
+        dtype: torch.dtype,
         tied_to: ParallelLMHead | None = None,
         scale: float = 1.0,
     ) -> None:
+        """A table is kept in the type in which it is stored, if that has 16 bits; its rows are of type ``dtype``."""
+        self._dtype = dtype
         self._name = f"{name}.weight"
-        self._shape = (vocab_size, hidden_size)
+        self._shape = (vocab_size, features.count)
+        self._features = features
         self._backend = backend
         self._tied_to = tied_to
         self._scale = scale
@@ -178,9 +182,9 @@ class VocabParallelEmbedding(Part):
 
     def load(self, weights: Weights) -> None:
         if self._tied_to is None:
-            table = weights.take(self._name)
-            padding = self._backend.padded(self._shape[1]) - self._shape[1]
-            self._table = torch.nn.functional.pad(table, (0, padding)) if padding else table.clone()
+            table = weights.take_table(self._name)
+            padded = self._features.pad(table, 1, self._backend)
+            self._table = table.clone() if padded is table else padded
 
     def weight_bytes(self, itemsize: int) -> int:
         return sum(math.prod(size) for size in self.tensors().values()) * itemsize
@@ -192,7 +196,7 @@ class VocabParallelEmbedding(Part):
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``indices`` [T] int64."""
         if self._table is not None:
-            rows = torch.nn.functional.embedding(indices, self._table)
+            rows = torch.nn.functional.embedding(indices, self._table).to(self._dtype)
         else:
             assert self._tied_to is not None
             rows = self._tied_to.layer.weight_rows(indices)
@@ -206,7 +210,7 @@ class Norm(Part):
     layer: NormLayer
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``."""
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``; or [T, G, W] of groups of W each."""
         return self.layer(x, residual=residual)
 
     def in_place(self, x: torch.Tensor) -> None:
@@ -229,17 +233,25 @@ class RMSNorm(Norm):
         backend: LayerBackend,
         device: torch.device,
         offset: float = 0.0,
+        tensor: str = "weight",
+        scale: float | str = 1.0,
     ) -> None:
-        """``offset`` is added to the weights; without a name, they are ones."""
-        self._name = None if name is None else f"{name}.weight"
+        """``offset`` is added to the weights; without a name, they are ones. ``scale``: a number, or a tensor [1]."""
+        self._name = None if name is None else f"{name}.{tensor}"
         self._device = device
         self._features = features
         self._eps = eps
         self._backend = backend
         self._offset = offset
+        self._scale = scale
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {} if self._name is None else {self._name: (self._features.count,)}
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self._name is not None:
+            shapes[self._name] = (self._features.count,)
+        if isinstance(self._scale, str):
+            shapes[self._scale] = (1,)
+        return shapes
 
     def load(self, weights: Weights) -> None:
         if self._name is None:
@@ -247,10 +259,11 @@ class RMSNorm(Norm):
         else:
             weight = weights.take(self._name).float() + self._offset
         weight = padded_weight(weight, self._features, self._backend)
-        self.layer = self._backend.norm(weight, None, self._eps, self._features.count)
+        scale = weights.take_float32(self._scale).item() if isinstance(self._scale, str) else self._scale
+        self.layer = self._backend.norm(weight, None, self._eps, self._features.count, scale)
 
     def weight_bytes(self, itemsize: int) -> int:
-        return len(self.tensors()) * self._features.count * itemsize
+        return self.num_weights * itemsize
 
 
 class LayerNorm(Norm):
@@ -296,7 +309,8 @@ class HeadNormNames:
     """Tensors of the root mean square norms of each head."""
 
     query: str
-    key: str
+    key: str | None
+    """None where there are no keys."""
     eps: float
     offset: float = 0.0
     """Added to the weights."""
@@ -315,14 +329,17 @@ class RotaryEmbedding(Part):
         self._backend = backend
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        names = () if self._norms is None else (f"{self._norms.query}.weight", f"{self._norms.key}.weight")
-        return dict.fromkeys(names, (self._shape.head_dim,))
+        names = () if self._norms is None else (self._norms.query, self._norms.key)
+        return {f"{name}.weight": (self._shape.head_dim,) for name in names if name is not None}
 
     def load(self, weights: Weights) -> None:
         norms = None
         if self._norms is not None:
-            query, key = (weights.take(name).float() + self._norms.offset for name in self.tensors())
-            norms = HeadNorms(query, key, torch.ones_like(key) if self._norms.of_values else None, self._norms.eps)
+            query, *keys = [weights.take(name).float() + self._norms.offset for name in self.tensors()]
+            ones = torch.ones_like(query)
+            norms = HeadNorms(
+                query, keys[0] if keys else ones, ones if self._norms.of_values else None, self._norms.eps
+            )
         self.layer = self._backend.rotary(self._shape, norms)
 
     def weight_bytes(self, itemsize: int) -> int:
@@ -378,6 +395,9 @@ class Attention:
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``."""
+        """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to ``kv_cache``.
+
+        With queries alone, nothing is written: another layer has.
+        """
         options = self._options if self._sinks is None else replace(self._options, sinks=self._sinks.logits)
         return self._backend.forward_heads(heads, self._rotary.layer, angles, kv_cache, metadata, options)

@@ -59,10 +59,11 @@ class TorchLinear(LinearLayer):
 class TorchNorm:
     """Computed in float32."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, scale: float) -> None:
         self.weight = weight.clone()
         self.bias = None if bias is None else bias.clone()
         self.eps = eps
+        self.scale = scale
 
     @property
     def nbytes(self) -> int:
@@ -77,6 +78,7 @@ class TorchNorm:
             y = torch.nn.functional.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)
         if residual is not None:
             y = residual.float() + y
+        y = y if self.scale == 1.0 else y * self.scale
         return x.copy_(y) if in_place else y.to(x.dtype)
 
 
@@ -215,18 +217,21 @@ class TorchBackend(LayerBackend):
     def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
         return TorchExperts(shape)
 
-    def norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int) -> NormLayer:
-        return TorchNorm(weight, bias, eps)
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormLayer:
+        return TorchNorm(weight, bias, eps, scale)
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryLayer:
         return TorchRotary(shape, norms)
 
     def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        return (activation(gate) * up).to(gate_up.dtype)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation, up)
 
-    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        return activation(x.float()).to(x.dtype)
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        y = activation(x.float())
+        return (y if up is None else y * up.float()).to(x.dtype)
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)

@@ -16,7 +16,7 @@ class Weights(Protocol):
     """Where weights come from."""
 
     def take(self, *names: str) -> torch.Tensor:
-        """The tensor of that name, or those of several names joined along the first dimension.
+        """The tensor of that name, or those of several names joined along the first dimension, where one may recur.
 
         It is in the model's type and on its device, and valid only until the next is taken: a view of a mapped file
         or of a reused buffer. Copy what is to be kept.
@@ -24,6 +24,9 @@ class Weights(Protocol):
 
     def take_row(self, name: str, index: int) -> torch.Tensor:
         """Row ``index`` of a tensor's first dimension, like ``take``; all rows are to be taken in ascending order."""
+
+    def take_table(self, name: str) -> torch.Tensor:
+        """Like ``take``, for a tensor of which rows will be read: in its own type if that has 16 bits."""
 
     def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
         """As ``take_row``, of a tensor of bytes, which stay what they are."""

@@ -48,7 +48,7 @@ class DummyWeights:
             tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
             for name, part in zip(names, torch.split(tensor, rows), strict=True):
                 self._fill(name, part)
-        self._done += tensor.nbytes
+        self._done += sum(math.prod(self._shapes[name]) for name in set(names)) * tensor.itemsize
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
         return tensor
@@ -58,6 +58,9 @@ class DummyWeights:
         self._fill(f"{name}.{index}", row)
         self._done += row.nbytes
         return row
+
+    def take_table(self, name: str) -> torch.Tensor:
+        return self.take(name)
 
     def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
         """Arbitrary ones, and for the scales of MXFP4 one that makes weights about as large as the others."""

@@ -24,6 +24,8 @@ _BYTE_TYPES = {"U8": torch.uint8}
 _TYPES = _FLOAT_TYPES | _BYTE_TYPES
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
+_SHORT = 2
+"""Bytes of a number that tables keep."""
 _NAMES_SHOWN = 5
 
 
@@ -109,13 +111,22 @@ class SafetensorsWeights:
         self._total = sum(self._tensors[name].nbytes for name in shapes)
 
     def take(self, *names: str) -> torch.Tensor:
+        views = self._views(names)
+        return self._converted([views[name] for name in names])
+
+    def take_table(self, name: str) -> torch.Tensor:
+        view = self._views([name])[name]
+        return view.to(self._device) if view.dtype.itemsize == _SHORT else self._converted([view])
+
+    def _views(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """In mapped files, all but these unmapped if there are many."""
         if self._mapped > _MAPPED_AT_ONCE:
             self._files.clear()
             self._mapped = 0
-        parts = [self._view(name) for name in names]
+        views = {name: self._view(name) for name in dict.fromkeys(names)}
         if self._on_progress is not None:
             self._on_progress(self._done, self._total)
-        return self._converted(parts)
+        return views
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Joined along the first dimension, in the model's type and on its device."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
+from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.activation import Activation, read_activation
 from engine_core.layers.rotary import RopeParameters
 
@@ -40,8 +40,27 @@ class ModelShape:
 
     @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
-        """What each layer keeps of a token, without padding. A family whose layers keep something else overrides it."""
+        """What each layer attends over of a token, without padding. A family with unlike layers overrides it."""
         return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def cache_owners(self) -> tuple[int, ...]:
+        """Which layer writes what each layer attends over: itself, or an earlier one with as much and as wide a window.
+
+        A family whose layers share caches overrides it.
+        """
+        return tuple(range(self.num_layers))
+
+    @property
+    def caching_layers(self) -> tuple[int, ...]:
+        """Those that keep something, in ascending order."""
+        return tuple(sorted(set(self.cache_owners)))
+
+    def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
+        """The groups of a cache of these layers; a group has their places in ``layers``."""
+        return group_layers(
+            [self.sliding_windows[layer] for layer in layers], [self.cache_specs[layer] for layer in layers]
+        )
 
     @property
     def largest_head_dim(self) -> int:
@@ -54,7 +73,11 @@ class ModelShape:
     def has_plain_layers(self) -> bool:
         """Whether all layers see all tokens, and keep the same of each."""
         alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
-        return alike and all(window is None for window in self.sliding_windows)
+        return (
+            alike
+            and len(self.caching_layers) == self.num_layers
+            and all(window is None for window in self.sliding_windows)
+        )
 
     @property
     def is_plainly_attending(self) -> bool:
@@ -116,12 +139,14 @@ def common_fields(
     partial_rotary: bool = False,
     query_scaling: bool = False,
     head_dim: int | None = None,
+    head_dims: Sequence[int] | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
     ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``head_dim`` is the configuration's unless given. No layer has a window. Raises ``CheckpointError`` for impossible
-    sizes, ``UnsupportedModelError`` for an activation or a rope type that the engine does not have.
+    ``head_dim`` is the configuration's unless given, and that of all layers unless ``head_dims`` has theirs. No layer
+    has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -148,7 +173,13 @@ def common_fields(
         "norm_eps": _norm_eps(config),
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": bool(config.tie_word_embeddings),
-        "ropes": _ropes(config, num_layers, max_position_embeddings, head_dim, partial_rotary, query_scaling),
+        "ropes": _ropes(
+            config,
+            max_position_embeddings,
+            [head_dim] * num_layers if head_dims is None else head_dims,
+            partial_rotary,
+            query_scaling,
+        ),
         "sliding_windows": (None,) * num_layers,
     }
 
@@ -241,9 +272,8 @@ def _norm_eps(config: PretrainedConfig) -> float:
 
 def _ropes(
     config: PretrainedConfig,
-    num_layers: int,
     max_position_embeddings: int,
-    head_dim: int,
+    head_dims: Sequence[int],
     partial_rotary: bool,
     query_scaling: bool,
 ) -> tuple[RopeParameters | None, ...]:
@@ -261,9 +291,9 @@ def _ropes(
                 "position"
             )
     if not by_kind:
-        return (RopeParameters.read(told, max_position_embeddings, head_dim),) * num_layers
-    kinds = layer_types(config, num_layers)
+        return tuple(RopeParameters.read(told, max_position_embeddings, head_dim) for head_dim in head_dims)
+    kinds = layer_types(config, len(head_dims))
     if missing := sorted({kind for kind in kinds if not isinstance(told.get(kind), dict)}):
         raise CheckpointError(f"rope_parameters has nothing for layers of type {', '.join(missing)}")
-    read = {kind: RopeParameters.read(told[kind], max_position_embeddings, head_dim) for kind in sorted(set(kinds))}
-    return tuple(read[kind] for kind in kinds)
+    of_layers = zip(kinds, head_dims, strict=True)
+    return tuple(RopeParameters.read(told[kind], max_position_embeddings, head_dim) for kind, head_dim in of_layers)

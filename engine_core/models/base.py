@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import Angles, AttentionMetadata
-from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.architecture import ArchitectureConfig
 from engine_core.models.interface import LanguageModel, group_of_layers
+from engine_core.models.per_layer_embeddings import PerLayerEmbeddings
 from engine_core.quantization.base import Features
 
 
@@ -68,6 +69,7 @@ class CausalLM(LanguageModel):
             self.lm_head if config.tie_word_embeddings else None,
             config.embedding_scale,
         )
+        self._per_layer = self.make_per_layer_embeddings(layers)
         self._layers = [
             self.make_layer(index, f"{self.prefix}.layers.{index}", layers) for index in range(config.num_layers)
         ]
@@ -87,8 +89,14 @@ class CausalLM(LanguageModel):
         """What is between the last layer and the head: a norm."""
         return layers.rms_norm(f"{self.prefix}.norm", Features(1, self.config.hidden_size), self.config.norm_eps)
 
+    def make_per_layer_embeddings(self, layers: LayerFactory) -> PerLayerEmbeddings | None:
+        """What layers are given of each token besides hidden states: nothing."""
+        return None
+
     def layer_kind(self, index: int) -> Hashable:
-        return self.config.sliding_windows[index], self.config.ropes[index], self.config.cache_specs[index]
+        config = self.config
+        is_caching = config.cache_owners[index] == index
+        return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching
 
     def is_redundant(self, name: str) -> bool:
         """As ``LanguageModel`` says.
@@ -114,7 +122,8 @@ class CausalLM(LanguageModel):
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         angles = [rotary.angles(positions) for rotary in self.rotaries]
-        return self._run_stack(self.embed(input_ids, positions), angles, kv_caches, metadata, rows)
+        per_layer = None if self._per_layer is None else self._per_layer.of_tokens(input_ids)
+        return self._run_stack(self.embed(input_ids, positions), angles, kv_caches, metadata, rows, per_layer)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
@@ -135,10 +144,26 @@ class CausalLM(LanguageModel):
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)
-        layers, distinct = [self._layers[index] for index in indices], self.config.distinct_ropes
-        ropes = [self.config.ropes[index] for index in indices]
-        rotations = [None if rope is None else distinct.index(rope) for rope in ropes]
-        self._run_stack = self._factory.captured(LayersAndNorm(layers, rotations, self.kv_cache_groups, self._norm))
+        distinct, group_of = self.config.distinct_ropes, group_of_layers(self.kv_cache_groups)
+        placed = []
+        for index, cache in zip(indices, self.cache_of_layers, strict=True):
+            rope = self.config.ropes[index]
+            rotation = None if rope is None else distinct.index(rope)
+            placed.append(PlacedLayer(index, self._layers[index], rotation, cache, group_of[cache]))
+        self._run_stack = self._factory.captured(LayersAndNorm(placed, self._norm, self._per_layer))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLayer:
+    """A layer, and what it takes of a step."""
+
+    index: int
+    """Among all layers of the model."""
+    layer: DecoderLayer
+    rotation: int | None
+    """Which of the model's rotations."""
+    cache: int
+    group: int
 
 
 class LayersAndNorm:
@@ -146,16 +171,13 @@ class LayersAndNorm:
 
     def __init__(
         self,
-        layers: Sequence[DecoderLayer],
-        rotations: Sequence[int | None],
-        groups: Sequence[KVCacheGroup],
+        layers: Sequence[PlacedLayer],
         norm: Callable[[torch.Tensor], torch.Tensor],
+        embeddings: PerLayerEmbeddings | None,
     ) -> None:
-        """``rotations``: which of the model's rotations each layer has, if any."""
         self._layers = layers
-        self._rotations = rotations
         self._norm = norm
-        self._groups = group_of_layers(groups)
+        self._embeddings = embeddings
 
     def __call__(
         self,
@@ -164,11 +186,17 @@ class LayersAndNorm:
         kv_caches: list[torch.Tensor],
         metadata: Sequence[AttentionMetadata],
         rows: torch.Tensor | None,
+        per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all."""
-        for index, layer in enumerate(self._layers):
-            rotation, group = self._rotations[index], self._groups[index]
-            own = None if rotation is None else angles[rotation]
-            last = index == len(self._layers) - 1  # after its attention, no other row needs those that nobody wants
-            hidden = layer(hidden, own, kv_caches[index], metadata[group], rows if last else None)
+        """As ``DecoderStack`` says."""
+        embeddings, given = self._embeddings, None
+        if embeddings is not None and per_layer is not None:
+            given = embeddings.of_layers(per_layer, hidden)
+        for each in self._layers:
+            own = None if each.rotation is None else angles[each.rotation]
+            last = each is self._layers[-1]  # after its attention, no other row needs those that nobody wants
+            wanted = rows if last else None
+            hidden = each.layer(hidden, own, kv_caches[each.cache], metadata[each.group], wanted)
+            if embeddings is not None and given is not None:
+                hidden = embeddings.add(each.index, hidden, given, wanted)
         return self._norm(hidden)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.base import HeadsShape
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import HeadNormNames, Norm
@@ -120,7 +121,7 @@ class AttentionVariant:
 
 
 class SelfAttention:
-    """Attention with one fused projection for queries, keys and values."""
+    """Attention with one fused projection for queries, keys and values, or, over another layer's cache, for queries."""
 
     def __init__(
         self,
@@ -130,15 +131,25 @@ class SelfAttention:
         layers: LayerFactory,
         variant: AttentionVariant = AttentionVariant(),
     ) -> None:
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        shape = heads_shape(config, index)
+        names = variant.qkv_names if shape.num_kv_heads else variant.qkv_names[:1]
         self.qkv_proj = layers.qkv_parallel_linear(
-            prefix, config.hidden_size, heads, kv_heads, head_dim, variant.qkv_bias, variant.qkv_names
+            prefix,
+            config.hidden_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            variant.qkv_bias,
+            names,
         )
         self.o_proj = layers.column_parallel_linear(
-            f"{prefix}.{variant.o_name}", Features(heads, head_dim), config.hidden_size, variant.o_bias
+            f"{prefix}.{variant.o_name}",
+            Features(shape.num_heads, shape.head_dim),
+            config.hidden_size,
+            variant.o_bias,
         )
         self.attn = layers.attention(
-            heads_shape(config, index),
+            shape,
             config.sliding_windows[index],
             variant.head_norms,
             scale=config.softmax_scale,
@@ -170,12 +181,13 @@ class SelfAttention:
 
 
 def heads_shape(config: ArchitectureConfig, index: int) -> HeadsShape:
-    """The heads of layer ``index``."""
-    rope = config.ropes[index]
+    """The heads of layer ``index``: queries alone where another layer writes what it attends over."""
+    rope, spec = config.ropes[index], config.cache_specs[index]
+    assert isinstance(spec, AttentionSpec)
     return HeadsShape(
         config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
+        spec.num_kv_heads if config.cache_owners[index] == index else 0,
+        spec.head_dim,
         rotary_dim=0 if rope is None else rope.rotary_dim,
         interleaved=rope is not None and rope.interleaved,
     )

@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import AttentionMetadata, KVCacheSpec
-from engine_core.kv_cache_interface import KVCacheGroup, group_layers
+from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.base import first_greatest
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import Part
@@ -135,19 +135,22 @@ class LanguageModel(ABC):
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
         """The groups of layers that have a block table each."""
-        windows, specs = self.config.sliding_windows, self.config.cache_specs
-        return group_layers(
-            [windows[index] for index in self._layer_indices], [specs[index] for index in self._layer_indices]
-        )
+        return self.config.groups_of(self._caching_layers)
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""
+        specs = self.config.cache_specs
         return KVCacheSpec(
-            tuple(self.config.cache_specs[index].padded(self._factory.backend.padded) for index in self._layer_indices),
+            tuple(specs[index].padded(self._factory.backend.padded) for index in self._caching_layers),
             block_size,
             self._factory.dtype,
             self.kv_cache_groups,
         )
+
+    @property
+    def cache_of_layers(self) -> tuple[int, ...]:
+        """For each layer, which of the caches for ``kv_cache_spec`` it attends over."""
+        return tuple(self._caching_layers.index(owner) for owner in self._owners)
 
     @abstractmethod
     def layer_kind(self, index: int) -> Hashable:
@@ -161,11 +164,18 @@ class LanguageModel(ABC):
         return list(kinds.values())
 
     def one_layer_of_each_kind(self) -> Self:
-        """The same model cut down to the first layer of each kind, sharing weights: for profiling and self-tests."""
-        return self.with_layers([indices[0] for indices in self.layers_by_kind()])
+        """The same model cut down to the first layer of each kind, sharing weights: for profiling and self-tests.
+
+        Those whose caches they attend over are left in, too.
+        """
+        first = [indices[0] for indices in self.layers_by_kind()]
+        return self.with_layers(sorted({*first, *(self.config.cache_owners[index] for index in first)}))
 
     def with_layers(self, indices: Sequence[int]) -> Self:
-        """The same model with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them."""
+        """The same model with only the layers ``indices``, sharing weights; its ``kv_cache_spec`` counts only them.
+
+        A layer that attends over what a missing one writes has a cache that nothing writes: good for measuring alone.
+        """
         model = copy.copy(self)
         model._set_layers(indices)
         return model
@@ -173,6 +183,9 @@ class LanguageModel(ABC):
     def _set_layers(self, indices: Sequence[int]) -> None:
         """Run only these of all layers."""
         self._layer_indices = tuple(indices)
+        owners = self.config.cache_owners
+        self._owners = tuple(owners[index] if owners[index] in indices else index for index in indices)
+        self._caching_layers = tuple(sorted(set(self._owners)))
 
 
 def group_of_layers(groups: Sequence[KVCacheGroup]) -> list[int]:

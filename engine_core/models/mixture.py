@@ -31,14 +31,19 @@ class Mixture:
 
 
 def read_experts(
-    config: PretrainedConfig, fields: dict[str, Any], *, num_experts: str, intermediate_size: str
+    config: PretrainedConfig,
+    fields: dict[str, Any],
+    *,
+    num_experts: str,
+    intermediate_size: str,
+    top_k: str = "num_experts_per_tok",
 ) -> ExpertsShape:
-    """The experts that a configuration describes; the last two name fields of it. Raises ``CheckpointError``."""
-    count, top_k = positive(config, num_experts), positive(config, "num_experts_per_tok")
-    if top_k > count:
-        raise CheckpointError(f"num_experts_per_tok={top_k} is not usable: expected at most {num_experts}={count}")
+    """The experts that a configuration describes; the last three name fields of it. Raises ``CheckpointError``."""
+    count, chosen = positive(config, num_experts), positive(config, top_k)
+    if chosen > count:
+        raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
     size = positive(config, intermediate_size)
-    return ExpertsShape(count, top_k, fields["hidden_size"], size, fields["activation"])
+    return ExpertsShape(count, chosen, fields["hidden_size"], size, fields["activation"])
 
 
 def sparse_from(config: PretrainedConfig, num_layers: int) -> tuple[bool, ...]:

@@ -53,6 +53,8 @@ class StepCost:
     """Those of the output projection."""
     kv_bytes: int
     """Bytes of what all layers keep of one token."""
+    kv_read: int
+    """Bytes that all layers read of one token that is seen: what several attend over, each of them reads."""
     attention: int
     """Operations of one token per token that it sees."""
 
@@ -63,7 +65,8 @@ class StepCost:
         return cls(
             layers=_merged(model.layer_parts, itemsize),
             heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
-            kv_bytes=itemsize * sum(spec.elements for spec in specs),
+            kv_bytes=itemsize * sum(specs[layer].elements for layer in shape.caching_layers),
+            kv_read=itemsize * sum(spec.elements for spec in specs),
             attention=sum(spec.operations(shape.num_heads) for spec in specs),
         )
 
@@ -96,7 +99,7 @@ class StepCost:
         """
         met = ((self.layers, rows), (self.heads, sampled))
         return Cost(
-            read=sum(each.bytes_read(count) for weights, count in met for each in weights) + cached * self.kv_bytes,
+            read=sum(each.bytes_read(count) for weights, count in met for each in weights) + cached * self.kv_read,
             operations=2 * sum(each.per_row * count for weights, count in met for each in weights)
             + seen * self.attention,
         )

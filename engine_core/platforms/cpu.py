@@ -71,12 +71,11 @@ class CpuPlatform(Platform):
         Layers leave nothing behind but their output, so one of each kind gives the peak of all, and the time.
         """
         limits = self._limits
-        cut = model.one_layer_of_each_kind()
-        caches = self.attention.allocate(cut.kv_cache_spec(limits.block_size), 1, self.torch_device)
-        runs = [
-            (self.runner(model.with_layers(indices[:1]), new_batch()), cache, len(indices))
-            for indices, cache in zip(model.layers_by_kind(), caches, strict=True)
-        ]
+        runs = []
+        for indices in model.layers_by_kind():
+            one = model.with_layers(indices[:1])
+            (cache,) = self.attention.allocate(one.kv_cache_spec(limits.block_size), 1, self.torch_device)
+            runs.append((self.runner(one, new_batch()), cache, len(indices)))
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
         with measure_peak() as peak:

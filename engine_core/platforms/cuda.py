@@ -219,11 +219,11 @@ class CudaPlatform(Platform):
 
     def _run_largest_step(self, model: LanguageModel, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> float:
         """How long it takes with all layers. Only one of each kind is run: layers leave nothing but their output."""
-        vocab_size = model.vocab_size
+        vocab_size, caches = model.vocab_size, model.cache_of_layers
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
-                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[indices[0]], len(indices))
+                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[caches[indices[0]]], len(indices))
                 for indices in model.layers_by_kind()
             ],
             plan,

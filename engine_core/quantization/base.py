@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -95,7 +94,8 @@ class Unquantized(QuantMethod):
     """Weights in the model's type, as the backend packs them."""
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        return sum(math.prod(size) for size in self.tensors(shape).values()) * itemsize
+        inputs = shape.inputs.count + (1 if shape.bias else 0)
+        return sum(shape.rows) * inputs * itemsize  # a tensor that is named twice is kept twice
 
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         bias = take_bias(shape, weights, backend)

@@ -123,17 +123,23 @@ def step_seconds(
 
 @torch.inference_mode()
 def attention_seconds(
-    attention: AttentionBackend, spec: KVCacheSpec, num_heads: int, limits: BatchLimits, device: torch.device
+    attention: AttentionBackend,
+    spec: KVCacheSpec,
+    caches: Sequence[int],
+    num_heads: int,
+    limits: BatchLimits,
+    device: torch.device,
 ) -> float:
     """How long attention of all layers takes in a step of as many rows as there may be, all after the longest context.
 
     A chunk of a prompt whose beginning is in the prefix cache is such a step, and no smaller one need come before it.
+    ``caches``: for each layer, which of those of ``spec`` it attends over.
     """
+    windows = {cache: group.sliding_window for group in spec.groups for cache in group.layers}
     seen: dict[LayerCacheSpec, int] = {}
-    for group in spec.groups:
-        window = min(group.sliding_window or limits.max_model_len, limits.max_model_len)
-        kind = spec.layers[group.layers[0]]
-        seen[kind] = seen.get(kind, 0) + len(group.layers) * window
+    for cache in caches:
+        window = min(windows[cache] or limits.max_model_len, limits.max_model_len)
+        seen[spec.layers[cache]] = seen.get(spec.layers[cache], 0) + window
     return limits.max_rows * sum(
         count
         * _seconds_per_pair(attention, replace(spec, layers=(kind,), groups=_ONE_LAYER), num_heads, limits, device)

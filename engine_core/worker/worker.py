@@ -10,7 +10,7 @@ import torch
 
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
-from engine_core.kv_cache_interface import KVCacheConfig, group_layers
+from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
@@ -76,7 +76,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         max_model_len=longest,
         block_size=config.cache.block_size,
-        kv_cache_groups=group_layers(checkpoint.config.sliding_windows, checkpoint.config.cache_specs),
+        kv_cache_groups=checkpoint.config.groups_of(checkpoint.config.caching_layers),
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
     )
 
@@ -176,7 +176,8 @@ class Worker:
     def _attention_seconds(self) -> float:
         device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
         num_heads = self.checkpoint.config.num_heads
-        return attention_seconds(device.attention, spec, num_heads, self.limits, device.torch_device)
+        caches = self.model.cache_of_layers
+        return attention_seconds(device.attention, spec, caches, num_heads, self.limits, device.torch_device)
 
     def _is_bitwise_stable(self) -> bool:
         """Whether a row's bits do not depend on its step, tried on a layer of each kind and the head."""

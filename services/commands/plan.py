@@ -263,7 +263,7 @@ def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
 
 
 def _describe(model: LanguageModel, cost: StepCost) -> Model:
-    kept = [spec.elements for spec in model.config.cache_specs]
+    kept = [model.config.cache_specs[layer].elements for layer in model.config.caching_layers]
     element = cost.kv_bytes // sum(kept)
     groups = (
         CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))

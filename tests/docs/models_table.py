@@ -45,14 +45,14 @@ def _row(name: str, model: type[CausalLM]) -> str:
     tested = [config for config in (*CASES.values(), *SHAPES.values()) if config.model_type == model.model_type]
     assert tested, f"{name} is tested in no configuration: add one to tests/engine_core/models/families"
     read = [model.read_config(config) for config in tested]
-    mixtures = [config.mixture for config in read if hasattr(config, "mixture")]
+    mixtures = [mixture for config in read if (mixture := getattr(config, "mixture", None)) is not None]
     has_latents = any(hasattr(config, "mla") for config in read)
     cells = (
         name,
         f"`{model.model_type}`",
         _attention(read, has_latents),
         _rotation(read),
-        _blocks(mixtures),
+        _blocks(mixtures, has_dense=len(mixtures) < len(read)),
         "but `kv_b_proj`" if has_latents else "yes",
         "refused" if mixtures or has_latents else "not measured",
     )
@@ -66,6 +66,8 @@ def _attention(read: Sequence[ArchitectureConfig], has_latents: bool) -> str:
         words.append("windows in some layers")
     elif any(map(any, patterns)):
         words.append("a window")
+    if any(len(config.caching_layers) < config.num_layers for config in read):
+        words.append("caches that layers share")
     if any(config.attention_sinks for config in read):
         words.append("sinks")
     if any(config.attn_logit_softcap is not None for config in read):
@@ -90,11 +92,12 @@ def _rotation(read: Sequence[ArchitectureConfig]) -> str:
     return ", ".join(words)
 
 
-def _blocks(mixtures: Sequence[Any]) -> str:
+def _blocks(mixtures: Sequence[Any], *, has_dense: bool) -> str:
     if not mixtures:
         return "dense"
     shared = "experts and a shared one" if any(each.shared_size is not None for each in mixtures) else "experts"
-    return shared if all(all(each.is_sparse) for each in mixtures) else f"{shared}, or dense"
+    has_dense = has_dense or not all(all(each.is_sparse) for each in mixtures)
+    return shared if not has_dense else f"{shared}, or dense"
 
 
 if __name__ == "__main__":

@@ -61,14 +61,15 @@ struct Relu {
 template <class F, class Activation>
 int activate_rows(const RinglineActivation& args) {
     using Element = typename F::Element;
-    const long width = args.width, inputs = args.gated ? 2 * width : width;
+    const long width = args.width;
     const int threads = threads_worth(args.rows * width / kActivatedPerNanosecond, args.num_threads);
     parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
-        const Element* const x = static_cast<const Element*>(args.x) + row * inputs;
+        const Element* const x = static_cast<const Element*>(args.x) + row * args.x_stride;
+        const Element* const up = args.up ? static_cast<const Element*>(args.up) + row * args.up_stride : nullptr;
         Element* const output = static_cast<Element*>(args.output) + row * width;
         for (long i = 0; i < width; i += kLanes) {
             const Vec y = Activation::of(F::widen(x + i));
-            F::narrow(output + i, args.gated ? multiply(y, F::widen(x + width + i)) : y);
+            F::narrow(output + i, up ? multiply(y, F::widen(up + i)) : y);
         }
     });
     return 0;

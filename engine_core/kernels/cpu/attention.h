@@ -80,7 +80,7 @@ public:
 
 private:
     // Whether a piece may need keys of rows that belong to another: then all are written before the first piece is begun.
-    bool keys_first() const { return division_.several() || pieces_.cut(); }
+    bool keys_first() const { return args_.key && (division_.several() || pieces_.cut()); }
 
     void attend_whole(Queue<F>& queue, Scratch<F>& scratch) const {
         for (Piece piece; queue.take(piece);) {
@@ -156,7 +156,7 @@ private:
             cache_.find_tile(block_table(q), q.kv_head, number, first_key, q.end(), scratch.tile);
             queue.look_ahead(scratch.tile);
             // As late as possible: by now the place has been read ahead.
-            if (!keys_first() && number == cache_.tile_at(q.position)) write(q);
+            if (args_.key && !keys_first() && number == cache_.tile_at(q.position)) write(q);
             add_tile(q, state, scratch);
         }
     }

@@ -13,7 +13,7 @@ enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, 
 // latent of R numbers and a rotated part of P; the value is the latent.
 struct RinglineAttention {
     const void* query;   // [T, Hq, D]; [T, Hq, R] over latents
-    const void* key;     // [T, Hkv, D]; [T, R] over latents
+    const void* key;     // [T, Hkv, D]; [T, R] over latents; null: nothing is written, the cache has this step's keys
     const void* value;   // [T, Hkv, D]; the rotated part [T, P] over latents
     void* output;        // [T, Hq, D], dense; [T, Hq, R] over latents
     const void* query_rope;                              // [T, Hq, P]; null but over latents
@@ -127,22 +127,25 @@ struct RinglineSelection {
     void* output;
     const int64_t* indices;  // [M]; null: the first M
     int64_t rows, row_bytes;
+    int64_t x_stride;  // bytes from one row to the next
     int32_t num_threads;
 };
 
-// Normalization of M rows: by their root mean square, or, with a bias, by their mean and deviation. The width is a
-// multiple of 16; behind the first mean_width numbers of a row there are zeros, in x, in the weight and in the bias.
+// Normalization of the G groups of each of M rows: by their root mean square, or, with a bias, by their mean and deviation.
+// The width is a multiple of 16; behind the first mean_width numbers of a group there are zeros, in x, in the weight and in
+// the bias.
 struct RinglineNorm {
-    const void* x;         // [M, width]
+    const void* x;         // [M, G, width]; a row's groups are adjacent
     const float* weight;   // [width]
     const float* bias;     // [width], or null
-    const void* residual;  // [M, width], dense: what is added to the result, in its type; or null
-    void* output;          // [M, width]; may be x
-    int64_t rows, width, mean_width;
+    const void* residual;  // [M, G, width], dense: what is added to the result, in its type; or null
+    void* output;          // [M, G, width]; may be x
+    int64_t rows, groups, width, mean_width;
     int64_t x_stride, output_stride;  // elements from one row to the next
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
+    float scale;  // of the sum
 };
 
 enum RinglineActivationKind : int32_t {
@@ -153,13 +156,14 @@ enum RinglineActivationKind : int32_t {
     kRinglineClampedSwiglu = 4,  // (min(max(up, −limit), limit) + 1) · g · σ(α · g) with g = min(gate, limit); in experts alone
 };
 
-// f(gate) · up of M rows, or f(x) where there is no gate. The width is a multiple of 16.
+// f(x) · up of M rows, or f(x). The width is a multiple of 16.
 struct RinglineActivation {
-    const void* x;  // [M, 2, width] (gate, up), or [M, width]
-    void* output;   // [M, width]
+    const void* x;   // [M, width]
+    const void* up;  // [M, width], or null
+    void* output;    // [M, width], dense
     int64_t rows, width;
+    int64_t x_stride, up_stride;  // elements from one row to the next
     int32_t kind;
-    int32_t gated;
     int32_t number_type;
     int32_t num_threads;
 };

@@ -1,4 +1,5 @@
-// Normalization of rows, by their root mean square or by their mean and deviation. A row's sum runs over fixed lanes in a fixed order: its bits depend on nothing else.
+// Normalization of rows or of their groups, by their root mean square or by their mean and deviation. A sum runs over fixed
+// lanes in a fixed order: its bits depend on nothing else.
 #pragma once
 
 #include "formats.h"
@@ -30,24 +31,36 @@ inline float inverse_root_mean_square(const typename F::Element* x, long width, 
     return 1.0f / __builtin_sqrtf(sum_of_lanes(squares) / static_cast<float>(mean_width) + epsilon);
 }
 
-template <class F>
-int normalize_rows(const RinglineNorm& args) {
+// Puts out (y + residual) · scale for the y that `normalized` makes of sixteen numbers of a group, with what
+// `statistics` made of the whole group.
+template <class F, class Statistics, class Normalized>
+int normalize_groups(const RinglineNorm& args, const Statistics& statistics, const Normalized& normalized) {
     using Element = typename F::Element;
-    const auto* const x = static_cast<const Element*>(args.x);
-    const auto* const residual = static_cast<const Element*>(args.residual);
-    auto* const output = static_cast<Element*>(args.output);
-    const long width = args.width;
-    const int threads = threads_worth(args.rows * width / kNormalizedPerNanosecond, args.num_threads);
-    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
-        const Element* const from = x + row * args.x_stride;
-        Element* const to = output + row * args.output_stride;
-        const Vec scale = splat(inverse_root_mean_square<F>(from, width, args.mean_width, args.epsilon));
+    const long width = args.width, groups = args.groups;
+    const int threads = threads_worth(args.rows * groups * width / kNormalizedPerNanosecond, args.num_threads);
+    const Vec scale = splat(args.scale);
+    parallel_for(threads, args.rows * groups, rows_of_piece(width), [&](long index) {
+        const long row = index / groups, place = index % groups * width;
+        const Element* const from = static_cast<const Element*>(args.x) + row * args.x_stride + place;
+        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + index * width : nullptr;
+        Element* const to = static_cast<Element*>(args.output) + row * args.output_stride + place;
+        const auto of_group = statistics(from);
         for (long i = 0; i < width; i += kLanes) {
-            const Vec y = multiply(multiply(F::widen(from + i), scale), load(args.weight + i));
-            F::narrow(to + i, residual ? add(y, F::widen(residual + row * width + i)) : y);
+            const Vec y = normalized(F::widen(from + i), i, of_group);
+            F::narrow(to + i, multiply(residual ? add(y, F::widen(residual + i)) : y, scale));
         }
     });
     return 0;
+}
+
+template <class F>
+int normalize_rows(const RinglineNorm& args) {
+    const auto statistics = [&](const typename F::Element* x) {
+        return splat(inverse_root_mean_square<F>(x, args.width, args.mean_width, args.epsilon));
+    };
+    return normalize_groups<F>(args, statistics, [&](Vec x, long i, Vec inverse) {
+        return multiply(multiply(x, inverse), load(args.weight + i));
+    });
 }
 
 // Σ (x − mean)² over the first `count` of a row's numbers.
@@ -69,29 +82,23 @@ inline float sum_of(const typename F::Element* x, long width) {
     return sum_of_lanes(total);
 }
 
+struct MeanAndInverse {
+    Vec mean, inverse;
+};
+
 // Layer normalization (Ba et al., 2016, https://arxiv.org/abs/1607.06450).
 template <class F>
 int center_rows(const RinglineNorm& args) {
-    using Element = typename F::Element;
-    const auto* const x = static_cast<const Element*>(args.x);
-    const auto* const residual = static_cast<const Element*>(args.residual);
-    auto* const output = static_cast<Element*>(args.output);
-    const long width = args.width;
     const float count = static_cast<float>(args.mean_width);
-    const int threads = threads_worth(args.rows * width / kNormalizedPerNanosecond, args.num_threads);
-    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
-        const Element* const from = x + row * args.x_stride;
-        Element* const to = output + row * args.output_stride;
-        const float mean = sum_of<F>(from, width) / count;
-        const float variance = sum_of_squares_around<F>(from, args.mean_width, mean) / count;
-        const Vec scale = splat(1.0f / __builtin_sqrtf(variance + args.epsilon));
-        for (long i = 0; i < width; i += kLanes) {
-            const Vec centered = multiply(subtract(F::widen(from + i), splat(mean)), scale);
-            const Vec y = multiply_add(centered, load(args.weight + i), load(args.bias + i));
-            F::narrow(to + i, residual ? add(y, F::widen(residual + row * width + i)) : y);
-        }
+    const auto statistics = [&](const typename F::Element* x) {
+        const float mean = sum_of<F>(x, args.width) / count;
+        const float variance = sum_of_squares_around<F>(x, args.mean_width, mean) / count;
+        return MeanAndInverse{splat(mean), splat(1.0f / __builtin_sqrtf(variance + args.epsilon))};
+    };
+    return normalize_groups<F>(args, statistics, [&](Vec x, long i, const MeanAndInverse& of_row) {
+        const Vec centered = multiply(subtract(x, of_row.mean), of_row.inverse);
+        return multiply_add(centered, load(args.weight + i), load(args.bias + i));
     });
-    return 0;
 }
 
 template <class F>

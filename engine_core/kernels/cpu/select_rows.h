@@ -13,7 +13,7 @@ inline int select_rows(const RinglineSelection& args) {
     parallel_for(threads, args.rows, 1, [&](long row) {
         const int64_t index = args.indices ? args.indices[row] : row;
         std::memcpy(static_cast<char*>(args.output) + row * args.row_bytes,
-                    static_cast<const char*>(args.x) + index * args.row_bytes, args.row_bytes);
+                    static_cast<const char*>(args.x) + index * args.x_stride, args.row_bytes);
     });
     return 0;
 }

@@ -19,13 +19,22 @@ def _applied(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def activate(x, output, SIZE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr):
-    """Program (t, i): BLOCK numbers of f(x) of row t of ``x`` [T, SIZE]; GATED: of f(gate) · up of [T, 2 · SIZE]."""
+def activate(
+    x,
+    up,
+    output,
+    x_stride,
+    up_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """Program (t, i): BLOCK numbers of f(x) of row t of ``x`` [T, SIZE]; GATED: times row t of ``up`` [T, SIZE]."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
-    start = x + row * ((2 if GATED else 1) * SIZE)
-    result = _applied(tl.load(start + columns, mask=mask, other=0.0).to(tl.float32), KIND)
+    result = _applied(tl.load(x + row * x_stride + columns, mask=mask, other=0.0).to(tl.float32), KIND)
     if GATED:
-        result *= tl.load(start + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+        result *= tl.load(up + row * up_stride + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output + row * SIZE + columns, result.to(output.dtype.element_ty), mask=mask)

@@ -16,6 +16,7 @@ def normalize(
     x_stride,
     output_stride,
     EPSILON: tl.constexpr,
+    SCALE: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     CENTERED: tl.constexpr,
@@ -24,7 +25,7 @@ def normalize(
     """Program t: row t of ``x`` [T, SIZE], divided by its root mean square, times ``weight``. WIDTH: a power of two.
 
     CENTERED: less its mean, divided by its deviation, times ``weight``, plus ``bias``. Both are [SIZE] float32.
-    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. ``output`` may be ``x``.
+    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. All of it times SCALE. ``output`` may be ``x``.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
@@ -38,4 +39,6 @@ def normalize(
         result += tl.load(bias + columns, mask=mask, other=0.0)
     if ADDED:
         result += tl.load(residual + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+    if SCALE != 1.0:
+        result *= SCALE
     tl.store(output + row * output_stride + columns, result.to(output.dtype.element_ty), mask=mask)

@@ -21,6 +21,7 @@ from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load
+from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
 ATTENTION = NativeAttention(load_kernels())
@@ -75,11 +76,12 @@ def restored_threads():
         ("qwen3-mha-biases", "float32", "int8"),
         ("llama-mha-tied-biases", "float16", None),
         ("mistral-mqa-head-dim", "bfloat16", "int8"),
+        ("gemma4_text", "bfloat16", None),
     ],
 )
 @torch.inference_mode()
 def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
-    directory = save_model(make_model(CASES[case]), tmp_path)
+    directory = save_model(make_model(configuration(case)), tmp_path)
     kernels = load_kernels()
     watched = Watched(kernels)
     captured, plain = (
@@ -92,13 +94,15 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
 
 
 @pytest.mark.parametrize("layers", [NativeBackend, Uncaptured])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize(
+    ("case", "quantization"), [("qwen3-tied-head-dim", None), ("qwen3-tied-head-dim", "int8"), ("gemma4_text", None)]
+)
 @torch.inference_mode()
 def test_wanted_rows_have_the_bits_that_they_have_among_all(
-    layers: type[NativeBackend], quantization: str | None, tmp_path: Path
+    layers: type[NativeBackend], case: str, quantization: str | None, tmp_path: Path
 ) -> None:
     """And leave the cache as it is when all are wanted, whatever was wanted in the steps before."""
-    directory = save_model(make_model(CASES["qwen3-tied-head-dim"]), tmp_path)
+    directory = save_model(make_model(configuration(case)), tmp_path)
     chosen = layers(load_kernels())
     model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
     rng, generator = random.Random(7), torch.Generator().manual_seed(1)

@@ -272,6 +272,30 @@ def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend,
     assert torch.equal(beside[:, 64:], before[:, 64:])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_groups_scaled(layers: NativeBackend, dtype: torch.dtype) -> None:
+    """Each group on its own, with a residual, in rows that lie apart: as torch does, and row by row the same bits."""
+    shape, weight = (30, 5, 48), random(48, dtype=torch.float32, seed=1)
+    x, residual = random(30, 6 * 48, dtype=dtype)[:, :240].view(shape), random(*shape, dtype=dtype, seed=2)
+    norm, reference = (backend.norm(weight, None, 1e-5, 48, 0.7) for backend in (layers, TorchBackend()))
+    made = norm(x, residual=residual)
+    assert made.shape == shape
+    torch.testing.assert_close(made, reference(x, residual=residual), atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
+    for row in (0, 29):
+        assert torch.equal(norm(x[row : row + 1], residual=residual[row : row + 1]), made[row : row + 1])
+        flat = norm(x[row].contiguous(), residual=residual[row])
+        assert torch.equal(flat, made[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation_times_and_selection_of_rows_that_lie_apart(layers: NativeBackend, dtype: torch.dtype) -> None:
+    x, factors = random(9, 96, dtype=dtype), random(9, 160, dtype=dtype, seed=1)[:, 32:128]
+    made = layers.activate(x, Activation.GELU_TANH, factors)
+    assert torch.equal(made, layers.act_and_mul(torch.cat([x, factors], dim=1), Activation.GELU_TANH))
+    rows = torch.tensor([7, 0, 3])
+    assert torch.equal(layers.select_rows(factors, rows), factors[rows])
+
+
 def test_which_sizes_are_supported() -> None:
     assert load_kernels_for(1024, torch.float16)
     assert load_kernels_for(38, torch.float16)

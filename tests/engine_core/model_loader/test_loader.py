@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_core.errors import CheckpointError
+from engine_core.models.base import CausalLM
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
@@ -100,3 +101,16 @@ def test_a_model_with_some_of_its_layers(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = reference(IDS[None]).logits[0]
     torch.testing.assert_close(logits_of(cut, IDS), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_table_stays_in_the_16_bits_in_which_it_is_stored(tmp_path: Path) -> None:
+    """Its rows are those that a table in float32 would have."""
+    reference = make_model(CASES["qwen3-mha-biases"]).bfloat16()
+    directory = save_model(reference, tmp_path)
+    model = load(directory, "float32")
+    assert isinstance(model, CausalLM)
+    weight = reference.get_input_embeddings().weight
+    assert model.embed_tokens.nbytes == 2 * weight.numel()
+    rows = model.embed_tokens(IDS)
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows, weight[IDS].float())

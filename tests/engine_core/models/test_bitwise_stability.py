@@ -11,6 +11,7 @@ import torch
 from transformers import (
     DeepseekV2Config,
     Gemma2Config,
+    Gemma4TextConfig,
     Glm4Config,
     GptOssConfig,
     LlamaConfig,
@@ -146,6 +147,25 @@ KINDS = {
         sliding_window=21,
         attn_logit_softcapping=3.0,
         **WIDE,
+    ),
+    "shared-caches": Gemma4TextConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=21,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=80,
+        vocab_size_per_layer_input=131,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=600,
+        **(WIDE | {"num_hidden_layers": 4, "intermediate_size": 600}),
     ),
 }
 

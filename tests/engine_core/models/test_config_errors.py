@@ -39,6 +39,19 @@ SMOLLM3 = named("SmolLM3ForCausalLM", "smollm3")
 MINISTRAL = named("MinistralForCausalLM", "ministral", sliding_window=8)
 MINISTRAL3 = named("Ministral3ForCausalLM", "ministral3", head_dim=8)
 GLM4 = named("Glm4ForCausalLM", "glm4", head_dim=8)
+GEMMA4 = named(
+    "Gemma4ForCausalLM",
+    "gemma4_text",
+    head_dim=8,
+    global_head_dim=16,
+    layer_types=[WINDOW, FULL],
+    hidden_size_per_layer_input=0,
+)
+ROPES = {
+    WINDOW: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+GEMMA4_EXPERTS = GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16}
 OPT = named("OPTForCausalLM", "opt", ffn_dim=48)
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
 LATENTS = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
@@ -111,6 +124,55 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         ),
         (GLM4 | {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4 of heads of 8 is 3: expected an even numb"),
         (GLM4 | {"hidden_act": "mish"}, "hidden_act 'mish' is not supported; known are gelu"),
+        (
+            GEMMA4 | {"use_bidirectional_attention": "all"},
+            "use_bidirectional_attention='all' is not supported: a token sees none behind",
+        ),
+        (GEMMA4 | {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not usable: expected a whole number from"),
+        (
+            GEMMA4 | {"num_kv_shared_layers": 2},
+            "num_kv_shared_layers=2 is not usable: expected less than num_hidden_layers=2",
+        ),
+        (
+            GEMMA4 | {"num_kv_shared_layers": 1},
+            "num_kv_shared_layers=1 is not usable: expected less, because layer_types names full_attention for none of "
+            "the first 1 layers",
+        ),
+        (
+            GEMMA4 | {"hidden_size_per_layer_input": -8},
+            "hidden_size_per_layer_input=-8 is not usable: expected a whole",
+        ),
+        (
+            GEMMA4 | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99},
+            "vocab_size_per_layer_input=99 is not usable: expected at least vocab_size=100",
+        ),
+        (
+            GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
+            "num_attention_heads=4 is not a multiple of 3, the key/value heads of layers of type full_attention",
+        ),
+        (GEMMA4 | {"global_head_dim": 0}, "head_dim=0 is not usable"),
+        (GEMMA4 | {"global_head_dim": 15}, "heads of 15 in layers of type full_attention are not of an even size"),
+        (
+            GEMMA4 | {"per_layer_config": {"1": {"intermediate_size": 96}}},
+            "per_layer_config changes intermediate_size; known are head_dim and num_key_value_heads",
+        ),
+        (
+            GEMMA4 | {"layer_types": [FULL, FULL], "per_layer_config": {"1": {"head_dim": 32}}},
+            "per_layer_config: layers of type full_attention are not alike",
+        ),
+        (GEMMA4 | {"per_layer_config": {"1": {"skip": ["mlp"]}}}, "per_layer_config skips mlp; layers have all"),
+        (GEMMA4 | {"layer_types": ["chunked_attention", FULL]}, "layer_types names chunked_attention; known are"),
+        (GEMMA4 | {"rope_parameters": {FULL: ROPES[FULL]}}, "rope_parameters"),
+        (GEMMA4 | {"rope_parameters": ROPES[FULL]}, "rope_parameters"),
+        (
+            GEMMA4 | {"rope_parameters": ROPES},
+            "partial_rotary_factor=0.5 is known with rope type 'proportional', not with 'default'",
+        ),
+        (GEMMA4 | {"final_logit_softcapping": 0.0}, "final_logit_softcapping=0.0 is not usable: expected a positive"),
+        (GEMMA4 | {"hidden_activation": "mish"}, "hidden_activation 'mish' is not supported; known are gelu"),
+        (GEMMA4_EXPERTS | {"num_experts": None}, "num_experts=None is not usable"),
+        (GEMMA4_EXPERTS | {"top_k_experts": 5}, "top_k_experts=5 is not usable: expected at most num_experts=4"),
+        (GEMMA4_EXPERTS | {"moe_intermediate_size": 0}, "moe_intermediate_size=0 is not usable"),
         (OPT | {"activation_function": "tanh"}, "activation_function 'tanh' is not supported; known are gelu"),
         (OPT | {"num_attention_heads": 5}, "hidden_size=32 is not a multiple of num_attention_heads=5"),
         (OPT | {"ffn_dim": 0}, "ffn_dim=0 is not usable"),

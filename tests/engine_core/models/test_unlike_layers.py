@@ -11,11 +11,9 @@ import torch
 from transformers import LlamaConfig as PretrainedLlamaConfig
 
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.torch_backend import TorchBackend
 from engine_core.llm import LLM
 from engine_core.models import registry
-from engine_core.models.base import DecoderLayer
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
@@ -45,13 +43,6 @@ class Unlike(LlamaForCausalLM):
             rope and replace(rope, rotary_dim=width) for rope, (_, width) in zip(read.ropes, SHAPES, strict=True)
         )
         return UnlikeConfig(**(fields | {"sliding_windows": windows, "ropes": ropes}))
-
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
-        whole, (num_kv_heads, head_dim) = self.config, SHAPES[index]
-        self.config = replace(whole, num_kv_heads=num_kv_heads, head_dim=head_dim)
-        layer = super().make_layer(index, prefix, layers)
-        self.config = whole
-        return layer
 
 
 @pytest.fixture

@@ -73,13 +73,16 @@ CASES: dict[str, PretrainedConfig] = {
 
 
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A float32 model. Biases and norms are random too, so that leaving one out shows."""
+    """A float32 model. Biases, norms and scales are random too, so that leaving one out shows."""
     torch.manual_seed(seed)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **EAGER).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
+        for buffer in model.buffers():
+            if buffer.shape == (1,):
+                buffer += 0.2 * torch.randn_like(buffer)
     return model
 
 

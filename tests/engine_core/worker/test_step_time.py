@@ -109,7 +109,12 @@ def test_the_largest_step_of_a_gpu_is_of_all_layers(clock: Clock, monkeypatch: p
     monkeypatch.setattr("engine_core.platforms.cuda.largest_step", lambda *args: None)
     monkeypatch.setattr("engine_core.platforms.cuda.TorchOps", SimpleNamespace(rows_at_once=lambda vocab: 1))
     kinds = [[0, *range(2, 28)], [1]]
-    model: Any = SimpleNamespace(vocab_size=1, with_layers=lambda indices: None, layers_by_kind=lambda: kinds)
+    model: Any = SimpleNamespace(
+        vocab_size=1,
+        with_layers=lambda indices: None,
+        layers_by_kind=lambda: kinds,
+        cache_of_layers=range(28),
+    )
     gpu = Gpu(clock)
     gpu.prepare(SimpleNamespace(model=model), lambda: None, [None] * 28)  # type: ignore[arg-type, return-value, list-item]
     assert gpu.largest_step_seconds == 28 * 2.0 + 3.0

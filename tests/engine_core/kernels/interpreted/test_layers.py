@@ -42,6 +42,13 @@ def test_norm(width: int, biased: bool, dtype: torch.dtype) -> None:
     close(made(x, residual=residual), expected(x, residual=residual), dtype)
 
 
+def test_norm_of_groups_scaled(dtype: torch.dtype) -> None:
+    x, residual = (numbers(5, 3, 40, dtype=dtype, seed=seed) for seed in (0, 3))
+    weight = numbers(40, dtype=torch.float32, seed=1)
+    made, expected = (layers.norm(weight, None, 1e-5, 40, 0.7) for layers in (LAYERS, TorchBackend()))
+    close(made(x, residual=residual), expected(x, residual=residual), dtype)
+
+
 WIDE = pytest.mark.wide
 SHAPES = [
     HeadsShape(4, 2, 64, 64),
@@ -52,6 +59,8 @@ SHAPES = [
     HeadsShape(4, 2, 64, 0),
 ]
 """Rotated whole, in part, in neighbouring pairs, and not at all."""
+QUERIES = HeadsShape(5, 0, 64, 64)
+"""Without keys and values."""
 
 
 def norms_of(shape: HeadsShape, normalized: str) -> HeadNorms | None:
@@ -68,7 +77,7 @@ def angles_of(shape: HeadsShape, rows: int) -> Angles | None:
 
 
 @pytest.mark.parametrize("normalized", ["queries and keys, values too", "", pytest.param("queries", marks=WIDE)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, QUERIES], ids=str)
 def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
     heads = numbers(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
     norms, angles = norms_of(shape, normalized), angles_of(shape, 3)
@@ -99,11 +108,24 @@ def test_rotation_into_the_cache(shape: HeadsShape, normalized: str, dtype: torc
     assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
 
 
+def test_queries_alone_write_nothing_to_the_cache(dtype: torch.dtype) -> None:
+    heads, angles = numbers(4, QUERIES.num_heads, QUERIES.head_dim, dtype=dtype), angles_of(QUERIES, 4)
+    rotation = LAYERS.rotary(QUERIES, norms_of(QUERIES, "values too"))
+    [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(1, 64),), 16, dtype), 3, torch.device("cpu"))
+    cache.fill_(torch.nan)
+    assert isinstance(rotation, CachingRotation)
+    made = rotation.into_cache(heads.clone(), angles, cache, torch.tensor([37, 0, 5, 15]))
+    assert torch.equal(made, rotation(heads.clone(), angles)[0])
+    assert cache.isnan().all()
+
+
 @pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
 def test_activations(activation: Activation, dtype: torch.dtype) -> None:
     x = 3 * numbers(3, 2 * 1100, dtype=dtype)
     close(LAYERS.act_and_mul(x, activation), TorchBackend().act_and_mul(x, activation), dtype)
     close(LAYERS.activate(x, activation), TorchBackend().activate(x, activation), dtype)
+    apart = x[:, :1000], activation, x[:, 1100:2100]
+    close(LAYERS.activate(*apart), TorchBackend().activate(*apart), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 72)])

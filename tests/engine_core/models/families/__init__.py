@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import PretrainedConfig
 
-from tests.engine_core.models.families import dense, experts, fallback, latent, scaled
+from tests.engine_core.models.families import dense, experts, fallback, gemma4, latent, scaled
 from tests.engine_core.models.tiny_models import CASES
 
 SHAPES: dict[str, PretrainedConfig] = {
@@ -15,6 +15,7 @@ SHAPES: dict[str, PretrainedConfig] = {
     **experts.SHAPES,
     **latent.SHAPES,
     **scaled.SHAPES,
+    **gemma4.SHAPES,
 }
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES
