@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
-    DeepseekV2Config,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
-    Qwen3MoeConfig,
 )
 
 _VOCABULARY = 16_000
@@ -66,7 +65,8 @@ def _qwen3_600m() -> PretrainedConfig:
 
 def _qwen3_moe() -> PretrainedConfig:
     """Six of the 48 layers of Qwen3-30B-A3B: of 3.9 billion weights a token meets 0.65 billion, in 8 of 128 experts."""
-    return Qwen3MoeConfig(
+    config: PretrainedConfig = AutoConfig.for_model(
+        "qwen3_moe",
         vocab_size=151_936,
         hidden_size=2048,
         intermediate_size=6144,
@@ -84,13 +84,15 @@ def _qwen3_moe() -> PretrainedConfig:
         bos_token_id=0,
         eos_token_id=0,
     )
+    return config
 
 
 def _deepseek_v2_lite() -> PretrainedConfig:
     """The layers and latents of DeepSeek-V2-Lite, half as wide: of 3 billion weights a token meets 0.66 billion, in 6
     of 64 experts and 2 that all tokens go through. The first layer is dense.
     """
-    return DeepseekV2Config(
+    config: PretrainedConfig = AutoConfig.for_model(
+        "deepseek_v2",
         vocab_size=102_400,
         hidden_size=1024,
         intermediate_size=5472,
@@ -117,6 +119,7 @@ def _deepseek_v2_lite() -> PretrainedConfig:
         bos_token_id=0,
         eos_token_id=0,
     )
+    return config
 
 
 def _llama_8b() -> PretrainedConfig:

@@ -73,7 +73,8 @@ def _write_experts(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _num_experts(config: dict[str, Any]) -> int:
-    return next(config[name] for name in ("n_routed_experts", "num_local_experts", "num_experts") if name in config)
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    return int(next(config[name] for name in names if name in config))
 
 
 def _write_latents(writer: Any, config: dict[str, Any]) -> None:
@@ -101,7 +102,7 @@ def _tensors(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iter
             continue
         if name.endswith("kv_b_proj.weight"):
             heads = tensor.view(config["num_attention_heads"], -1, config["kv_lora_rank"])
-            keys, values = heads.split([config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
+            keys, values = torch.split(heads, [config["qk_nope_head_dim"], config["v_head_dim"]], dim=1)
             yield name.replace("kv_b_proj", "k_b_proj"), keys.transpose(1, 2)
             yield name.replace("kv_b_proj", "v_b_proj"), values
         elif ".experts." not in name:
