@@ -28,7 +28,7 @@ from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptio
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
@@ -165,6 +165,21 @@ def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: i
     layers.linear(numbers(128256, hidden))(x, dtype=torch.float32)
 
 
+def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
+    """A few rows through experts."""
+    experts, rows = GpuBackend(132, deterministic=True, device=META).experts(shape, dtype), 40
+    ids = torch.empty(rows, shape.top_k, dtype=torch.int32, device=META)
+    x = torch.empty(rows, shape.hidden_size, dtype=dtype, device=META)
+    experts(x, ids, torch.empty(ids.shape, device=META), x)
+
+
+EXPERTS = {
+    "Qwen3-30B-A3B": ExpertsShape(128, 8, 2048, 768, Activation.SILU),
+    "DeepSeek-V3": ExpertsShape(256, 8, 7168, 2048, Activation.SILU),
+    "gpt-oss-20b": ExpertsShape(
+        32, 4, 2880, 2880, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702
+    ),
+}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GEOMETRIES = [
     *(Geometry(32, 8, head_dim, block_size) for head_dim in (64, 96, 128, 256) for block_size in (16, 64)),
@@ -189,6 +204,8 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
             shape = Geometry(32, 8, head_dim, 16)
             name = f"{dtype} layers of {hidden} and {inner}"
             yield name, lambda g=shape, d=dtype, h=hidden, i=inner: compute_layers(g, d, h, i)  # type: ignore[misc]
+        for model, experts in EXPERTS.items():
+            yield f"{dtype} experts of {model}", lambda e=experts, d=dtype: compute_experts(e, d)  # type: ignore[misc]
 
 
 def main() -> None:
