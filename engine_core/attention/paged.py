@@ -72,7 +72,7 @@ class PagedAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
+        raise UnsupportedModelError("latent attention on a GPU needs --attention-backend triton")
 
     def forward_heads(
         self,

@@ -11,7 +11,7 @@ import triton
 from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 from engine_core.kernels.triton import AS_WRITTEN
-from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
+from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits, write_latents
 
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 """Head sizes; those between powers of two are padded in registers. Larger ones need more registers than there are."""
@@ -62,27 +62,68 @@ class TritonAttention(PagedAttention):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
+        return self._attend(query, None, kv_cache, metadata, options)
+
+    def forward_latents(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        latent: torch.Tensor,
+        rope: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        width, rope_width = latent.shape[1], rope.shape[1]
+        write_latents[(len(latent),)](
+            latent,
+            rope,
+            kv_cache,
+            metadata.slot_mapping,
+            latent.stride(0),
+            rope.stride(0),
+            kv_cache.stride(1),
+            HEAD_DIM=width,
+            DIMS=triton.next_power_of_2(width),
+            ROPE=rope_width,
+            ROPE_DIMS=triton.next_power_of_2(rope_width),
+            BLOCK_SIZE=kv_cache.shape[3],
+            **AS_WRITTEN,
+        )
+        query = query.contiguous()
+        return self._attend(query, query_rope, kv_cache, metadata, options).view(query.shape)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
         output = torch.empty(query.shape[0], query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         if metadata.max_query_len > 1:
-            self._attend_chunks(query, output, kv_cache, metadata, options)
-        self._attend_single_rows(query, output, kv_cache, metadata, options)
+            self._attend_chunks(query, query_rope, output, kv_cache, metadata, options)
+        self._attend_single_rows(query, query_rope, output, kv_cache, metadata, options)
         return output
 
     def _attend_chunks(
         self,
         query: torch.Tensor,
+        query_rope: torch.Tensor | None,
         output: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> None:
         num_rows, num_heads, head_dim = query.shape
-        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
-        group = num_heads // num_kv_heads
+        num_seqs, group = len(metadata.seq_lens), _group(query, query_rope, kv_cache)
+        num_kv_heads = num_heads // group
         single = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
         tiles = single if self._uniform else tiles_of_chunks(query.dtype.itemsize, head_dim, group)
         attend_chunks[(num_rows // (tiles.rows // group) + num_seqs, num_kv_heads)](
             query,
+            query if query_rope is None else query_rope,
             output,
             kv_cache,
             query if options.sinks is None else options.sinks,
@@ -91,6 +132,7 @@ class TritonAttention(PagedAttention):
             metadata.block_tables,
             num_seqs,
             query.stride(0),
+            *((0, 0) if query_rope is None else query_rope.stride()[:2]),
             metadata.block_tables.stride(0),
             kv_cache.stride(0),
             kv_cache.stride(1),
@@ -99,6 +141,7 @@ class TritonAttention(PagedAttention):
             GROUP=group,
             HEAD_DIM=head_dim,
             DIMS=triton.next_power_of_2(head_dim),
+            **_rope_widths(query_rope),
             BLOCK_SIZE=kv_cache.shape[3],
             SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
             ROWS=tiles.rows,
@@ -117,20 +160,22 @@ class TritonAttention(PagedAttention):
     def _attend_single_rows(
         self,
         query: torch.Tensor,
+        query_rope: torch.Tensor | None,
         output: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> None:
         _, num_heads, head_dim = query.shape
-        num_kv_heads, num_seqs = kv_cache.shape[2], len(metadata.seq_lens)
-        group = num_heads // num_kv_heads
+        num_seqs, group = len(metadata.seq_lens), _group(query, query_rope, kv_cache)
+        num_kv_heads = num_heads // group
         splits = min(self._max_splits, -(-metadata.max_seq_len // self._split))
         partial = torch.empty(num_seqs, splits, num_heads, head_dim, dtype=torch.float32, device=query.device)
         statistics = torch.empty(2, num_seqs, splits, num_heads, dtype=torch.float32, device=query.device)
         tiles = tiles_of_single_rows(query.dtype.itemsize, head_dim, group)
         attend_single_rows[(min(self._programs, num_seqs * splits * num_kv_heads),)](
             query,
+            query if query_rope is None else query_rope,
             partial,
             statistics,
             kv_cache,
@@ -140,6 +185,7 @@ class TritonAttention(PagedAttention):
             num_seqs,
             splits,
             query.stride(0),
+            *((0, 0) if query_rope is None else query_rope.stride()[:2]),
             metadata.block_tables.stride(0),
             kv_cache.stride(0),
             kv_cache.stride(1),
@@ -148,6 +194,7 @@ class TritonAttention(PagedAttention):
             GROUP=group,
             HEAD_DIM=head_dim,
             DIMS=triton.next_power_of_2(head_dim),
+            **_rope_widths(query_rope),
             BLOCK_SIZE=kv_cache.shape[3],
             SEQS=max(_LEAST_SEQS, triton.next_power_of_2(num_seqs)),
             ROWS=tiles.rows,
@@ -182,11 +229,26 @@ class TritonAttention(PagedAttention):
         )
 
 
+def _group(query: torch.Tensor, query_rope: torch.Tensor | None, kv_cache: torch.Tensor) -> int:
+    """Query heads that a program computes together: those of a KV head, or some of those that share latents."""
+    num_heads = query.shape[1]
+    if query_rope is None:
+        return num_heads // kv_cache.shape[2]
+    return max(size for size in range(1, _FEWEST_ROWS + 1) if num_heads % size == 0)
+
+
+def _rope_widths(query_rope: torch.Tensor | None) -> dict[str, int]:
+    width = 0 if query_rope is None else query_rope.shape[2]
+    return {"ROPE": width, "ROPE_DIMS": max(_FEWEST_ROWS, triton.next_power_of_2(width))}
+
+
 def tiles_of_single_rows(itemsize: int, head_dim: int, group: int) -> Tiles:
     """For elements of ``itemsize`` bytes and ``group`` query heads per KV head; small enough for chunks to use, too."""
     dims, rows = triton.next_power_of_2(head_dim), max(_FEWEST_ROWS, triton.next_power_of_2(group))
     if itemsize == 4:
         return Tiles(rows, 32 if dims <= 64 else 16, warps=4, stages=2)
+    if dims > LARGEST_HEAD:  # of latents
+        return Tiles(rows, 32, warps=4, stages=2)
     return Tiles(rows, 64, warps=4, stages=3) if dims <= 128 else Tiles(rows, 32, warps=4, stages=2)
 
 
@@ -196,6 +258,8 @@ def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
     Tensor cores do not take float32 unrounded; it is multiplied in registers, of which masks need some, too.
     """
     dims, heads = triton.next_power_of_2(head_dim), triton.next_power_of_2(group)
+    if dims > LARGEST_HEAD:  # of latents
+        return Tiles(32, 16, warps=8, stages=1)
     if itemsize == 4:
         return Tiles(max(32 if dims <= 64 or head_dim == dims == 128 else 16, heads), 16, warps=4, stages=1)
     if dims <= 128:

@@ -6,7 +6,6 @@ import torch
 import triton
 
 from engine_core.attention.base import Angles
-from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.activation import activate
 from engine_core.kernels.triton.norm import normalize
@@ -25,6 +24,8 @@ from engine_core.layers.base import (
     Routing,
 )
 from engine_core.layers.gpu_linear import InvariantLinear, LibraryLinear
+from engine_core.layers.gpu_moe import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
+from engine_core.layers.torch_backend import TorchBackend
 
 _HEADS_TOGETHER = 8
 _ACTIVATIONS_TOGETHER = 1024
@@ -140,9 +141,10 @@ class GpuRotary:
 class GpuBackend(LayerBackend):
     """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
 
-    def __init__(self, processors: int, deterministic: bool) -> None:
-        """``processors``: multiprocessors of the device. ``deterministic``: linear layers are batch-invariant."""
+    def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
+        """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""
         self._processors = processors
+        self._device = device or torch.device("cuda")
         self.batch_invariant = deterministic
 
     def numerics(self) -> str:
@@ -152,7 +154,9 @@ class GpuBackend(LayerBackend):
         return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
 
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearLayer:
-        raise UnsupportedModelError("latent attention is not supported on GPUs yet")
+        if self.batch_invariant:
+            return InvariantGroupedLinear(weight, self._processors)
+        return LibraryGroupedLinear(weight)
 
     def route(
         self,
@@ -161,10 +165,10 @@ class GpuBackend(LayerBackend):
         correction_bias: torch.Tensor | None,
         expert_scales: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
+        return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
-        raise UnsupportedModelError("mixtures of experts are not supported on GPUs yet")
+        return GpuExperts(shape, dtype, self._device)
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

@@ -12,7 +12,7 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig
-from engine_core.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
+from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.interface import LanguageModel
@@ -28,6 +28,7 @@ from engine_core.worker.model_runner import ModelRunner
 
 _LARGEST_CONTEXT = 1 << 30
 """Bytes. A context takes 0.3 to 0.7 GiB, by GPU and driver."""
+_LARGEST_LATENT, _LARGEST_ROPE = 512, 128
 _LEAST_CAPABILITY = (8, 0)
 """Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
 COMPILED_CAPABILITIES = ((8, 0), (9, 0))
@@ -122,11 +123,23 @@ def check_gpu(
         raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
     for spec in checkpoint.config.cache_specs:
         if isinstance(spec, MLAAttentionSpec):
-            raise UnsupportedModelError("multi-head latent attention has no kernels for GPUs: use --device cpu")
+            _check_latents(spec, checkpoint.dtype)
+            continue
         if not 16 <= spec.head_dim <= 256 or spec.head_dim % 16:
             raise ConfigError(
                 "device", "cuda", f"cpu, because heads of {spec.head_dim} are not multiples of 16 up to 256"
             )
+
+
+def _check_latents(spec: MLAAttentionSpec, dtype: torch.dtype) -> None:
+    if dtype == torch.float32:
+        raise ConfigError("dtype", "float32", "bfloat16 or float16, in which GPUs compute latent attention")
+    for name, width, most in (
+        ("kv_lora_rank", spec.kv_lora_rank, _LARGEST_LATENT),
+        ("qk_rope_head_dim", spec.qk_rope_head_dim, _LARGEST_ROPE),
+    ):
+        if not 16 <= width <= most or width % 16:
+            raise ConfigError("device", "cuda", f"cpu, because {name}={width} is not a multiple of 16 up to {most}")
 
 
 def untried(capability: tuple[int, int]) -> str:
@@ -173,7 +186,7 @@ class CudaPlatform(Platform):
         self.batch_invariant = config.deterministic
         asked = config.attention_backend
         self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
-        self.layers = GpuBackend(processors, config.deterministic)
+        self.layers = GpuBackend(processors, config.deterministic, self.torch_device)
         self.quant_method = None
         self._limits = limits
         self._eager = config.enforce_eager

@@ -54,7 +54,7 @@ def _row(name: str, model: type[CausalLM]) -> str:
         _rotation(read),
         _blocks(mixtures, has_dense=len(mixtures) < len(read)),
         "but `kv_b_proj`" if has_latents else "yes",
-        "refused" if mixtures or has_latents else "not measured",
+        "not measured",
     )
     return f"| {' | '.join(cells)} |"
 

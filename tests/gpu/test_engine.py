@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM
 from engine_core.errors import ConfigError
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
+from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ("llama-gqa", "mistral-mqa-head-dim", "mistral-window", "qwen2-tied", "qwen3-tied-head-dim")
-FAMILIES += ("qwen2-window-of-two-layers",)
+FAMILIES += ("qwen2-window-of-two-layers", "qwen3_moe", "gpt_oss")
 PROMPTS = [list(range(5, 5 + length)) for length in (1, 7, 40, 150)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = {"device": "cuda", "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 256}
@@ -26,7 +27,7 @@ OPTIONS |= {"kv_cache_memory_bytes": 64 << 20}
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(CASES[request.param]), tmp_path_factory.mktemp(request.param))
+    return save_model(make_model(configuration(request.param)), tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

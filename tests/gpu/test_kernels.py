@@ -12,11 +12,14 @@ from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.torch_backend import TorchBackend
 from engine_core.sampling import noise
+from tests.engine_core.attention import test_latents as latents
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
+from tests.engine_core.attention.test_latents import Sizes
+from tests.engine_core.layers.experts import chosen, weights_of
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -74,6 +77,42 @@ def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(together, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     for first, last in [(0, 1), (7, 9), (299, 300), (0, 64), (100, 229)]:
         assert torch.equal(layer(x[first:last], residual=residual[first:last]), together[first:last])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", [Sizes(16, 512, 64, 16), Sizes(20, 512, 64, 64), Sizes(4, 128, 32, 16)], ids=str)
+def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
+    lengths, backend = [1, 17, 300, 700], TritonAttention(1024, PROCESSORS, uniform=True)
+    alone = latents.Run(backend, sizes, lengths, dtype, device=GPU)
+    for sequence, output in enumerate(alone.at_once()):
+        expected = alone.expected(sequence)
+        torch.testing.assert_close(output.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    together = latents.Run(backend, sizes, lengths, dtype, seed=1, device=GPU).in_random_steps(random.Random(2))
+    for one, other in zip(alone.result(), together, strict=True):
+        assert torch.equal(one, other)
+
+
+EXPERTS = [
+    ExpertsShape(128, 8, 2048, 768, Activation.SILU),
+    ExpertsShape(32, 4, 720, 360, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", EXPERTS, ids=lambda shape: str(shape.num_experts))
+def test_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
+    made, reference = GpuBackend(PROCESSORS, True).experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
+    weights = [weights_of(shape, expert, dtype) for expert in range(shape.num_experts)]
+    made.load(ExpertWeights(iter(tensors), biases) for tensors, biases in weights)
+    reference.load(ExpertWeights(iter([each.float() for each in tensors]), biases) for tensors, biases in weights)
+    x, (ids, shares) = numbers(300, shape.hidden_size, dtype=dtype, seed=1), chosen(shape, 300, seed=2)
+    expected = reference(x.float(), ids, shares, x.float())
+    on_gpu = [each.to(GPU) for each in (x, ids, shares)]
+    y = made(*on_gpu, on_gpu[0])
+    torch.testing.assert_close(y.cpu().float(), expected, atol=4 * TOLERANCE[dtype], rtol=4 * TOLERANCE[dtype])
+    for first, last in ((0, 1), (7, 90)):
+        part = [each[first:last] for each in on_gpu]
+        assert torch.equal(made(*part, part[0]), y[first:last])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -5,7 +5,8 @@ tensors. On a machine without a GPU they can be run under Triton's interpreter, 
 
 attention          chunks, single rows, splits joined, and the write to the KV cache   (read first)
 linear             a batch-invariant matrix product
-norm, rope, silu_and_mul   what is done to each row between the products
+experts            products of rows with the weights of their experts
+norm, rope, activation     what is done to each row between the products
 """
 
 AS_WRITTEN = {"enable_fp_fusion": False}

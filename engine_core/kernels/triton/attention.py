@@ -7,11 +7,13 @@ own (``attend_single_rows``, then ``join_splits``; the idea is Flash-Decoding's,
 divided into steps nor what else is in a step changes the operations that lead to a row's result.
 
 Symbols: S sequences, T rows, G query heads per KV head. A cache is [2 (keys, values), blocks, Hkv, block size, D],
-contiguous. A sequence of length 0 is padding: nothing is read for it. Exponentials are of base two, so ``scale`` holds
-a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c); 0: they stay. SINKS: ``sinks`` [Hq]
-float32 has a logit per head that takes part in the softmax and has no value. WINDOW is how many keys a row sees, its
-own and those before it; 0: all. Blocks that no row of a program sees are not read: they may belong to other sequences
-by now.
+contiguous. Over latents (ROPE > 0) it is [1, blocks, 1, block size, D + ROPE]: all heads share what is kept of a token,
+D numbers that are keys and values at once and ROPE rotated ones, whose scores are those of ``query_rope``; groups are
+then of heads that a program takes together. A sequence of length 0 is padding: nothing is read for it. Exponentials are
+of base two, so ``scale`` holds a factor of log2(e), and so does SOFTCAP: scaled scores s become c · tanh(s / c); 0:
+they stay. SINKS: ``sinks`` [Hq] float32 has a logit per head that takes part in the softmax and has no value. WINDOW is
+how many keys a row sees, its own and those before it; 0: all. Blocks that no row of a program sees are not read: they
+may belong to other sequences by now.
 """
 
 from __future__ import annotations
@@ -48,6 +50,35 @@ def write_keys_and_values(
         place = cache + (slot // BLOCK_SIZE) * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + dim
         tl.store(place, tl.load(key + row * key_stride + columns, mask=mask), mask=mask)
         tl.store(place + values_offset, tl.load(value + row * value_stride + columns, mask=mask), mask=mask)
+
+
+@triton.jit
+def write_latents(
+    latent,
+    rope,
+    cache,
+    slots,
+    latent_stride,
+    rope_stride,
+    block_stride,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROPE_DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Program t copies row t of ``latent`` [T, HEAD_DIM] and ``rope`` [T, ROPE] to its slot, or nowhere if that is
+    below 0. DIMS and ROPE_DIMS: powers of two.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    if slot >= 0:
+        dims, rope_dims = tl.arange(0, DIMS), tl.arange(0, ROPE_DIMS)
+        place = cache + (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * (HEAD_DIM + ROPE)
+        mask, rope_mask = dims < HEAD_DIM, rope_dims < ROPE
+        tl.store(place + dims, tl.load(latent + row * latent_stride + dims, mask=mask), mask=mask)
+        rotated = tl.load(rope + row * rope_stride + rope_dims, mask=rope_mask)
+        tl.store(place + HEAD_DIM + rope_dims, rotated, mask=rope_mask)
 
 
 @triton.jit
@@ -90,8 +121,18 @@ def _share(maximum, total, sinks, heads, mask, SINKS: tl.constexpr):
 
 
 @triton.jit
+def _rope(places, queries, used, ROPE: tl.constexpr, ROPE_DIMS: tl.constexpr):
+    """The rotated parts [ROWS, ROPE_DIMS] of queries at ``places`` [ROWS, 1]; anything where there are none."""
+    if ROPE == 0:
+        return queries
+    dims = tl.arange(0, ROPE_DIMS)
+    return tl.load(places + dims[None, :], mask=used[:, None] & (dims < ROPE)[None, :], other=0.0)
+
+
+@triton.jit
 def _attend_split(
     query,
+    query_rope,
     positions,
     cache,
     values_offset,
@@ -104,6 +145,8 @@ def _attend_split(
     scale,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROPE_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -129,10 +172,24 @@ def _attend_split(
         if WINDOW > 0:
             present = present & (keys >= first_seen)
         blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0).to(tl.int64)
-        places = blocks * block_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
+        places = blocks * block_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * (HEAD_DIM + ROPE)
         in_head = dims < HEAD_DIM
-        key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
-        scores = _capped(_dot(query, key, tl.zeros([ROWS, KEYS], tl.float32), IEEE, WIDE) * scale, SOFTCAP)
+        scores = tl.zeros([ROWS, KEYS], tl.float32)
+        if ROPE > 0:
+            rope_dims = tl.arange(0, ROPE_DIMS)
+            rotated = tl.load(
+                cache + places[None, :] + HEAD_DIM + rope_dims[:, None],
+                mask=present[None, :] & (rope_dims < ROPE)[:, None],
+                other=0.0,
+            )
+            scores = _dot(query_rope, rotated, scores, IEEE, WIDE)
+            value = tl.load(
+                cache + places[:, None] + dims[None, :], mask=present[:, None] & in_head[None, :], other=0.0
+            )
+            key = tl.trans(value)
+        else:
+            key = tl.load(cache + places[None, :] + dims[:, None], mask=present[None, :] & in_head[:, None], other=0.0)
+        scores = _capped(_dot(query, key, scores, IEEE, WIDE) * scale, SOFTCAP)
         seen = present[None, :] & (keys[None, :] <= positions[:, None])
         if WINDOW > 0:
             seen = seen & (keys[None, :] > positions[:, None] - WINDOW)
@@ -143,11 +200,12 @@ def _attend_split(
         weights = tl.exp2(scores - shift[:, None])
         decay = tl.exp2(maximum - shift)
         total = tl.fma(total, decay, tl.sum(weights, 1))
-        value = tl.load(
-            cache + values_offset + places[:, None] + dims[None, :],
-            mask=present[:, None] & in_head[None, :],
-            other=0.0,
-        )
+        if ROPE == 0:
+            value = tl.load(
+                cache + values_offset + places[:, None] + dims[None, :],
+                mask=present[:, None] & in_head[None, :],
+                other=0.0,
+            )
         acc = _dot(weights.to(value.dtype), value, acc * decay[:, None], IEEE, WIDE)
         maximum = highest
     return maximum, total, acc
@@ -167,6 +225,7 @@ def _joined(maximum, total, acc, next_maximum, next_total, next_acc):
 @triton.jit(do_not_specialize=["num_seqs", "table_stride"])
 def attend_chunks(
     query,
+    query_rope,
     output,
     cache,
     sinks,
@@ -175,6 +234,8 @@ def attend_chunks(
     block_tables,
     num_seqs,
     query_stride,
+    rope_stride,
+    rope_head_stride,
     table_stride,
     values_offset,
     block_stride,
@@ -183,6 +244,8 @@ def attend_chunks(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROPE_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SEQS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -219,6 +282,8 @@ def attend_chunks(
         queries = tl.load(
             query + lines[:, None] * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], mask=mask, other=0.0
         )
+        rope_places = query_rope + lines[:, None] * rope_stride + (heads * rope_head_stride)[:, None]
+        queries_rope = _rope(rope_places, queries, used, ROPE, ROPE_DIMS)
         maximum = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
@@ -227,18 +292,21 @@ def attend_chunks(
         for split in range(first_seen // SPLIT * SPLIT, end, SPLIT):
             next_maximum, next_total, next_acc = _attend_split(
                 queries,
+                queries_rope,
                 positions,
                 cache,
                 values_offset,
                 block_stride,
                 block_tables + seq.to(tl.int64) * table_stride,
-                head,
+                head if ROPE == 0 else 0,
                 split,
                 tl.minimum(split + SPLIT, end),
                 first_seen,
                 scale,
                 HEAD_DIM,
                 DIMS,
+                ROPE,
+                ROPE_DIMS,
                 BLOCK_SIZE,
                 ROWS,
                 KEYS,
@@ -270,6 +338,7 @@ def _splits_of(query_starts, seq_lens, num_seqs, SEQS: tl.constexpr, SPLIT: tl.c
 @triton.jit(do_not_specialize=["num_seqs", "most_splits", "table_stride"])
 def attend_single_rows(
     query,
+    query_rope,
     partial,
     statistics,
     cache,
@@ -279,6 +348,8 @@ def attend_single_rows(
     num_seqs,
     most_splits,
     query_stride,
+    rope_stride,
+    rope_head_stride,
     table_stride,
     values_offset,
     block_stride,
@@ -287,6 +358,8 @@ def attend_single_rows(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    ROPE: tl.constexpr,
+    ROPE_DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SEQS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -320,20 +393,24 @@ def attend_single_rows(
         queries = tl.load(
             query + line * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], mask=mask, other=0.0
         )
+        rope_places = query_rope + line * rope_stride + (heads * rope_head_stride)[:, None]
         maximum, total, acc = _attend_split(
             queries,
+            _rope(rope_places, queries, rows < GROUP, ROPE, ROPE_DIMS),
             tl.full([ROWS], length - 1, tl.int32),
             cache,
             values_offset,
             block_stride,
             block_tables + seq.to(tl.int64) * table_stride,
-            head,
+            head if ROPE == 0 else 0,
             split * SPLIT,
             tl.minimum(split * SPLIT + SPLIT, length),
             first_seen,
             scale,
             HEAD_DIM,
             DIMS,
+            ROPE,
+            ROPE_DIMS,
             BLOCK_SIZE,
             ROWS,
             KEYS,

@@ -31,6 +31,7 @@ class Sizes:
         return f"{self.num_heads}-{self.latent}-{self.rope}-block{self.block_size}"
 
 
+CPU = torch.device("cpu")
 SMALL, USUAL = Sizes(4, 32, 16, 16), Sizes(16, 512, 64, 16)
 CASES = [
     (SMALL, torch.float32),
@@ -72,6 +73,7 @@ class Run:
     lengths: list[int]
     dtype: torch.dtype
     seed: int = 0
+    device: torch.device = CPU
     computed: list[int] = field(init=False)
     outputs: list[list[torch.Tensor]] = field(init=False)
 
@@ -88,8 +90,8 @@ class Run:
         order = torch.randperm(sum(blocks) + 2, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
         spec = KVCacheSpec((MLAAttentionSpec(s.latent, s.rope),), s.block_size, self.dtype)
-        [self.cache] = self.backend.allocate(spec, len(order), torch.device("cpu"))
-        torch.empty(0, dtype=self.dtype).set_(self.cache.untyped_storage()).fill_(torch.nan)
+        [self.cache] = self.backend.allocate(spec, len(order), self.device)
+        torch.empty(0, dtype=self.dtype, device=self.device).set_(self.cache.untyped_storage()).fill_(torch.nan)
         self.computed = [0] * len(self.lengths)
         self.outputs = [[] for _ in self.lengths]
 
@@ -109,8 +111,9 @@ class Run:
         metadata = AttentionMetadata(
             starts, torch.tensor(lengths, dtype=torch.int32), tables, torch.cat(slots), max(counts), max(lengths)
         )
+        metadata = metadata.on(self.device)
         query, query_rope, latent, rope = (
-            torch.cat([each[sequence][positions] for sequence, positions in places])
+            torch.cat([each[sequence][positions] for sequence, positions in places]).to(self.device)
             for each in (self.queries, self.query_ropes, self.latents, self.ropes)
         )
         output = self.backend.forward_latents(

@@ -26,9 +26,9 @@ from triton.runtime.jit import JITFunction
 
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
-from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
@@ -139,6 +139,22 @@ def attend(
         backend.forward_heads(heads, rotation, Angles(halves, halves), cache, metadata, options)
 
 
+def attend_latents(num_heads: int, dtype: torch.dtype, *, uniform: bool) -> None:
+    """A step of prompts and single rows over latents of DeepSeek's sizes."""
+    backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
+    spec = KVCacheSpec((MLAAttentionSpec(512, 64),), 16, dtype)
+    cache = backend.allocate(spec, 1 << 18, META)[0]
+    rows, seqs = 40, 3
+
+    def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device=META)
+
+    starts, lengths, tables = (numbers(*shape, dtype=torch.int32) for shape in ((seqs + 1,), (seqs,), (seqs, 7)))
+    metadata = AttentionMetadata(starts, lengths, tables, numbers(rows, dtype=torch.int64), 20, 100)
+    inputs = numbers(rows, num_heads, 512), numbers(rows, num_heads, 64), numbers(rows, 512), numbers(rows, 64)
+    backend.forward_latents(*inputs, cache, metadata, AttentionOptions(192**-0.5))
+
+
 def heads_of(geometry: Geometry) -> HeadsShape:
     """Heads that are rotated whole."""
     return HeadsShape(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.head_dim)
@@ -165,6 +181,21 @@ def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: i
     layers.linear(numbers(128256, hidden))(x, dtype=torch.float32)
 
 
+def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
+    """A few rows through experts."""
+    experts, rows = GpuBackend(132, deterministic=True, device=META).experts(shape, dtype), 40
+    ids = torch.empty(rows, shape.top_k, dtype=torch.int32, device=META)
+    x = torch.empty(rows, shape.hidden_size, dtype=dtype, device=META)
+    experts(x, ids, torch.empty(ids.shape, device=META), x)
+
+
+EXPERTS = {
+    "Qwen3-30B-A3B": ExpertsShape(128, 8, 2048, 768, Activation.SILU),
+    "DeepSeek-V3": ExpertsShape(256, 8, 7168, 2048, Activation.SILU),
+    "gpt-oss-20b": ExpertsShape(
+        32, 4, 2880, 2880, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702
+    ),
+}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GEOMETRIES = [
     *(Geometry(32, 8, head_dim, block_size) for head_dim in (64, 96, 128, 256) for block_size in (16, 64)),
@@ -189,6 +220,12 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
             shape = Geometry(32, 8, head_dim, 16)
             name = f"{dtype} layers of {hidden} and {inner}"
             yield name, lambda g=shape, d=dtype, h=hidden, i=inner: compute_layers(g, d, h, i)  # type: ignore[misc]
+        for num_heads in () if dtype == torch.float32 else (16, 20, 128):
+            for uniform in (False, True):
+                name = f"{dtype} latents of {num_heads} heads" + (" uniform" if uniform else "")
+                yield name, lambda n=num_heads, d=dtype, u=uniform: attend_latents(n, d, uniform=u)  # type: ignore[misc]
+        for model, experts in EXPERTS.items():
+            yield f"{dtype} experts of {model}", lambda e=experts, d=dtype: compute_experts(e, d)  # type: ignore[misc]
 
 
 def main() -> None:

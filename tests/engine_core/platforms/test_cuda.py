@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import torch
 
 from engine_core.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig
 from engine_core.errors import ConfigError, OutOfMemoryError
-from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.cuda import (
     CudaMemoryProfile,
@@ -78,6 +80,28 @@ def test_heads_that_no_kernel_computes_are_refused(checkpoint: Checkpoint) -> No
     wide = replace(checkpoint, config=replace(checkpoint.config, head_dim=320))
     with pytest.raises(ConfigError, match="heads of 320"):
         check_gpu("H200", (9, 0), DeviceConfig(), wide, True)
+
+
+@pytest.mark.parametrize(
+    ("rank", "rope", "dtype", "said"),
+    [
+        (1024, 64, torch.bfloat16, "kv_lora_rank=1024 is not a multiple of 16 up to 512"),
+        (512, 24, torch.bfloat16, "qk_rope_head_dim=24 is not a multiple of 16 up to 128"),
+        (512, 64, torch.float32, "dtype='float32' is not usable: expected bfloat16 or float16"),
+        (512, 64, torch.float16, None),
+    ],
+)
+def test_latents_that_no_kernel_computes_are_refused(
+    checkpoint: Checkpoint, rank: int, rope: int, dtype: torch.dtype, said: str | None
+) -> None:
+    class Latents(type(checkpoint.config)):  # type: ignore[misc]
+        cache_specs = (MLAAttentionSpec(rank, rope),)
+
+    fields = {field.name: getattr(checkpoint.config, field.name) for field in dataclasses.fields(checkpoint.config)}
+    changed = replace(checkpoint, config=Latents(**fields), dtype=dtype)
+    refused = pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext()
+    with refused:
+        check_gpu("H200", (9, 0), DeviceConfig(), changed, True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -11,7 +11,9 @@ import torch
 from engine_core.attention import triton as triton_attention
 from engine_core.attention.base import AttentionOptions
 from engine_core.attention.triton import TritonAttention
+from tests.engine_core.attention import test_latents as latents
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
+from tests.engine_core.attention.test_latents import Sizes
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 CASES = [
@@ -118,3 +120,25 @@ def test_padding_reads_and_writes_nothing() -> None:
     assert torch.equal(run.cache.nan_to_num(7.0), after.nan_to_num(7.0))
     assert torch.equal(output[:2], torch.cat(expected))
     assert not output[2:].any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        (Sizes(4, 32, 16, 16), torch.float32),
+        pytest.param(Sizes(6, 48, 32, 8), torch.bfloat16),
+        pytest.param(Sizes(20, 80, 16, 16), torch.float16, marks=pytest.mark.wide),
+        pytest.param(Sizes(16, 512, 64, 16), torch.bfloat16, marks=pytest.mark.wide),
+    ],
+    ids=str,
+)
+def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
+    lengths = [1, 19, 80]
+    alone = latents.Run(backend(uniform=True), sizes, lengths, dtype)
+    for sequence, output in enumerate(alone.at_once()):
+        torch.testing.assert_close(
+            output.double(), alone.expected(sequence), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+    together = latents.Run(backend(uniform=True), sizes, lengths, dtype, seed=1).in_random_steps(random.Random(2))
+    for one, other in zip(alone.result(), together, strict=True):
+        assert torch.equal(one, other)

@@ -24,7 +24,8 @@ from engine_core.worker.model_runner import ModelRunner
 from tests.engine_core.attention.sequences import CPU
 from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted.libraries import Library
-from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+from tests.engine_core.models.families import configuration
+from tests.engine_core.models.tiny_models import make_model, save_model
 
 PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 37)), "c": [100]}
 PARAMS = {
@@ -57,7 +58,7 @@ class InterpretedDevice(CudaPlatform):
         self.request_memory = request_memory(self.usable)
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
-        self.layers = GpuBackend(2, deterministic=True)
+        self.layers = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
         self.quant_method = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
@@ -110,12 +111,14 @@ def outcomes(model: Path, **options: object) -> dict[tuple[str, int], list[int]]
         pytest.param("llama-mha-tied-biases", InterpretedDevice, False, marks=pytest.mark.wide),
         pytest.param("qwen2-window-of-two-layers", InterpretedDevice, True, marks=pytest.mark.wide),
         pytest.param("qwen3-tied-head-dim", FlashInferDevice, True, marks=pytest.mark.wide),
+        pytest.param("qwen3_moe", InterpretedDevice, True, marks=pytest.mark.wide),
+        pytest.param("deepseek_v2-no-query-latent", InterpretedDevice, True, marks=pytest.mark.wide),
     ],
 )
 def test_tokens_equal_those_of_the_cpu_engine(
     case: str, device: type[InterpretedDevice], overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = save_model(make_model(CASES[case]), tmp_path)
+    model = save_model(make_model(configuration(case)), tmp_path)
     monkeypatch.setattr(self_test, "_LENGTHS", (18, 1, 6))  # as little as crosses the end of a block
     expected = outcomes(model, max_model_len=64)
     monkeypatch.setattr(worker, "choose_platform", device)

@@ -10,13 +10,14 @@ from engine_core.attention.paged import CachingRotation
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.layers.activation import Activation
-from engine_core.layers.base import HeadNorms, HeadsShape
+from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.layers.torch_backend import TorchBackend
+from tests.engine_core.layers.experts import chosen, weights_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS = GpuBackend(processors=3, deterministic=True)
+LAYERS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
 
 
 @pytest.fixture(params=TOLERANCE, ids=str)
@@ -150,3 +151,34 @@ def test_a_row_of_a_product_has_equal_bits_in_every_batch(dtype: torch.dtype) ->
 def test_tiles_of_a_product_are_decided_by_the_weight_alone() -> None:
     assert isinstance(LAYERS.linear(numbers(8, 16, dtype=torch.float32)), InvariantLinear)
     assert ProductTiles.of(4096, 2).columns < ProductTiles.of(28672, 2).columns
+
+
+EXPERTS = [
+    (ExpertsShape(5, 2, 64, 48, Activation.SILU), 7),
+    (ExpertsShape(6, 3, 48, 40, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7), 1),
+    pytest.param(ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH), 50, marks=WIDE),
+    pytest.param(ExpertsShape(3, 1, 64, 200, Activation.SILU, bias=True), 90, marks=WIDE),
+]
+"""Shapes and rows; some experts have no row, some more than a tile."""
+
+
+@pytest.mark.parametrize(("shape", "rows"), EXPERTS)
+def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
+    made, reference = LAYERS.experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
+    for experts, of in ((made, dtype), (reference, torch.float32)):
+        weights = [weights_of(shape, expert, dtype) for expert in range(shape.num_experts)]
+        experts.load(ExpertWeights(iter([each.to(of) for each in tensors]), biases) for tensors, biases in weights)
+    x, residual = (numbers(rows, shape.hidden_size, dtype=dtype, seed=seed) for seed in (1, 2))
+    ids, shares = chosen(shape, rows, seed=3)
+    expected = reference(x.float(), ids, shares, residual.float())
+    y = made(x, ids, shares, residual)
+    torch.testing.assert_close(y.float(), expected, atol=4 * TOLERANCE[dtype], rtol=4 * TOLERANCE[dtype])
+    assert torch.equal(made(x, ids, shares, None), made(x, ids, shares, torch.zeros_like(x)))
+    for row in ([0], [rows - 1]):
+        assert torch.equal(made(x[row], ids[row], shares[row], residual[row])[0], y[row][0])
+
+
+def test_grouped_linear_layers(dtype: torch.dtype) -> None:
+    weight, x = numbers(3, 40, 32, dtype=dtype, seed=1), numbers(6, 3, 48, dtype=dtype, seed=2)[..., :32]
+    for layers in (LAYERS, GpuBackend(3, deterministic=False)):
+        close(layers.grouped_linear(weight)(x), TorchBackend().grouped_linear(weight)(x), dtype)
