@@ -117,6 +117,7 @@ class GpuRotary:
             heads if kv_cache is None else kv_cache,
             heads if slots is None else slots,
             heads.stride(0),
+            heads.stride(1),
             0 if kv_cache is None else kv_cache.stride(0),
             0 if kv_cache is None else kv_cache.stride(1),
             NORMALIZED=self._weights is not None,

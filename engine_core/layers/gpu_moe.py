@@ -160,7 +160,7 @@ class InvariantGroupedLinear(GroupedLinearLayer):
 
     def __init__(self, weight: torch.Tensor, processors: int) -> None:
         """``processors``: multiprocessors of the device."""
-        self._groups = [InvariantLinear(each, None, processors) for each in weight]
+        self._groups = [InvariantLinear(each, None, processors) for each in weight.contiguous()]
 
     @property
     def nbytes(self) -> int:

@@ -28,6 +28,7 @@ def rotate(
     cache,
     slots,
     stride,
+    head_stride,
     values_offset,
     block_stride,
     NORMALIZED: tl.constexpr,
@@ -68,7 +69,7 @@ def rotate(
         line = (slot // BLOCK_SIZE) * block_stride + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
         line += is_value.to(tl.int64) * values_offset
         kept, in_place = there & (head >= NUM_QUERY_HEADS) & (slot >= 0), there & is_query
-    start = heads + row * stride + head * HEAD_DIM
+    start = heads + row * stride + head * head_stride
     squares = tl.zeros([TOGETHER], tl.float32)
     if WIDTH > 0:
         pair = tl.arange(0, WIDTH)

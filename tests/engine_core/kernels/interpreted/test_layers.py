@@ -179,6 +179,9 @@ def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
 
 
 def test_grouped_linear_layers(dtype: torch.dtype) -> None:
-    weight, x = numbers(3, 40, 32, dtype=dtype, seed=1), numbers(6, 3, 48, dtype=dtype, seed=2)[..., :32]
+    weight, x = (
+        numbers(3, 32, 40, dtype=dtype, seed=1).transpose(1, 2),
+        numbers(6, 3, 48, dtype=dtype, seed=2)[..., :32],
+    )
     for layers in (LAYERS, GpuBackend(3, deterministic=False)):
         close(layers.grouped_linear(weight)(x), TorchBackend().grouped_linear(weight)(x), dtype)
