@@ -19,7 +19,7 @@ from engine_core.attention.base import (
 )
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
-from engine_core.kernels.triton.attention import write_keys_and_values
+from engine_core.kernels.triton.cache import write_keys_and_values
 
 
 @runtime_checkable

@@ -11,7 +11,8 @@ import triton
 from engine_core.attention.base import AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.paged import PagedAttention
 from engine_core.kernels.triton import AS_WRITTEN
-from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits, write_latents
+from engine_core.kernels.triton.attention import attend_chunks, attend_single_rows, join_splits
+from engine_core.kernels.triton.cache import write_latents
 
 SMALLEST_HEAD, LARGEST_HEAD = 16, 256
 """Head sizes; those between powers of two are padded in registers. Larger ones need more registers than there are."""

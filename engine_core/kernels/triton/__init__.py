@@ -3,7 +3,8 @@
 Every kernel is a function of pointers and sizes; the modules of ``attention`` and ``layers`` that launch them know the
 tensors. On a machine without a GPU they can be run under Triton's interpreter, which is how the tests run them.
 
-attention          chunks, single rows, splits joined, and the write to the KV cache   (read first)
+attention          chunks, single rows, and splits joined   (read first)
+cache              the write to the KV cache
 linear             a batch-invariant matrix product
 experts            products of rows with the weights of their experts
 norm, rope, activation     what is done to each row between the products
