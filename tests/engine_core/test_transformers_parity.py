@@ -20,6 +20,7 @@ from engine_core.request import SamplingParams
 from .engines import Outcome, run, started
 from .models.driver import BLOCK_SIZE, CPU, chosen_attention, layers_of, open_at
 from .models.families import ALL, configuration
+from .models.routing import routers_of
 from .models.tiny_models import make_model, save_model
 
 TOKENS = 64
@@ -116,6 +117,8 @@ def test_after_preemption(case: Case, same_params: dict[str, SamplingParams]) ->
 @torch.inference_mode()
 def test_bfloat16_logprobs_are_as_near_as_transformers_own(case: Case) -> None:
     """Against float32, the engine in bfloat16 errs no more than transformers in bfloat16 does (twice, at most)."""
+    if routers_of(case.model):
+        pytest.skip("rounded routers choose other experts; test_against_transformers.py forces the choice")
     prompt = case.prompts["90"]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     ids = torch.tensor([prompt])

@@ -15,7 +15,7 @@ Routing = list[tuple[torch.Tensor, torch.Tensor]]
 """Of each layer that has experts: ids [T, k] and weights [T, k] float32."""
 
 
-def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
+def routers_of(model: PreTrainedModel) -> list[torch.nn.Module]:
     """In the order of layers."""
     return [module for module in model.modules() if type(module).__name__.lower().endswith("router")]
 
@@ -29,7 +29,7 @@ def recorded_routing(model: PreTrainedModel) -> Iterator[Routing]:
         _, weights, ids = output
         routing.append((ids, weights.float()))
 
-    hooks = [router.register_forward_hook(record) for router in _routers(model)]
+    hooks = [router.register_forward_hook(record) for router in routers_of(model)]
     yield routing
     for hook in hooks:
         hook.remove()
@@ -39,7 +39,7 @@ def recorded_routing(model: PreTrainedModel) -> Iterator[Routing]:
 def forced_routing(model: PreTrainedModel, routing: Routing) -> Iterator[None]:
     """The routers of ``model`` choose as ``routing`` says."""
     hooks = []
-    for router, (ids, weights) in zip(_routers(model), routing, strict=True):
+    for router, (ids, weights) in zip(routers_of(model), routing, strict=True):
 
         def force(module: Any, args: Any, output: Any, ids: Any = ids, weights: Any = weights) -> Any:
             return output[0], weights.to(output[1].dtype), ids
