@@ -24,12 +24,11 @@ class WeightsDigest:
         self.seconds = 0.0
         """Time that hashing took."""
 
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Hash a tensor as it is stored, on the CPU."""
+    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], data: memoryview) -> None:
+        """Hash the bytes of a tensor as it is stored."""
         start = time.perf_counter()
-        digest = xxhash.xxh3_128(f"{tensor.dtype} {list(tensor.shape)}".encode())
-        data = tensor.reshape(-1).view(torch.uint8).numpy().data
-        row_bytes = tensor.nbytes // len(tensor) if tensor.ndim and tensor.numel() else 1
+        digest = xxhash.xxh3_128(f"{dtype} {list(shape)}".encode())
+        row_bytes = len(data) // shape[0] if shape and data else 1
         step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
         for at in range(0, len(data), step):
             digest.update(xxhash.xxh3_128_digest(data[at : at + step]))

@@ -4,9 +4,11 @@ read.
 
 from __future__ import annotations
 
+import gc
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,18 +39,15 @@ class StoredTensor:
     name: str
     """In the file."""
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    type_name: str
+    """As files name it."""
     start: int
     """Byte of the file at which it begins."""
+    nbytes: int
 
     @property
-    def type_name(self) -> str:
-        """As files name it."""
-        return next(name for name, dtype in _TYPES.items() if dtype == self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    def dtype(self) -> torch.dtype:
+        return _TYPES[self.type_name]
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -65,7 +64,8 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     for shard in sorted(set(index.values())):
         if Path(shard).name != shard or not (directory / shard).is_file():
             raise CheckpointError(f"{directory / _INDEX} names {shard!r}, which is not a file beside it")
-        tensors = _tensors_of(directory / shard)
+        with _no_garbage_collected():
+            tensors = _tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
             raise CheckpointError(f"{directory}: tensors in more than one file: {_some(twice)}")
         found |= tensors
@@ -103,7 +103,7 @@ class SafetensorsWeights:
         self._device = device
         self._on_progress = on_progress
         self._digest = digest
-        self._files: dict[Path, torch.Tensor] = {}
+        self._files: dict[Path, memoryview] = {}
         self._whole: dict[str, torch.Tensor] = {}
         """Tensors of which rows are taken."""
         self._mapped = 0
@@ -164,13 +164,12 @@ class SafetensorsWeights:
             if stored.file not in self._files:
                 self._files[stored.file] = _mapped(stored.file)
             content = self._files[stored.file][stored.start : stored.start + stored.nbytes]
-            if stored.start % stored.dtype.itemsize:
-                content = content.clone()
-            tensor = content.view(stored.dtype).view(stored.shape)
-        except (RuntimeError, OSError) as error:
+            aligned = content if stored.start % stored.dtype.itemsize == 0 else bytearray(content)
+            tensor = torch.frombuffer(aligned, dtype=stored.dtype).view(stored.shape)
+        except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         if self._digest is not None:
-            self._digest.add(name, tensor)
+            self._digest.add(name, stored.dtype, stored.shape, content)
         self._mapped += stored.nbytes
         self._done += stored.nbytes
         return tensor
@@ -187,10 +186,12 @@ def _read_index(path: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def _mapped(file: Path) -> torch.Tensor:
-    """The bytes of a file."""
-    # For thousands of small tensors, safetensors' own reading takes longer than all else that is done to them.
-    return torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+def _mapped(file: Path) -> memoryview:
+    """The bytes of a file; what is written to them stays in this process."""
+    # For thousands of small tensors, safetensors' own reading takes longer than all else that is done to them, and
+    # every operation of torch counts.
+    with file.open("rb") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:
@@ -208,11 +209,22 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
         name, type_name = wrong[0]
         raise CheckpointError(f"{file}: {name} is of type {type_name}; expected {_one_of(_TYPES)}")
     return {
-        name: StoredTensor(
-            file, name, tuple(entry["shape"]), _TYPES[entry["dtype"]], 8 + size + entry["data_offsets"][0]
-        )
+        name: StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + start, end - start)
         for name, entry in header.items()
+        for start, end in [entry["data_offsets"]]
     }
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """For making thousands of objects that stay: each few hundred of them would have the collector look at all."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _one_of(types: Iterable[str]) -> str:

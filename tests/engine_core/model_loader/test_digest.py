@@ -61,7 +61,7 @@ def test_equal_bytes_in_another_place_are_another_model() -> None:
     def of(**tensors: torch.Tensor) -> str:
         weights = WeightsDigest()
         for name, tensor in tensors.items():
-            weights.add(name, tensor)
+            add(weights, name, tensor)
         return weights.hexdigest()
 
     one, two = torch.arange(6.0).reshape(2, 3), torch.ones(2, 3)
@@ -80,7 +80,7 @@ def test_a_tensor_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         if changed >= 0:
             tensor.view(-1)[5 * changed] = 1
         weights = WeightsDigest()
-        weights.add("a", tensor)
+        add(weights, "a", tensor)
         seen.add(weights.hexdigest())
     assert len(seen) == 51
 
@@ -106,6 +106,10 @@ def test_configuration_limits_quantization_and_seed_count(original: Path, tmp_pa
     assert len({*variants, sampled, digest_at(tmp_path)}) == len(variants) + 2
 
 
+def add(weights: WeightsDigest, name: str, tensor: torch.Tensor) -> None:
+    weights.add(name, tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
 def header(file: Path) -> dict[str, dict[str, list[int]]]:
     data = file.read_bytes()
     found: dict[str, dict[str, list[int]]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -116,7 +120,7 @@ def digest_of_weights(directory: Path) -> str:
     weights = WeightsDigest()
     with safe_open(directory / FILE, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (not a mapping)
-            weights.add(name, file.get_tensor(name))
+            add(weights, name, file.get_tensor(name))
     return weights.hexdigest()
 
 

@@ -1,0 +1,104 @@
+"""Reading and packing experts from a checkpoint that has three tensors for each, beside one that has two for a layer.
+
+python -m benchmarks.loading                     # 48 layers of 128 experts: 18,432 tensors
+python -m benchmarks.loading --hidden 2048 --intermediate 768 --layers 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.report import Row, emit, output_options, print_table
+from benchmarks.rounds import Figure
+from engine_core.kernels.library import load_kernels
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import ExpertsLayer, ExpertsShape
+from engine_core.layers.fused_moe import ExpertTensors, SeparateExperts, StackedExperts
+from engine_core.layers.native_backend import NativeBackend
+from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.quantization.base import Unquantized
+
+_LAYERS_PER_FILE = 12
+
+
+class Stored:
+    """A checkpoint of experts and nothing else."""
+
+    def __init__(self, directory: Path, layers: list[ExpertTensors], shape: ExpertsShape) -> None:
+        """Written to ``directory``, with random weights."""
+        directory.mkdir()
+        self._directory, self._layers, self._shape = directory, layers, shape
+        files: dict[str, str] = {}
+        for first in range(0, len(layers), _LAYERS_PER_FILE):
+            sizes = _sizes(layers[first : first + _LAYERS_PER_FILE], shape)
+            file = f"model-{first:02}.safetensors"
+            save_file({name: torch.randn(size).mul_(0.02).bfloat16() for name, size in sizes.items()}, directory / file)
+            files |= dict.fromkeys(sizes, file)
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+        self.num_tensors = len(files)
+
+    def load(self, layers: list[ExpertsLayer]) -> float:
+        """Seconds from the first look at the files to the last packed expert."""
+        started = time.perf_counter()
+        sizes = _sizes(self._layers, self._shape)
+        cpu, digest = torch.device("cpu"), WeightsDigest()
+        weights = SafetensorsWeights(self._directory, sizes, lambda name: False, torch.bfloat16, cpu, digest=digest)
+        for tensors, layer in zip(self._layers, layers, strict=True):
+            layer.load(tensors.read(weights, self._shape))
+        return time.perf_counter() - started
+
+
+def _sizes(layers: list[ExpertTensors], shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+    return {name: size for tensors in layers for name, size in tensors.shapes(shape).items()}
+
+
+def measure(num_layers: int, shape: ExpertsShape, rounds: int, directory: Path) -> list[Row]:
+    """Both in turns, into the same memory, after one round that is not counted: the system gives memory slowly."""
+    prefixes = [f"model.layers.{index}.mlp.experts" for index in range(num_layers)]
+    backend = NativeBackend(load_kernels())
+    layers = [Unquantized().experts(shape, torch.bfloat16, backend) for _ in prefixes]
+    separate = Stored(directory / "separate", [SeparateExperts(prefix) for prefix in prefixes], shape)
+    stacked = Stored(directory / "stacked", [StackedExperts(prefix) for prefix in prefixes], shape)
+    times: dict[int, list[float]] = {separate.num_tensors: [], stacked.num_tensors: []}
+    for turn in range(rounds + 1):
+        for stored in (separate, stacked)[:: 1 if turn % 2 else -1]:
+            times[stored.num_tensors].append(stored.load(layers))
+    times = {tensors: seconds[1:] for tensors, seconds in times.items()}
+    ratio = Figure.of([many / few for many, few in zip(*times.values(), strict=True)])
+    gigabytes = num_layers * shape.num_weights * 2 / 1e9
+    beside = {"to the few": ratio.median, "low": ratio.lowest, "high": ratio.highest}
+    rows: list[Row] = []
+    for tensors, seconds in times.items():
+        median = Figure.of(seconds).median
+        rows.append({"tensors": tensors, "GB": gigabytes, "seconds": median, "GB/s": gigabytes / median} | beside)
+        beside = {}
+    return rows
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=48, help="(%(default)s)")
+    parser.add_argument("--experts", type=int, default=128, help="of each layer (%(default)s)")
+    parser.add_argument("--hidden", type=int, default=512, help="(%(default)s)")
+    parser.add_argument("--intermediate", type=int, default=128, help="of each expert (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="of which medians are shown (%(default)s)")
+    output_options(parser)
+    arguments = parser.parse_args()
+    shape = ExpertsShape(arguments.experts, 8, arguments.hidden, arguments.intermediate, Activation.SILU)
+    with tempfile.TemporaryDirectory() as directory:
+        rows = measure(arguments.layers, shape, arguments.rounds, Path(directory))
+    print_table(rows, "experts from the page cache")
+    emit(arguments, "loading", rows)
+
+
+if __name__ == "__main__":
+    main()
