@@ -31,7 +31,10 @@ def pack_rows(weight: torch.Tensor, target: torch.Tensor) -> None:
     together = target.shape[-1]
     # Elements that are packed together are moved as one.
     words = torch.int32 if together == 2 else weight.dtype
-    source, packed = weight.contiguous().view(words), target.view(words).squeeze(-1)
+    weight = weight.contiguous()
+    if weight.storage_offset() % together:  # as behind the scales of layers in a file of Gemma 4
+        weight = weight.clone()
+    source, packed = weight.view(words), target.view(words).squeeze(-1)
     whole = num_rows // PANEL
     packed[:whole] = source[: whole * PANEL].view(whole, PANEL, width // together).transpose(1, 2)
     packed[whole:] = 0
