@@ -77,8 +77,9 @@ def measure(num_layers: int, shape: ExpertsShape, rounds: int, directory: Path) 
     beside = {"to the few": ratio.median, "low": ratio.lowest, "high": ratio.highest}
     rows: list[Row] = []
     for tensors, seconds in times.items():
-        median = Figure.of(seconds).median
-        rows.append({"tensors": tensors, "GB": gigabytes, "seconds": median, "GB/s": gigabytes / median} | beside)
+        figure = Figure.of(seconds)
+        row = {"tensors": tensors, "GB": gigabytes, "seconds": figure.median, "best": figure.lowest}
+        rows.append(row | {"GB/s": gigabytes / figure.median} | beside)
         beside = {}
     return rows
 
@@ -88,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=48, help="(%(default)s)")
     parser.add_argument("--experts", type=int, default=128, help="of each layer (%(default)s)")
-    parser.add_argument("--hidden", type=int, default=512, help="(%(default)s)")
+    parser.add_argument("--hidden", type=int, default=1024, help="(%(default)s)")
     parser.add_argument("--intermediate", type=int, default=128, help="of each expert (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are shown (%(default)s)")
     output_options(parser)

@@ -164,8 +164,11 @@ class SafetensorsWeights:
             if stored.file not in self._files:
                 self._files[stored.file] = _mapped(stored.file)
             content = self._files[stored.file][stored.start : stored.start + stored.nbytes]
-            aligned = content if stored.start % stored.dtype.itemsize == 0 else bytearray(content)
-            tensor = torch.frombuffer(aligned, dtype=stored.dtype).view(stored.shape)
+            numbers = torch.empty(0, dtype=stored.dtype)
+            if content:
+                aligned = bytearray(content) if stored.start % stored.dtype.itemsize else content
+                numbers = torch.frombuffer(aligned, dtype=stored.dtype)
+            tensor = numbers.view(stored.shape)
         except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         if self._digest is not None:
