@@ -25,7 +25,8 @@ def streaming_bytes(size: int) -> npt.NDArray[np.uint8]:
     page's end. The memory is taken as it is first written. Raises ``RuntimeError`` when the system refuses it.
     """
     if size < _HUGE_PAGE:
-        return _from_multiple_of(_CACHE_LINE, np.empty(size + _CACHE_LINE, np.uint8))[:size]
+        # A line more than the alignment takes: kernels may read, never write, a vector past the end.
+        return _from_multiple_of(_CACHE_LINE, np.empty(size + 2 * _CACHE_LINE, np.uint8))[:size]
     try:
         # One page more than is needed, so that the array begins where a huge page does.
         memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

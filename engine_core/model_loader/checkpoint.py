@@ -88,7 +88,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     expanded = _expanded_quantization(path, raw, choice)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
-    dtype_name = _dtype_name(path, config, load, hf_config)
+    dtype_name = _dtype_name(path, config, load, hf_config, expanded)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
         architecture=choice.architecture,
@@ -214,13 +214,19 @@ def _reason(error: Exception) -> str:
     return reason or type(error).__name__
 
 
-def _dtype_name(path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig) -> str:
-    """The type asked for, else the one config.json names, else that of the stored tensors."""
+def _dtype_name(
+    path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig, expanded: str | None
+) -> str:
+    """The type asked for, else the one config.json names, else that of the stored tensors.
+
+    Where there are none, because weights are made up, float32, or bfloat16 for what is quantized ``expanded``.
+    """
     if config.dtype != "auto":
         return config.dtype
     dtype = hf_config.dtype
     if dtype is None:
-        dtype = torch.float32 if load.load_format == "dummy" else _first_dtype(path)
+        has_weights = load.load_format != "dummy" or any(path.glob("*.safetensors"))
+        dtype = _first_dtype(path) if has_weights else torch.bfloat16 if expanded else torch.float32
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(f"{path} is in {name}; set --dtype to one of {', '.join(_DTYPES)}")

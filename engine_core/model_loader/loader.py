@@ -64,5 +64,6 @@ def load_weights(
             on_progress,
             digest,
             model.renamed,
+            model.repeats,
         )
     model.load(weights)

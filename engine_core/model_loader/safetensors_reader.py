@@ -87,11 +87,13 @@ class SafetensorsWeights:
         on_progress: ProgressCallback | None = None,
         digest: WeightsDigest | None = None,
         renamed: Callable[[str], str] = lambda name: name,
+        repeats: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
 
-        What is taken is added to ``digest``. ``renamed`` gives the name in ``shapes`` for that in a file.
-        Raises ``CheckpointError`` naming missing, unexpected and mis-shaped tensors.
+        What is taken is added to ``digest``. ``renamed`` gives the name in ``shapes`` for that in a file,
+        ``repeats`` the tensor that a redundant one must equal.
+        Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
         found = find_tensors(directory)
         self._tensors = {renamed(name): tensor for name, tensor in found.items()}
@@ -109,6 +111,19 @@ class SafetensorsWeights:
         self._mapped = 0
         self._done = 0
         self._total = sum(self._tensors[name].nbytes for name in shapes)
+        for name in self._tensors.keys() - shapes.keys():
+            if (original := repeats(name)) is not None:
+                self._require_equal(name, original)
+
+    def _require_equal(self, name: str, original: str) -> None:
+        stored, expected = self._tensors[name], self._tensors[original]
+        same_kind = stored.shape == expected.shape and stored.type_name == expected.type_name
+        if not same_kind or self._content(name) != self._content(original):
+            raise CheckpointError(
+                f"{stored.file}: {stored.name} differs from {expected.name}, but config.json says that they are one "
+                "(tie_word_embeddings); set that to false, or remove the tensor that is not meant"
+            )
+        self._files.clear()  # all of both was read
 
     def take(self, *names: str) -> torch.Tensor:
         views = self._views(names)
@@ -155,15 +170,20 @@ class SafetensorsWeights:
     def take_float32(self, name: str) -> torch.Tensor:
         return self._view(name).to(self._device, torch.float32, copy=True)
 
+    def _content(self, name: str) -> memoryview:
+        """A tensor's bytes, in the mapped file."""
+        stored = self._tensors[name]
+        if stored.file not in self._files:
+            self._files[stored.file] = _mapped(stored.file)
+        return self._files[stored.file][stored.start : stored.start + stored.nbytes]
+
     def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
         """One tensor, in the mapped file."""
         stored = self._tensors[name]
         if stored.type_name not in types:
             raise CheckpointError(f"{stored.file}: {name} is of type {stored.type_name}; expected {_one_of(types)}")
         try:
-            if stored.file not in self._files:
-                self._files[stored.file] = _mapped(stored.file)
-            content = self._files[stored.file][stored.start : stored.start + stored.nbytes]
+            content = self._content(name)
             numbers = torch.empty(0, dtype=stored.dtype)
             if content:
                 aligned = bytearray(content) if stored.start % stored.dtype.itemsize else content

@@ -103,7 +103,11 @@ class CausalLM(LanguageModel):
 
         These are rotary frequencies, which older releases saved, and the output projection where embeddings are tied.
         """
-        return name.endswith(".rotary_emb.inv_freq") or (self.config.tie_word_embeddings and name == "lm_head.weight")
+        return name.endswith(".rotary_emb.inv_freq") or self.repeats(name) is not None
+
+    def repeats(self, name: str) -> str | None:
+        tied = self.config.tie_word_embeddings and name == "lm_head.weight"
+        return f"{self.prefix}.embed_tokens.weight" if tied else None
 
     def is_of_layer(self, name: str) -> bool:
         return name.startswith(f"{self.prefix}.layers.")

@@ -45,7 +45,7 @@ class GptOssForCausalLM(MixtralForCausalLM):
             swiglu_limit=positive_number(config, "swiglu_limit"),
             swiglu_alpha=positive_number(config, "swiglu_alpha"),
         )
-        is_mxfp4 = getattr(config, "quantization_config", None) is not None
+        is_mxfp4 = bool(getattr(config, "quantization_config", None))
         if is_mxfp4:
             for name, size in (("hidden_size", experts.hidden_size), ("intermediate_size", experts.intermediate_size)):
                 if size % SCALED_TOGETHER:

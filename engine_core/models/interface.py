@@ -90,6 +90,10 @@ class LanguageModel(ABC):
     def is_redundant(self, name: str) -> bool:
         """Whether a tensor may be there without being used: it only repeats the configuration or another tensor."""
 
+    def repeats(self, name: str) -> str | None:
+        """The tensor that a redundant one must equal, if there is one."""
+        return None
+
     @abstractmethod
     def is_of_layer(self, name: str) -> bool:
         """Whether a tensor belongs to one of the layers."""

@@ -15,7 +15,7 @@ from engine_core.errors import CheckpointError
 from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.mla import MLAShape
-from engine_core.layers.rotary import yarn_scale
+from engine_core.layers.rotary import RopeParameters, yarn_scale
 from engine_core.models.architecture import ArchitectureConfig, common_fields, positive
 from engine_core.models.mixture import Mixture
 from engine_core.quantization.base import Features
@@ -60,16 +60,19 @@ def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, A
         "mla": shape,
         "q_lora_rank": None if config.q_lora_rank is None else positive(config, "q_lora_rank"),
         "attention_bias": bool(config.attention_bias),
-        "softmax_scale": _softmax_scale(config.rope_parameters or {}, nope + rope),
+        "softmax_scale": _softmax_scale(config.rope_parameters or {}, ropes, nope + rope),
     }
 
 
-def _softmax_scale(rope: Mapping[str, Any], head_dim: int) -> float:
+def _softmax_scale(told: Mapping[str, Any], ropes: tuple[RopeParameters | None, ...], head_dim: int) -> float:
     """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one."""
-    scale, weight = 1 / math.sqrt(head_dim), rope.get("mscale_all_dim")
-    if rope.get("rope_type", "default") == "default" or not weight:
+    scale, weight = 1 / math.sqrt(head_dim), told.get("mscale_all_dim")
+    rope = next((each for each in ropes if each is not None), None)
+    if rope is None or rope.rope_type == "default" or not weight:
         return scale
-    return scale * yarn_scale(float(weight), float(rope["factor"])) ** 2
+    if told.get("factor") is None and rope.rope_type != "yarn":
+        raise CheckpointError(f"rope_parameters: mscale_all_dim {weight} needs a factor, which is missing")
+    return scale * yarn_scale(float(weight), rope.factor) ** 2
 
 
 class LatentAttention:

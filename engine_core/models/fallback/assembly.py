@@ -43,8 +43,8 @@ class Assembly:
     """Names of tensors in a checkpoint, by the module's own."""
     shapes: dict[str, tuple[int, ...]]
     """Of tensors, by the module's own names."""
-    tied: str | None
-    """The checkpoint's name of the tensor that only repeats the embedding, if any."""
+    tied: dict[str, str]
+    """The checkpoint's name of the tensor that only repeats the embedding, if any, with the embedding's."""
 
     @property
     def decoder(self) -> nn.Module:
@@ -134,7 +134,7 @@ class _Builder:
         self._layers = layers
         self._places = {id(each): name for name, each in module.named_modules()}
         self.names = _names_in_checkpoint(module)
-        self.tied: str | None = None
+        self.tied: dict[str, str] = {}
 
     def put_in_embeddings_and_head(self) -> None:
         """The head, and the embedding of tokens, which may be the head's weight."""
@@ -150,7 +150,7 @@ class _Builder:
         if tied:
             if has_bias:
                 raise UnsupportedModelError("its head has a bias and the embedding's weight")
-            self.tied = self.names.pop(f"{head_name}.weight")
+            self.tied = {self.names.pop(f"{head_name}.weight"): self.names[f"{embedding_name}.weight"]}
         stored = self._stored(embedding_name if tied else head_name)
         part = self._layers.parallel_lm_head(stored, head.out_features, head.in_features, has_bias)
         self.head = Head(part)

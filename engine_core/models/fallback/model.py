@@ -94,7 +94,10 @@ class TransformersForCausalLM(LanguageModel):
         """As ``LanguageModel`` says, and what transformers itself ignores."""
         module, tied = self._assembly.module, self._assembly.tied
         ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-        return name == tied or name.endswith(".rotary_emb.inv_freq") or any(re.search(each, name) for each in ignored)
+        return name in tied or name.endswith(".rotary_emb.inv_freq") or any(re.search(each, name) for each in ignored)
+
+    def repeats(self, name: str) -> str | None:
+        return self._assembly.tied.get(name)
 
     def is_of_layer(self, name: str) -> bool:
         return name in self._layer_tensors

@@ -73,7 +73,7 @@ def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
     """Raise ``UnsupportedModelError`` where ``config`` describes something else, or rows that depend on each other."""
     if (kind := _other_kind(config, architecture)) is not None:
         raise UnsupportedModelError(
-            f"{architecture} is {kind}, which the fallback through transformers {transformers.__version__} does not run"
+            f"{architecture} is not run by the fallback through transformers {transformers.__version__}: it is {kind}"
         )
     for rope_type in _rope_types(config):
         if rope_type not in _STATIC_ROPES:
@@ -100,7 +100,7 @@ def _other_kind(config: PretrainedConfig, architecture: str) -> str | None:
     recurrent = next((name for name in fields if any(part in name for part in _RECURRENT)), None)
     if recurrent is not None:
         return f"a state-space, convolutional or recurrent model ({recurrent}={fields[recurrent]!r})"
-    return None if architecture.endswith("ForCausalLM") else "not one of its …ForCausalLM classes"
+    return None if architecture.endswith("ForCausalLM") else "not named …ForCausalLM, as all are that can be tried"
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:

@@ -56,6 +56,10 @@ def test_known_redundant_tensors_are_passed_over_and_an_untied_head_is_not(tmp_p
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
     save_file(tensors, tmp_path / "model.safetensors")
     assert torch.equal(logits_of(load(tmp_path), IDS), expected)
+    for other in (tensors["lm_head.weight"] + 1, tensors["lm_head.weight"][1:], tensors["lm_head.weight"].bfloat16()):
+        save_file(tensors | {"lm_head.weight": other.contiguous()}, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+            load(tmp_path)
     del tensors["model.embed_tokens.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"1 missing \(model\.embed_tokens\.weight\)"):
