@@ -184,15 +184,14 @@ class SafetensorsWeights:
             raise CheckpointError(f"{stored.file}: {name} is of type {stored.type_name}; expected {_one_of(types)}")
         try:
             content = self._content(name)
-            numbers = torch.empty(0, dtype=stored.dtype)
-            if content:
-                aligned = bytearray(content) if stored.start % stored.dtype.itemsize else content
-                numbers = torch.frombuffer(aligned, dtype=stored.dtype)
+            dtype = stored.dtype
+            aligned = bytearray(content) if stored.start % dtype.itemsize else content
+            numbers = torch.frombuffer(aligned, dtype=dtype) if content else torch.empty(0, dtype=dtype)
             tensor = numbers.view(stored.shape)
         except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
         if self._digest is not None:
-            self._digest.add(name, stored.dtype, stored.shape, content)
+            self._digest.add(name, dtype, stored.shape, content)
         self._mapped += stored.nbytes
         self._done += stored.nbytes
         return tensor
