@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 
@@ -27,7 +28,7 @@ class WeightsDigest:
     def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], data: memoryview) -> None:
         """Hash the bytes of a tensor as it is stored."""
         start = time.perf_counter()
-        digest = xxhash.xxh3_128(f"{dtype} {list(shape)}".encode())
+        digest = xxhash.xxh3_128(_kind(dtype, shape))
         row_bytes = len(data) // shape[0] if shape and data else 1
         step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
         for at in range(0, len(data), step):
@@ -38,6 +39,11 @@ class WeightsDigest:
     def hexdigest(self) -> str:
         """32 hex digits, of all that was added."""
         return digest_of(*(f"{name} {self._tensors[name].hex()}" for name in sorted(self._tensors)))
+
+
+@functools.lru_cache
+def _kind(dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{dtype} {list(shape)}".encode()
 
 
 def digest_of(*parts: str) -> str:
