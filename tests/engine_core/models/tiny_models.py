@@ -19,6 +19,7 @@ from transformers import (
 
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """How transformers computes: plainly."""
+_LEARNED_BUFFERS = ("e_score_correction_bias", "layer_scalar")
 SIZES: dict[str, Any] = {
     "vocab_size": 199,
     "hidden_size": 64,
@@ -80,8 +81,8 @@ def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
-        for buffer in model.buffers():
-            if buffer.shape == (1,):
+        for name, buffer in model.named_buffers():
+            if name.endswith(_LEARNED_BUFFERS):
                 buffer += 0.2 * torch.randn_like(buffer)
     return model
 
