@@ -262,7 +262,8 @@ def tiles_of_chunks(itemsize: int, head_dim: int, group: int) -> Tiles:
     if dims > LARGEST_HEAD:  # of latents
         return Tiles(32, 16, warps=8, stages=1)
     if itemsize == 4:
-        return Tiles(max(32 if dims <= 64 or head_dim == dims == 128 else 16, heads), 16, warps=4, stages=1)
+        many = dims <= 64 or (head_dim == dims == 128 and heads > 2)
+        return Tiles(max(32 if many else 16, heads), 16, warps=4, stages=1)
     if dims <= 128:
         return Tiles(max(128, heads), 64, warps=8, stages=2)
     return Tiles(max(64, heads), 32, warps=8, stages=2)

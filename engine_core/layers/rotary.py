@@ -22,6 +22,10 @@ import torch
 from engine_core.attention.base import Angles
 from engine_core.errors import CheckpointError, UnsupportedModelError
 
+MOST_POSITIONS = 2**31 - 1
+"""Of a sequence of any model."""
+_LEAST, _MOST = 1e-12, 1e18
+"""Of any number of a rotation."""
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
@@ -66,7 +70,7 @@ class RopeParameters:
             raise UnsupportedModelError(
                 f"rope_parameters: llama_4_scaling_beta={beta!r} is known with rope type 'yarn', not with {rope_type!r}"
             )
-        share = _number(parameters, "partial_rotary_factor", 1.0)
+        share = read_number(parameters, "partial_rotary_factor", 1.0)
         rotated = int(head_dim * share)
         if not 2 <= rotated <= head_dim or rotated % 2:
             raise CheckpointError(
@@ -74,18 +78,18 @@ class RopeParameters:
                 f"even number up to {head_dim}"
             )
         rotary_dim = head_dim if rope_type == "proportional" else rotated
-        theta = _number(parameters, "rope_theta")
+        theta = read_number(parameters, "rope_theta")
         if rope_type in ("default", "dynamic"):
             return RopeParameters(rope_type, theta, rotary_dim, interleaved)
         original = _original(parameters, max_position_embeddings)
         if rope_type == "proportional":
-            factor = _number(parameters, "factor", 1.0)
+            factor = read_number(parameters, "factor", 1.0)
             return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor, rotated_pairs=rotated // 2)
-        factor = _number(parameters, "factor", max_position_embeddings / original)
+        factor = read_number(parameters, "factor", max_position_embeddings / original)
         if rope_type == "linear":
             return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor)
         if rope_type == "llama3":
-            low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+            low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
             if not low < high:
                 raise CheckpointError(f"rope_parameters: low_freq_factor {low} must be below high_freq_factor {high}")
             return RopeParameters(
@@ -103,6 +107,8 @@ class RopeParameters:
                 short_factor=_factors(parameters, "short_factor", rotary_dim // 2),
                 long_factor=_factors(parameters, "long_factor", rotary_dim // 2),
             )
+        if theta <= 1:
+            raise CheckpointError(f"rope_parameters: rope_theta={theta:g} is not usable: YaRN divides by its logarithm")
         beta = parameters.get("llama_4_scaling_beta")
         return RopeParameters(
             rope_type,
@@ -111,19 +117,20 @@ class RopeParameters:
             interleaved,
             factor,
             original,
-            beta_fast=_number(parameters, "beta_fast", 32.0),
-            beta_slow=_number(parameters, "beta_slow", 1.0),
+            beta_fast=read_number(parameters, "beta_fast", 32.0),
+            beta_slow=read_number(parameters, "beta_slow", 1.0),
             truncate=bool(parameters.get("truncate", True)),
             attention_factor=_yarn_attention_factor(parameters, factor),
-            llama_4_scaling_beta=None if beta is None else _number(parameters, "llama_4_scaling_beta"),
+            llama_4_scaling_beta=None if beta is None else read_number(parameters, "llama_4_scaling_beta"),
         )
 
     def longest_sequence(self, max_position_embeddings: int) -> int:
         """Tokens a sequence may have: ``linear`` and ``yarn`` extend what the configuration allows."""
         if self.rope_type == "linear":
-            return int(max_position_embeddings * self.factor)
+            return int(min(max_position_embeddings * self.factor, MOST_POSITIONS))
         if self.rope_type == "yarn":
-            return max(max_position_embeddings, int(self.original_max_position_embeddings * self.factor))
+            extended = int(min(self.original_max_position_embeddings * self.factor, MOST_POSITIONS))
+            return max(max_position_embeddings, extended)
         return max_position_embeddings
 
     def nbytes(self, max_positions: int) -> int:
@@ -222,10 +229,10 @@ def yarn_scale(weight: float, factor: float) -> float:
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
     """As given; else by ``mscale`` and ``mscale_all_dim`` where both are set; else the paper's 0.1 ln(factor) + 1."""
     if parameters.get("attention_factor") is not None:
-        return _number(parameters, "attention_factor")
+        return read_number(parameters, "attention_factor")
 
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
-        of_rotated, of_all = _number(parameters, "mscale"), _number(parameters, "mscale_all_dim")
+        of_rotated, of_all = read_number(parameters, "mscale"), read_number(parameters, "mscale_all_dim")
         return yarn_scale(of_rotated, factor) / yarn_scale(of_all, factor)
     return yarn_scale(1.0, factor)
 
@@ -233,28 +240,37 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
 def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:
     """As given; else √(1 + ln(factor) / ln(original length))."""
     if parameters.get("attention_factor") is not None:
-        return _number(parameters, "attention_factor")
+        return read_number(parameters, "attention_factor")
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
-    """``count`` positive numbers."""
+    """``count`` numbers."""
     values = parameters.get(name)
     if not isinstance(values, list) or len(values) != count:
         told = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
         raise CheckpointError(f"rope_parameters: {name} is {told}: expected {count}, one for each pair that rotates")
-    return tuple(_number({name: value}, name) for value in values)
+    return tuple(read_number({name: value}, name) for value in values)
 
 
 def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> int:
-    return int(_number(parameters, "original_max_position_embeddings", max_position_embeddings))
+    """The length that a model was trained for: at least 2, as its logarithm divides."""
+    value = read_number(parameters, "original_max_position_embeddings", max_position_embeddings)
+    if not value.is_integer() or not 2 <= value <= MOST_POSITIONS:
+        raise CheckpointError(
+            f"rope_parameters: original_max_position_embeddings={value:g} is not usable: expected a whole number from "
+            f"2 to {MOST_POSITIONS}"
+        )
+    return int(value)
 
 
-def _number(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A positive finite number; ``default`` where there is none or null."""
+def read_number(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A number with which angles stay finite; ``default`` where there is none or null."""
     value = parameters.get(name)
     if value is None:
         value = default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise CheckpointError(f"rope_parameters: {name}={value!r} is not usable: expected a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST <= value <= _MOST:
+        raise CheckpointError(
+            f"rope_parameters: {name}={value!r} is not usable: expected a number from {_LEAST:g} to {_MOST:g}"
+        )
     return float(value)

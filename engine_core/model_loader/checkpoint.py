@@ -21,13 +21,14 @@ from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
-from engine_core.models.architecture import ModelShape
+from engine_core.models.architecture import MOST_LAYERS, ModelShape
 from engine_core.models.registry import (
     ARCHITECTURES,
     RINGLINE,
     TRANSFORMERS,
     ModelChoice,
     choose_model,
+    fallback_may_run,
     known_architectures,
 )
 
@@ -138,7 +139,7 @@ def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
         if optional:
             return {}
         raise CheckpointError(f"{path.parent} has no {path.name}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
@@ -170,6 +171,9 @@ def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice)
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
     _check_names(path / "config.json", raw, choice)
+    layers = raw.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:  # transformers makes a list of this length
+        raise CheckpointError(f"num_hidden_layers={layers} is not usable: expected at most {MOST_LAYERS}")
     choice.model.check_raw_config(raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -185,13 +189,15 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
 
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
-    """What the engine must know of the model. What the fallback refuses is told with what is known."""
+    """What the engine must know of the model. What it refuses is told with what is known, or with what may run it."""
     try:
         return choice.model.read_config(config)
     except UnsupportedModelError as error:
-        if choice.impl != TRANSFORMERS:
-            raise
-        raise UnsupportedModelError(f"{error}; {known_architectures()}") from error
+        if choice.impl == TRANSFORMERS:
+            raise UnsupportedModelError(f"{error}; {known_architectures()}") from error
+        if fallback_may_run(config):
+            raise UnsupportedModelError(f"{error}; --model-impl transformers may run it") from error
+        raise
 
 
 def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -12,10 +12,10 @@ from transformers import PretrainedConfig
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.activation import Activation, read_activation
-from engine_core.layers.rotary import RopeParameters
+from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 
-_MOST, MOST_LAYERS, MOST_POSITIONS = 2**24, 4096, 2**31 - 1
-"""Limits of any size, of layers and of positions."""
+_MOST, MOST_LAYERS = 2**24, 4096
+"""Limits of any size, and of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,17 +245,17 @@ def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
 def positive_number(config: PretrainedConfig, name: str) -> float:
     """A finite number above 0. Raises ``CheckpointError``."""
     value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive number")
     return float(value)
 
 
 def whole_number(config: PretrainedConfig, name: str) -> int:
-    """A whole number from 0 on. Raises ``CheckpointError``."""
+    """A size that may be 0. Raises ``CheckpointError``."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a whole number from 0 on")
-    return value
+    return value if value == 0 else positive(config, name)
 
 
 def optional_number(config: PretrainedConfig, name: str) -> float | None:
@@ -280,6 +280,10 @@ def _ropes(
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     told: Mapping[str, Any] = config.rope_parameters or {}
     by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
+    if by_kind and not hasattr(config, "layer_types"):
+        raise CheckpointError(
+            f"rope_parameters has parameters for kinds of layers, which {config.model_type} does not have"
+        )
     for parameters in by_kind or [told]:
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(

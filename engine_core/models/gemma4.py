@@ -76,7 +76,8 @@ class Gemma4ForCausalLM(CausalLM):
         if config.use_bidirectional_attention == "all":  # "vision" is about images
             raise UnsupportedModelError("use_bidirectional_attention='all' is not supported: a token sees none behind")
         kinds = layer_types(config, positive(config, "num_hidden_layers", MOST_LAYERS))
-        windows, heads = windows_of_layers(config, len(kinds)), _heads(config, kinds)
+        heads = _heads(config, kinds)
+        windows = windows_of_layers(config, len(kinds))
         _check_ropes(config, kinds)
         fields = common_fields(
             config.per_layer_config[0],
@@ -195,7 +196,7 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
 def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
     """Refuse a rotation of a part of each head, but for the type that has it."""
     for kind in dict.fromkeys(kinds):
-        parameters = config.rope_parameters.get(kind)
+        parameters = (config.rope_parameters or {}).get(kind)
         if not isinstance(parameters, dict):
             raise CheckpointError(f"rope_parameters has nothing for layers of type {kind}")
         rope_type, share = parameters.get("rope_type", "default"), parameters.get("partial_rotary_factor", 1.0)

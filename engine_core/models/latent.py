@@ -15,7 +15,7 @@ from engine_core.errors import CheckpointError
 from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.mla import MLAShape
-from engine_core.layers.rotary import RopeParameters, yarn_scale
+from engine_core.layers.rotary import RopeParameters, read_number, yarn_scale
 from engine_core.models.architecture import ArchitectureConfig, common_fields, positive
 from engine_core.models.mixture import Mixture
 from engine_core.quantization.base import Features
@@ -72,7 +72,7 @@ def _softmax_scale(told: Mapping[str, Any], ropes: tuple[RopeParameters | None, 
         return scale
     if told.get("factor") is None and rope.rope_type != "yarn":
         raise CheckpointError(f"rope_parameters: mscale_all_dim {weight} needs a factor, which is missing")
-    return scale * yarn_scale(float(weight), rope.factor) ** 2
+    return scale * yarn_scale(read_number(told, "mscale_all_dim"), rope.factor) ** 2
 
 
 class LatentAttention:

@@ -17,6 +17,9 @@ from engine_core.models.architecture import ArchitectureConfig, positive, positi
 from engine_core.models.decoder import FeedForward
 from engine_core.quantization.base import Features
 
+_MOST_EXPERTS = 4096
+"""Of a layer: each has tensors with names of their own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -39,7 +42,7 @@ def read_experts(
     top_k: str = "num_experts_per_tok",
 ) -> ExpertsShape:
     """The experts that a configuration describes; the last three name fields of it. Raises ``CheckpointError``."""
-    count, chosen = positive(config, num_experts), positive(config, top_k)
+    count, chosen = positive(config, num_experts, _MOST_EXPERTS), positive(config, top_k)
     if chosen > count:
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
     size = positive(config, intermediate_size)

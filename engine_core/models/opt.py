@@ -13,7 +13,8 @@ from engine_core.errors import CheckpointError
 from engine_core.layers.activation import read_activation
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import ColumnParallelLinear, Norm
-from engine_core.models.architecture import MOST_LAYERS, MOST_POSITIONS, ArchitectureConfig, positive
+from engine_core.layers.rotary import MOST_POSITIONS
+from engine_core.models.architecture import MOST_LAYERS, ArchitectureConfig, positive
 from engine_core.models.base import CausalLM, DecoderLayer
 from engine_core.models.decoder import (
     MLP,

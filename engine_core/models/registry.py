@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PretrainedConfig
+
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
@@ -104,6 +106,17 @@ def choose_model(architecture: str, model_impl: str) -> ModelChoice:
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def fallback_may_run(config: PretrainedConfig) -> bool:
+    """Whether ``config`` describes a dense decoder that transformers has; a trial of its module may refuse it yet."""
+    from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
+
+    try:
+        require_dense_decoder(config, architecture_of(config))
+    except UnsupportedModelError:
+        return False
+    return True
 
 
 def known_architectures() -> str:

@@ -20,8 +20,9 @@ from engine_core.attention.base import AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.factory import LayerFactory
+from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.layers.weights import Weights
-from engine_core.models.architecture import MOST_LAYERS, MOST_POSITIONS, ModelShape, positive
+from engine_core.models.architecture import MOST_LAYERS, ModelShape, positive
 from engine_core.models.fallback.assembly import assemble
 from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
 from engine_core.models.fallback.rows import require_separate_rows

@@ -19,6 +19,7 @@ TESTED = (
     "CohereForCausalLM",
     "Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM",
+    "GemmaForCausalLM",
     "GPTBigCodeForCausalLM",
     "GPTNeoXForCausalLM",
     "GraniteSWAForCausalLM",
@@ -100,7 +101,7 @@ def _other_kind(config: PretrainedConfig, architecture: str) -> str | None:
     recurrent = next((name for name in fields if any(part in name for part in _RECURRENT)), None)
     if recurrent is not None:
         return f"a state-space, convolutional or recurrent model ({recurrent}={fields[recurrent]!r})"
-    return None if architecture.endswith("ForCausalLM") else "not named …ForCausalLM, as all are that can be tried"
+    return None if architecture.endswith("ForCausalLM") else "no …ForCausalLM, the only classes that are tried"
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:

@@ -318,7 +318,7 @@ def test_damaged_generation_config(generation: dict[str, Any], message: str, tmp
         open_config(tmp_path, LLAMA, generation)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 10**5])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_files_that_are_not_json_objects(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))

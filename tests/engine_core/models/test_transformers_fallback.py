@@ -194,7 +194,7 @@ REFUSED = {
     "BartForCausalLM": "is the decoder of an encoder-decoder",
     "Phi4MultimodalForCausalLM": r"is multimodal \(vision_config, audio_config\)",
     "BertLMHeadModel": "is an encoder",
-    "GPT2LMHeadModel": r"is not named …ForCausalLM",
+    "GPT2LMHeadModel": r"is no …ForCausalLM, the only",
     "GPTJForCausalLM": "its attention, if it has any, is its own and cannot be replaced",
     "DiffLlamaForCausalLM": "attention is called 32 times, and not once by each of its layers",
 }

@@ -20,6 +20,7 @@ SHAPES: dict[str, PretrainedConfig] = {
 """By names that begin with the family's."""
 FALLBACK = fallback.SHAPES
 """Likewise, of families that only transformers has."""
+assert not FALLBACK.keys() & {*CASES, *SHAPES}, "one would be tested in the other's place"
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in {**SHAPES, **FALLBACK})]
 """Parameters of tests: names."""
 FIRST: dict[str, str] = {}
