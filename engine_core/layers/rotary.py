@@ -241,7 +241,11 @@ def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, ori
     """As given; else √(1 + ln(factor) / ln(original length))."""
     if parameters.get("attention_factor") is not None:
         return read_number(parameters, "attention_factor")
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    if factor <= 1:
+        return 1.0
+    if original == 1:
+        raise CheckpointError("rope_parameters: original_max_position_embeddings=1 needs an attention_factor")
+    return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[float, ...]:
@@ -254,12 +258,12 @@ def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[floa
 
 
 def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> int:
-    """The length that a model was trained for: at least 2, as its logarithm divides."""
+    """The length that a model was trained for."""
     value = read_number(parameters, "original_max_position_embeddings", max_position_embeddings)
-    if not value.is_integer() or not 2 <= value <= MOST_POSITIONS:
+    if not value.is_integer() or not 1 <= value <= MOST_POSITIONS:
         raise CheckpointError(
             f"rope_parameters: original_max_position_embeddings={value:g} is not usable: expected a whole number from "
-            f"2 to {MOST_POSITIONS}"
+            f"1 to {MOST_POSITIONS}"
         )
     return int(value)
 

@@ -60,9 +60,10 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     if not (directory / _INDEX).is_file():
         raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}; other weight formats are not read")
     index = _read_index(directory / _INDEX)
+    files = {entry.name for entry in directory.iterdir() if entry.is_file()}
     found: dict[str, StoredTensor] = {}
     for shard in sorted(set(index.values())):
-        if Path(shard).name != shard or not (directory / shard).is_file():
+        if shard not in files:
             raise CheckpointError(f"{directory / _INDEX} names {shard!r}, which is not a file beside it")
         with _no_garbage_collected():
             tensors = _tensors_of(directory / shard)
@@ -203,7 +204,7 @@ def _read_index(path: Path) -> dict[str, str]:
         weight_map = json.loads(path.read_text("utf-8"))["weight_map"]
         if not all(isinstance(shard, str) for shard in weight_map.values()) or not weight_map:
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not an index of safetensors files") from error
     return dict(weight_map)
 

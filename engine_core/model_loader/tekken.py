@@ -57,7 +57,7 @@ def read_tekken(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         return _tokenizer(special, tokens), {role: token for role, token in _ROLES.items() if token in special}
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 

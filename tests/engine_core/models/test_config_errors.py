@@ -95,6 +95,7 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
             OLMO3 | {"rope_parameters": YARN},
             "rope_parameters has factor, .*: expected full_attention and sliding_att",
         ),
+        (PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1}, "=1 needs an attention_factor"),
         (OLMO3 | {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling has no rope_type"),
         (
             OLMO3 | {"rope_parameters": {WINDOW: {"rope_type": "default", "partial_rotary_factor": 0.5}}},
