@@ -27,7 +27,7 @@ from engine_core.models.fallback.assembly import assemble
 from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
 from engine_core.models.fallback.rows import require_separate_rows
 from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
-from engine_core.models.fallback.trial import Outline, outline_of
+from engine_core.models.fallback.trial import Outline, outline_of, refusing
 from engine_core.models.interface import LanguageModel, group_of_layers
 
 
@@ -80,7 +80,8 @@ class TransformersForCausalLM(LanguageModel):
     def __init__(self, config: FallbackConfig, layers: LayerFactory, max_model_len: int) -> None:
         """Build the module, without weights."""
         super().__init__(config, layers, max_model_len)
-        self._assembly = assemble(config.source, layers, IMPLEMENTATION)
+        with refusing(architecture_of(config.source)):
+            self._assembly = assemble(config.source, layers, IMPLEMENTATION)
         self._with_head = self._assembly.with_head_alone()
         self._attention = StepAttention(layers.attention_backend, layers.dtype)
         layer_prefix = f"{config.outline.path}."

@@ -6,7 +6,8 @@ and not from a configuration, whose fields mean what each module makes of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,8 +81,16 @@ def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
     """What the model that ``config`` describes does. Raises ``UnsupportedModelError`` where the engine cannot do it."""
     meta = torch.device("meta")
     factory = LayerFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
-    try:
+    with refusing(architecture):
         return _Trial(assemble(config, factory, _IMPLEMENTATION)).run()
+
+
+@contextmanager
+def refusing(architecture: str) -> Iterator[None]:
+    """Whatever transformers raises in building or trying a module becomes an ``UnsupportedModelError``."""
+    try:
+        yield
+        return
     except UnsupportedModelError as error:
         reason = str(error)
     except KeyError as error:  # of a class that chooses its attention among its own
@@ -103,6 +112,8 @@ class _Trial:
     def run(self) -> Outline:
         """What was seen."""
         assembly = self._assembly
+        if empty := [name for name, shape in assembly.shapes.items() if 0 in shape]:
+            raise UnsupportedModelError(f"{empty[0]} has no numbers")
         for name, module in assembly.module.named_modules():
             set_attention(module, partial(self._attend, name))
         with torch.device("meta"):
@@ -143,6 +154,8 @@ class _Trial:
         if sinks is not None and id(sinks) not in self._parameters:
             raise UnsupportedModelError(f"{module} computes the sinks of its attention")
         num_heads, head_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
+        if num_heads % key.shape[1]:
+            raise UnsupportedModelError(f"{module} has {num_heads} query heads for {key.shape[1]} key heads")
         self._layers.append(
             LayerOutline(
                 module=module,

@@ -213,6 +213,27 @@ def test_rotations_that_depend_on_the_batch_are_refused(tmp_path: Path) -> None:
         open_config(tmp_path, config, "OlmoForCausalLM")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 1, "head_dim": 16}, "has 1 query heads for 2 key heads"),
+        ({"intermediate_size": 0}, "has no numbers"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = replace_of(FALLBACK["cohere2-windows"], **change)
+    with pytest.raises(UnsupportedModelError, match=rf"^Cohere2ForCausalLM does not run .*{message}; known are"):
+        open_config(tmp_path, config, "Cohere2ForCausalLM")
+
+
+def test_what_transformers_raises_when_it_builds_is_a_refusal(tmp_path: Path) -> None:
+    config = replace_of(FALLBACK["cohere2-windows"], initializer_range=-1.0)
+    save_model(make_model(FALLBACK["cohere2-windows"]), tmp_path)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"^Cohere2ForCausalLM does not run .* std"):
+        load(tmp_path)
+
+
 def replace_of(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
     return type(config)(**(config.to_dict() | changes))
 
