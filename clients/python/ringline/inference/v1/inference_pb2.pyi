@@ -407,7 +407,7 @@ class StoppingParams(google.protobuf.message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     BAD_WORDS_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
-    """Output tokens per choice, ≥ 1. Default: as many as the context has room for."""
+    """Output tokens per choice, ≥ 1; at most what the context has room for, which is also the default."""
     min_tokens: builtins.int
     """Neither eos, stop tokens nor stop strings end a choice before this many output tokens, in [0, max_tokens].
     Default 0.
