@@ -24,7 +24,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-wide test-models test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-wide test-models test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried ag
 
 abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
+
+verify: setup  ## every long suite, about an hour; goes on after an interruption; ONLY="chaos fuzz" to choose, VERIFY=--again
+	.venv/bin/python -m tests.verify $(ONLY) $(VERIFY)
 
 compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--step one --step tls" to choose
 	.venv/bin/python -m tests.compose $(COMPOSE_TEST)

@@ -1,0 +1,64 @@
+"""What the suites found, kept in ``.verify/COMMIT/SUITE.json`` beside each suite's output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.verify.suites import Suite
+
+
+@dataclass(frozen=True)
+class Result:
+    suite: str
+    inputs: str
+    """Digest of the files that it depends on."""
+    commit: str
+    passed: bool
+    seconds: float
+    figure: str
+
+
+class Results:
+    """Of a checkout: what it has found so far, at any commit."""
+
+    def __init__(self, checkout: Path) -> None:
+        self.checkout = checkout
+        self._kept = checkout / ".verify"
+        self.commit = self._git("rev-parse", "--short=12", "HEAD").decode().strip()
+
+    def log(self, suite: Suite) -> Path:
+        """Where a suite's output goes."""
+        path = self._kept / self.commit / f"{suite.name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def passed(self, suite: Suite) -> Result | None:
+        """A result of the files as they are, if the suite has passed with them."""
+        inputs = self.digest(suite)
+        for path in self._kept.glob(f"*/{suite.name}.json"):
+            result = Result(**json.loads(path.read_text()))
+            if result.passed and result.inputs == inputs:
+                return result
+        return None
+
+    def keep(self, result: Result) -> None:
+        path = self._kept / self.commit / f"{result.suite}.json"
+        path.with_suffix(".new").write_text(json.dumps(asdict(result), indent=2) + "\n")
+        path.with_suffix(".new").replace(path)
+
+    def digest(self, suite: Suite) -> str:
+        """Of the names and the contents of all files that a suite depends on, committed or not."""
+        digest = hashlib.sha256()
+        listed = self._git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *suite.inputs)
+        for name in sorted(set(listed.decode().split("\0")) - {""}):
+            path = self.checkout / name
+            if path.is_file():  # a file that was removed is listed until that is committed
+                digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+    def _git(self, *arguments: str) -> bytes:
+        return subprocess.run(["git", *arguments], cwd=self.checkout, capture_output=True, check=True).stdout
