@@ -24,7 +24,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-wide test-models test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-wide test-models test-answers test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test-wide: setup  ## the cases that `make test` leaves out because they take min
 
 test-models: setup  ## every family of models in all its shapes, against transformers
 	$(TEST_ENV) .venv/bin/python -m pytest --models -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
+	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
 
 # What the scripted servers of these tests need; the server itself is for one Python.
 CLIENT_TESTS := click cryptography grpcio-health-checking grpcio-reflection hypothesis jinja2 prometheus-client pyjwt \
