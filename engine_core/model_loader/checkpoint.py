@@ -242,7 +242,7 @@ def _dtype_name(
 def _first_dtype(path: Path) -> torch.dtype:
     """Of the first tensor of numbers; float32 where there is none, which is refused for other reasons later."""
     dtypes = (tensor.dtype for tensor in find_tensors(path).values())
-    return next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)
+    return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
 
 def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -> int:

@@ -40,14 +40,15 @@ class StoredTensor:
     """In the file."""
     shape: tuple[int, ...]
     type_name: str
-    """As files name it."""
+    """As files name it: any that safetensors knows."""
     start: int
     """Byte of the file at which it begins."""
     nbytes: int
 
     @property
-    def dtype(self) -> torch.dtype:
-        return _TYPES[self.type_name]
+    def dtype(self) -> torch.dtype | None:
+        """None for a type that no model takes."""
+        return _TYPES.get(self.type_name)
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -181,11 +182,10 @@ class SafetensorsWeights:
     def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
         """One tensor, in the mapped file."""
         stored = self._tensors[name]
-        if stored.type_name not in types:
-            raise CheckpointError(f"{stored.file}: {name} is of type {stored.type_name}; expected {_one_of(types)}")
+        if (dtype := types.get(stored.type_name)) is None:
+            raise _wrong_type(stored, types)
         try:
             content = self._content(name)
-            dtype = stored.dtype
             aligned = bytearray(content) if stored.start % dtype.itemsize else content
             numbers = torch.frombuffer(aligned, dtype=dtype) if content else torch.empty(0, dtype=dtype)
             tensor = numbers.view(stored.shape)
@@ -228,9 +228,6 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
     header.pop("__metadata__", None)
-    if wrong := [(name, entry["dtype"]) for name, entry in header.items() if entry["dtype"] not in _TYPES]:
-        name, type_name = wrong[0]
-        raise CheckpointError(f"{file}: {name} is of type {type_name}; expected {_one_of(_TYPES)}")
     return {
         name: StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + start, end - start)
         for name, entry in header.items()
@@ -250,8 +247,10 @@ def _no_garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _one_of(types: Iterable[str]) -> str:
-    return f"one of {', '.join(types)}"
+def _wrong_type(tensor: StoredTensor, types: Iterable[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{tensor.file}: {tensor.name} is of type {tensor.type_name}; expected one of {', '.join(types)}"
+    )
 
 
 def _check(
@@ -260,7 +259,9 @@ def _check(
     shapes: Mapping[str, tuple[int, ...]],
     is_redundant: Callable[[str], bool],
 ) -> None:
-    """Raise ``CheckpointError`` unless ``found`` has exactly the tensors of ``shapes``, redundant ones aside."""
+    """Raise ``CheckpointError`` unless ``found`` has exactly the tensors of ``shapes``, redundant ones aside, which may
+    be of any type.
+    """
     missing = [name for name in shapes if name not in found]
     unexpected = [name for name in found if name not in shapes and not is_redundant(name)]
     misshaped = [
@@ -272,6 +273,8 @@ def _check(
     told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
     if told:
         raise CheckpointError(f"{directory}: tensors do not fit config.json: {'; '.join(told)}")
+    if wrong := next((found[name] for name in shapes if found[name].dtype is None), None):
+        raise _wrong_type(wrong, _TYPES)
 
 
 def _some(names: Iterable[str]) -> str:

@@ -133,9 +133,36 @@ def test_truncated_shard_is_the_one_named(tmp_path: Path) -> None:
         find_tensors(tmp_path)
 
 
-def test_types_other_than_floats_are_refused(tmp_path: Path) -> None:
-    save_file({"a.weight": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"a\.weight is of type I8; expected one of F64, F32, BF16, F16"):
+OTHER_TYPES = {
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I64": torch.int64,
+    "U32": torch.uint32,
+}
+
+
+@pytest.mark.parametrize("type_name", OTHER_TYPES)
+def test_types_other_than_floats_are_refused_where_they_are_needed(type_name: str, tmp_path: Path) -> None:
+    other = {"a.mask": torch.zeros(2, dtype=OTHER_TYPES[type_name])}
+    save_file(TENSORS | other, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"a\.mask is of type {type_name}; expected one of F64, F32, BF16, F16"):
+        open_weights(tmp_path, shapes=SHAPES | {"a.mask": (2,)})
+    weights = open_weights(tmp_path, is_redundant=lambda name: name == "a.mask")
+    assert torch.equal(weights.take("a.weight"), TENSORS["a.weight"])
+
+
+def test_bytes_are_no_numbers(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(2, dtype=torch.uint8)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"a\.weight is of type U8; expected one of F64, F32, BF16, F16"):
+        open_weights(tmp_path, shapes={"a.weight": (2,)}).take("a.weight")
+
+
+def test_a_type_that_safetensors_does_not_know(tmp_path: Path) -> None:
+    header = json.dumps({"a.weight": {"dtype": "F7", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged or not a safetensors file: .*F7"):
         find_tensors(tmp_path)
 
 

@@ -177,6 +177,22 @@ def test_names_are_those_that_are_saved(tmp_path: Path) -> None:
     assert set(model.tensors()) == set(load_file(tmp_path / "model.safetensors"))
 
 
+def test_tensors_that_nobody_needs_may_be_of_any_type(tmp_path: Path) -> None:
+    """Published checkpoints of GPT-NeoX have their causal masks in them; the type is then read from the weights."""
+    directory = save_model(make_model(FALLBACK["gpt_neox-partial-rotary"]), tmp_path)
+    expected = logits_of(load(directory), IDS)
+    attention, tensors = "gpt_neox.layers.0.attention", load_file(directory / "model.safetensors")
+    masks = {
+        f"{attention}.bias": torch.ones(1, 1, 512, 512, dtype=torch.bool).tril(),
+        f"{attention}.masked_bias": torch.tensor(-1000000000),
+        f"{attention}.rotary_emb.inv_freq": torch.ones(4, dtype=torch.complex64),
+    }
+    save_file(tensors | masks, directory / "model.safetensors")
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({name: raw[name] for name in raw if name != "dtype"}))
+    assert torch.equal(logits_of(load(directory, dtype="auto"), IDS), expected)
+
+
 def open_config(directory: Path, config: PretrainedConfig, architecture: str, **options: object) -> Any:
     raw = config.to_dict() | {"architectures": [architecture]}
     (directory / "config.json").write_text(json.dumps(raw))
