@@ -107,7 +107,9 @@ class KernelGraph:
         """A graph for steps of as many rows as ``hidden``, or of twice as many as so far; None if there can be none."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
         self._graph = None  # its memory is free before more is taken
-        pool = BufferPool(max(rows, _LEAST_ROWS, 2 * most if rows > most else 0))
+        # The stack sees all rows that there is room for: a view of a single one may have any stride.
+        rows = max(rows, _LEAST_ROWS, 2 * most if rows > most else 0)
+        pool = BufferPool(rows)
         captured = Captured(pool, self._replay)
         every = torch.arange(rows)  # passed, so that the selection of rows is captured, too
         own_hidden = pool.take(rows, hidden.shape[-1], hidden.dtype)
@@ -119,11 +121,7 @@ class KernelGraph:
         except NotCapturableError:
             self._capturable = False
             return None
-        whole_angles = [_each(angles, partial(_all_rows, pool=pool)) for angles in own_angles]
-        whole_per_layer = None if own_per_layer is None else _all_rows(own_per_layer, pool)
-        return _Graph(
-            captured, _all_rows(own_hidden, pool), whole_angles, _all_rows(output, pool), kv_caches, whole_per_layer
-        )
+        return _Graph(captured, own_hidden, own_angles, output, kv_caches, own_per_layer)
 
 
 def _each(angles: Angles, change: Callable[[torch.Tensor], torch.Tensor]) -> Angles:
@@ -132,10 +130,5 @@ def _each(angles: Angles, change: Callable[[torch.Tensor], torch.Tensor]) -> Ang
 
 
 def _own(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
-    """[T, 1, N] with unspecified contents in the pool's memory, for ``x`` [T, 1, N]."""
-    return pool.take(len(x), x.shape[-1], x.dtype).unsqueeze(1)
-
-
-def _all_rows(x: torch.Tensor, pool: BufferPool) -> torch.Tensor:
-    """``x`` with all the rows that its memory has room for."""
-    return x.as_strided((pool.max_rows, *x.shape[1:]), x.stride())
+    """[pool's rows, 1, N] with unspecified contents in its memory, for ``x`` [T, 1, N]."""
+    return pool.take(pool.max_rows, x.shape[-1], x.dtype).unsqueeze(1)

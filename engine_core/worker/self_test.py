@@ -39,7 +39,12 @@ def is_bitwise_stable(
     if not _equal(together, logits(_in_parts(lengths))):
         return False
     with _one_thread():
-        return _equal(together, logits([[work] for work in enumerate(lengths)]))
+        return _equal(together, logits(_alone(lengths)))
+
+
+def _alone(lengths: Sequence[int]) -> Sequence[Step]:
+    """One sequence after the other, first that of a single token: what layers capture of it must hold for many."""
+    return [[(sequence, length)] for sequence, length in sorted(enumerate(lengths), key=lambda work: work[1])]
 
 
 def _in_parts(lengths: Sequence[int]) -> Sequence[Step]:

@@ -21,7 +21,7 @@ from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.models.interface import LanguageModel
 from tests.engine_core.models.driver import Driver, load
-from tests.engine_core.models.families import configuration
+from tests.engine_core.models.families import SHAPES, configuration
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
 ATTENTION = NativeAttention(load_kernels())
@@ -91,6 +91,43 @@ def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: 
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+QUICK = ("olmo2", "deepseek_v3", "gemma4_text")
+"""What `make test` captures with a single row; every other family and shape: `make test-models`."""
+
+
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.models)])
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.models) for name in {**CASES, **SHAPES} if name not in QUICK)],
+)
+@torch.inference_mode()
+def test_a_capture_does_not_depend_on_its_rows(name: str, quantization: str | None, tmp_path: Path) -> None:
+    """Of a single row, any stride is right; replayed with many rows, only one is."""
+    directory = save_model(make_model(configuration(name)), tmp_path)
+    kernels = load_kernels()
+    watched = Watched(kernels)
+    captured, plain = (
+        load(directory, "bfloat16", quantization, layers=layers, attention=ATTENTION)
+        for layers in (watched, Uncaptured(kernels))
+    )
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, plain.vocab_size, (length,), generator=generator) for length in (1, 40, 9)]
+
+    def logits(model: LanguageModel, *steps: Sequence[int]) -> torch.Tensor:
+        driver, found = Driver(model, [len(ids) for ids in sequences], attention=ATTENTION), dict[int, torch.Tensor]()
+        for step in steps:
+            found |= zip(step, driver.step([(place, sequences[place]) for place in step]), strict=True)
+        return torch.cat([found[place] for place in range(len(sequences))])
+
+    one_first, many_first, expected = (
+        logits(model, *steps)
+        for model, steps in ((captured, ([0], [1, 2])), (captured, ([1, 2], [0])), (plain, ([0], [1, 2])))
+    )
+    assert torch.equal(one_first, expected)
+    assert torch.equal(many_first, expected)
+    assert watched.calls == 2, "once for each cache: neither was it called again, nor does it compute by itself"
 
 
 @pytest.mark.parametrize("layers", [NativeBackend, Uncaptured])

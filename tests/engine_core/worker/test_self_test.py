@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine_core.attention.base import Angles
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
 from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer
@@ -105,6 +106,30 @@ def test_layers_that_depend_on_the_step_are_found(
 
     directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
     assert not is_stable(directory, Off(load_kernels()), max_model_len=max_model_len)
+
+
+class CapturesRowsOfTheStep(NativeBackend):
+    """Lets a stack see no more rows than the step has that it is captured in, and believes its strides."""
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        def narrowed(hidden, angles, kv_caches, metadata, rows, per_layer):
+            count = len(metadata[0].slot_mapping)
+            angles = [Angles(each.cos[:count], each.sin[:count]) for each in angles]
+            output = stack(hidden[:count], angles, kv_caches, metadata, rows[:count], per_layer)
+            return output.as_strided(hidden.shape, output.stride())
+
+        return super().captured(narrowed)
+
+
+@pytest.mark.parametrize(("case", "is_right"), [("olmo2", False), ("llama-gqa", True)])
+@pytest.mark.parametrize("max_model_len", [2, None])
+def test_a_capture_that_depends_on_its_rows_is_found(
+    max_model_len: int | None, case: str, is_right: bool, tmp_path: Path
+) -> None:
+    """OLMo 2 normalizes a slice of each row in place: the stride of a single slice is its own width."""
+    directory = save_model(make_model(CASES[case]), tmp_path)
+    assert is_stable(directory, CapturesRowsOfTheStep(load_kernels()), max_model_len=max_model_len) == is_right
+    assert is_stable(directory, max_model_len=max_model_len)
 
 
 class Details:
