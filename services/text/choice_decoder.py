@@ -51,11 +51,14 @@ class ChoiceDecoder:
     """Turns the ids of one choice into deltas.
 
     Feed ids from position 0 on. The first ``delivered`` ids, which another decoder delivered before, only restore its
-    state and are not delivered again.
+    state and are not delivered again. The last of them is decoded only when it is known what follows: if it is the eos
+    or stop token that ended the choice, its text is neither searched nor delivered, as when it came with that end.
     """
 
     __slots__ = (
+        "_aside",
         "_boundaries",
+        "_decoded",
         "_decoder",
         "_ids",
         "_options",
@@ -64,7 +67,6 @@ class ChoiceDecoder:
         "_stops",
         "_text",
         "delivered",
-        "received",
         "stopped",
     )
 
@@ -76,23 +78,32 @@ class ChoiceDecoder:
         """The suffix of the text that may become a stop string."""
         self._silent = delivered
         """How many ids at the start are decoded but not delivered."""
+        self._aside: tuple[int, ...] = ()
+        """The last of these, until it is known what follows."""
         self._ids: list[int] = []
         """Held-back ids."""
         self._text = ""
         """Their text, as far as it is complete."""
         self._boundaries: list[tuple[int, int]] = []
         """Boundaries within them, as (ids, characters) before each."""
-        self.received = 0
-        """Ids fed."""
+        self._decoded = 0
+        """Ids fed, without the one set aside."""
         self.delivered = delivered
         """Ids delivered, by this decoder or the one before."""
         self.stopped = False
         """A stop string was found: nothing follows."""
 
+    @property
+    def received(self) -> int:
+        """Ids fed."""
+        return self._decoded + len(self._aside)
+
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
         """Take the next ids; returns what can be delivered now, if anything."""
         if self.stopped:
             return None
+        if self._decoded < self._silent:
+            token_ids = self._set_aside(self._with_aside(token_ids))
         return self._absorb(token_ids) or self._deliver()
 
     def finish(self, token_ids: Sequence[int] = (), *, stop_token: bool = False) -> Delta:
@@ -103,14 +114,32 @@ class ChoiceDecoder:
         """
         if self.stopped:
             return Delta(self.delivered, (), "")
+        has_news = self.received + len(token_ids) > self._silent
+        token_ids = self._with_aside(token_ids)
         silenced = token_ids[-1:] if stop_token and not self._options.include_stop_str_in_output else ()
         delta = self._absorb(token_ids[: len(token_ids) - len(silenced)]) or self._flush()
         if delta is not None:
             return delta
-        self.received += len(silenced)
-        if self.received > self._silent:
+        self._decoded += len(silenced)
+        if self._decoded > self._silent:
             self._ids += silenced
+        if not has_news:
+            self._text = ""  # an unfinished character was delivered with the last id
         return self._release(len(self._ids), len(self._text))
+
+    def _with_aside(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """``token_ids``, preceded by the id set aside."""
+        if not self._aside:
+            return token_ids
+        aside, self._aside = self._aside, ()
+        return (*aside, *token_ids)
+
+    def _set_aside(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """``token_ids``, without the last one if another decoder delivered it and nothing follows yet."""
+        if not token_ids or self._decoded + len(token_ids) != self._silent:
+            return token_ids
+        self._aside = (token_ids[-1],)
+        return token_ids[:-1]
 
     def _absorb(self, token_ids: Sequence[int]) -> Delta | None:
         """Decode ids and hold them back; returns the last delta if a stop string ends the choice."""
@@ -118,8 +147,8 @@ class ChoiceDecoder:
         for token_id in token_ids:
             at_boundary = decoder.at_boundary
             text = own = decoder.push(token_id)
-            self.received += 1
-            if self.received > self._silent:
+            self._decoded += 1
+            if self._decoded > self._silent:
                 if self._ids:
                     self._add_boundary(at_boundary)
                 elif decoder.boundary_offset is not None:
@@ -150,7 +179,7 @@ class ChoiceDecoder:
         """Search the text that the last id completed; returns the last delta if a stop string ends there."""
         if self._stops is None:
             return None
-        too_early = self.received <= self._options.min_tokens
+        too_early = self._decoded <= self._options.min_tokens
         self._partial_stop, match = self._stops.find(self._partial_stop, text, too_early)
         if match is None:
             return None
@@ -175,7 +204,7 @@ class ChoiceDecoder:
 
     def _release_all(self) -> Delta:
         delta = Delta(self.delivered, tuple(self._ids), self._text)
-        self.delivered = self.received
+        self.delivered = self._decoded
         self._ids.clear()
         self._boundaries.clear()
         self._text = ""

@@ -62,6 +62,19 @@ def stops(*strings: str, **options) -> Callable[[GenerateRequest], None]:
     return change
 
 
+def ends_in_a_stop_string(request: GenerateRequest) -> None:
+    """A stop token and a stop string are one and the same; before it are parts of others."""
+    request.stopping.stop_token_ids.extend(BIG)
+    stops(TOKENIZER.decode(BIG), "x big")(request)
+
+
+def shown_end(request: GenerateRequest) -> None:
+    """The model's own end, which is asked for as a stop string too."""
+    chat(request)
+    request.output.skip_special_tokens = False
+    stops("<|im_end|>")(request)
+
+
 def prompt_scores(request: GenerateRequest) -> None:
     request.output.prompt_logprobs = 1
 
@@ -81,6 +94,12 @@ CASES = {
     "the model's own end": asked(chat),
     "an end that comes late": asked(ends_late),
     "a stop token": asked(lambda request: request.stopping.stop_token_ids.extend(BIG)),
+    "a stop token that is a stop string": asked(ends_in_a_stop_string),
+    "some of them, and limits": asked(ends_in_a_stop_string, n=5),
+    "a stop token that is a stop string left in": asked(
+        lambda r: (ends_in_a_stop_string(r), stops(include_stop_str_in_output=True)(r))
+    ),
+    "an end that is a stop string": asked(shown_end),
     "bad words": asked(lambda request: request.stopping.bad_words.extend(["the", "a little", "e"])),
     "a stop string": asked(stops("ra lived in", "x")),
     "a stop string left in": asked(stops("ra lived in", "x", include_stop_str_in_output=True)),
@@ -191,5 +210,10 @@ async def test_the_cases_show_what_they_are_for(front) -> None:
     for name in ("a stop string", "a stop string left in", "a stop string that comes late", "a stop string after them"):
         assert any(end.HasField("stop_string") for end in transcripts[name].ends.values()), name
     assert transcripts["an end that comes late"].usage.completion_tokens >= 40
-    for name in ("the model's own end", "a stop token"):
+    for name in (
+        "the model's own end",
+        "a stop token",
+        "a stop token that is a stop string",
+        "an end that is a stop string",
+    ):
         assert transcripts[name].ends[0].HasField("stop_token_id"), name

@@ -192,28 +192,58 @@ def test_the_frames_do_not_matter(
     stops=st.lists(st.sampled_from(["ab", "ba", "é"]), max_size=2).map(tuple),
     lost_after=st.integers(0, 12),
     resumed=st.integers(0, 8),
+    stop_token=st.booleans(),
+    lose_end=st.booleans(),
 )
 def test_a_replay_goes_on_where_the_processor_is(
-    ids: list[int], cuts: list[int], again: list[int], stops: tuple[str, ...], lost_after: int, resumed: int
+    ids: list[int],
+    cuts: list[int],
+    again: list[int],
+    stops: tuple[str, ...],
+    lost_after: int,
+    resumed: int,
+    stop_token: bool,
+    lose_end: bool,
 ) -> None:
-    """The first detokenizer is lost after some deltas; another is given the log from position 0."""
+    """The first detokenizer is lost after some deltas, or before an end; another is given the log from position 0."""
+    stop_token = stop_token and bool(ids)
     first, choices = Detokenizer(), {0: Read()}
-    frames = frames_of(ids, cuts, opened(stop_strings=stops), 0, eos=False)
+    frames = frames_of(ids, cuts, opened(stop_strings=stops), 0, eos=stop_token)
     for frame in frames[:lost_after]:
         first.read(frame, choices)
     read = choices[0]
+    if lose_end:
+        read.end = None
     if read.end is None:
         delivered = {0: len(read.ids)}
         scored_from = min(resumed, len(read.ids))  # ids that were resumed have no log probabilities
         second = Detokenizer()
-        for frame in frames_of(ids, again, opened(stop_strings=stops, delivered=delivered), scored_from, eos=False):
+        opening = opened(stop_strings=stops, delivered=delivered)
+        for frame in frames_of(ids, again, opening, scored_from, eos=stop_token):
             second.read(frame, choices)
         assert second.decoder.num_requests == 0
-    count, text, stop = undisturbed(ids, stops, eos=False)
+    count, text, stop = undisturbed(ids, stops, eos=stop_token)
     assert (read.ids, read.text) == (ids[:count], text)
     assert read.logprobs == [logprob(i, token) for i, token in enumerate(ids[:count])]
     assert read.end is not None
     assert read.end.stop_string == stop
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_stop_token_that_was_delivered_without_its_end_is_no_stop_string(replayed: bool) -> None:
+    """Its text is a stop string, but it is not searched: neither by another engine nor in a replay."""
+    ids = [*BYTES[0], *BYTES[1]]
+    second, choices = Detokenizer(), {0: Read(ids=list(ids), text="a")}
+    frame = tokens(ids)
+    frame.opened.append(opened(stop_strings=["b"], delivered={0: 2}))
+    end = engine_pb2.StepOutputs(finished=[finish(2, stop_token_id=ids[1])])
+    if replayed:
+        frame.MergeFrom(end)
+    for outputs in [frame] if replayed else [frame, end]:
+        second.read(outputs, choices)
+    assert (choices[0].ids, choices[0].text) == (ids, "a")
+    assert choices[0].end == ChoiceEnd(FinishReason.STOP, 2, stop_token_id=ids[1])
+    assert not second.stops
 
 
 @settings(deadline=None)
