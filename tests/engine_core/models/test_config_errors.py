@@ -211,6 +211,10 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (DEEPSEEK2 | {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported; known is softmax"),
         (DEEPSEEK2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; known are"),
         (DEEPSEEK2 | {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is not usable: expected at most .*=8"),
+        (
+            DEEPSEEK3 | {"rope_parameters": YARN | {"factor": None, "mscale_all_dim": 1.0}},
+            "mscale_all_dim 1.0 needs a factor",
+        ),
         (GLM4_MOE | {"scoring_func": "tanh"}, "scoring_func 'tanh' is not supported; known is sigmoid"),
         (GLM4_LITE | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; known is noaux_tc"),
         (GLM4_LITE | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
