@@ -174,6 +174,10 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
     layers = raw.get("num_hidden_layers")
     if isinstance(layers, int) and layers > MOST_LAYERS:  # transformers makes a list of this length
         raise CheckpointError(f"num_hidden_layers={layers} is not usable: expected at most {MOST_LAYERS}")
+    if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: a token sees none behind it"
+        )
     choice.model.check_raw_config(raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)

@@ -65,14 +65,17 @@ def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, A
 
 
 def _softmax_scale(told: Mapping[str, Any], ropes: tuple[RopeParameters | None, ...], head_dim: int) -> float:
-    """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one."""
+    """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one.
+
+    Every type of rotation has it but ``default``, also ``dynamic``, whose angles no factor changes here.
+    """
     scale, weight = 1 / math.sqrt(head_dim), told.get("mscale_all_dim")
     rope = next((each for each in ropes if each is not None), None)
     if rope is None or rope.rope_type == "default" or not weight:
         return scale
-    if told.get("factor") is None and rope.rope_type != "yarn":
+    if told.get("factor") is None:
         raise CheckpointError(f"rope_parameters: mscale_all_dim {weight} needs a factor, which is missing")
-    return scale * yarn_scale(read_number(told, "mscale_all_dim"), rope.factor) ** 2
+    return scale * yarn_scale(read_number(told, "mscale_all_dim"), read_number(told, "factor")) ** 2
 
 
 class LatentAttention:

@@ -33,6 +33,7 @@ def named(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
     return SIZES | {"architectures": [architecture], "model_type": model_type} | fields
 
 
+LLAMA = named("LlamaForCausalLM", "llama")
 PHI3 = named("Phi3ForCausalLM", "phi3", original_max_position_embeddings=64)
 OLMO3 = named("Olmo3ForCausalLM", "olmo3", sliding_window=8)
 SMOLLM3 = named("SmolLM3ForCausalLM", "smollm3")
@@ -74,6 +75,10 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (LLAMA | {"is_causal": False}, "config.json: is_causal=False is not supported: a token sees none behind it"),
+        (LLAMA | {"is_causal": None}, "is_causal=None is not supported"),
+        (OPT | {"is_causal": False}, "is_causal=False is not supported"),
+        (named("StableLmForCausalLM", "stablelm", is_causal=False), "is_causal=False is not supported"),
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
@@ -206,6 +211,10 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (DEEPSEEK2 | {"scoring_func": "sigmoid"}, "scoring_func 'sigmoid' is not supported; known is softmax"),
         (DEEPSEEK2 | {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc' is not supported; known are"),
         (DEEPSEEK2 | {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is not usable: expected at most .*=8"),
+        (
+            DEEPSEEK3 | {"rope_parameters": YARN | {"factor": None, "mscale_all_dim": 1.0}},
+            "mscale_all_dim 1.0 needs a factor",
+        ),
         (GLM4_MOE | {"scoring_func": "tanh"}, "scoring_func 'tanh' is not supported; known is sigmoid"),
         (GLM4_LITE | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; known is noaux_tc"),
         (GLM4_LITE | {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),

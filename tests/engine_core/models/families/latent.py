@@ -36,6 +36,12 @@ SHAPES: dict[str, PretrainedConfig] = {
         rope_parameters=YARN | {"mscale_all_dim": 1.0},
         tie_word_embeddings=True,
     ),
+    "deepseek_v3-dynamic": DeepseekV3Config(
+        **LATENT,
+        n_group=1,
+        topk_group=1,
+        rope_parameters={"rope_type": "dynamic", "factor": 8.0, "mscale_all_dim": 1.0},
+    ),
     "deepseek_v3-no-shared": DeepseekV3Config(
         **LATENT, n_group=2, topk_group=1, first_k_dense_replace=1, n_shared_experts=0
     ),
