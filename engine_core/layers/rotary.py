@@ -75,7 +75,7 @@ class RopeParameters:
         if not 2 <= rotated <= head_dim or rotated % 2:
             raise CheckpointError(
                 f"rope_parameters: partial_rotary_factor={share:g} of heads of {head_dim} is {rotated}: expected an "
-                f"even number up to {head_dim}"
+                f"even number up to {head_dim} (head_dim)"
             )
         rotary_dim = head_dim if rope_type == "proportional" else rotated
         theta = read_number(parameters, "rope_theta")

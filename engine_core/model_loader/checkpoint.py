@@ -21,7 +21,7 @@ from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
-from engine_core.models.architecture import MOST_LAYERS, ModelShape
+from engine_core.models.architecture import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import (
     ARCHITECTURES,
     RINGLINE,
@@ -194,6 +194,8 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
     """What the engine must know of the model. What it refuses is told with what is known, or with what may run it."""
+    if choice.impl == RINGLINE and not choice.model.reads_per_layer_config:
+        require_like_layers(config)
     try:
         return choice.model.read_config(config)
     except UnsupportedModelError as error:
@@ -263,7 +265,10 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -
     if length >= 2**31:
         raise UnsupportedModelError(f"{architecture} takes {length} tokens here; --max-model-len has to be below 2³¹")
     if length < 2:
-        raise UnsupportedModelError(f"{architecture} takes {length} token here, but a prompt and its output are two")
+        raise UnsupportedModelError(
+            f"{architecture} takes {length} token here (max_position_embeddings {limits.max_position_embeddings}), but "
+            "a prompt and its output are two"
+        )
     return length
 
 

@@ -158,7 +158,8 @@ def common_fields(
         told = getattr(config, "head_dim", None) is not None
         head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
-        raise CheckpointError(f"head_dim={head_dim} is not an even number")
+        sizes = f"hidden_size={hidden_size}, num_attention_heads={num_heads}"
+        raise CheckpointError(f"head_dim={head_dim} is not an even number from 2 on ({sizes})")
     max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
     num_layers = positive(config, "num_hidden_layers", MOST_LAYERS)
     return {
@@ -182,6 +183,20 @@ def common_fields(
         ),
         "sliding_windows": (None,) * num_layers,
     }
+
+
+def require_like_layers(config: PretrainedConfig) -> None:
+    """Refuse ``per_layer_config`` that changes something: any configuration may have it. Raises
+    ``UnsupportedModelError``.
+    """
+    if not config.is_heterogeneous:
+        return
+    if changed := sorted(config.per_layer_attributes or ()):
+        raise UnsupportedModelError(
+            f"per_layer_config changes {', '.join(changed)}: {config.model_type} has the same in all layers"
+        )
+    if any(getattr(layer, "skip", None) for layer in config.per_layer_config):
+        raise UnsupportedModelError("per_layer_config skips parts of layers, which have all of them")
 
 
 def interleaved(ropes: Sequence[RopeParameters | None]) -> tuple[RopeParameters | None, ...]:
@@ -296,6 +311,11 @@ def _ropes(
             )
     if not by_kind:
         return tuple(RopeParameters.read(told, max_position_embeddings, head_dim) for head_dim in head_dims)
+    for parameters in by_kind:
+        if parameters.get("truncate", True) is not True:
+            raise UnsupportedModelError(
+                f"rope_parameters: truncate={parameters['truncate']!r} is not supported for one type of layers"
+            )
     kinds = layer_types(config, len(head_dims))
     if missing := sorted({kind for kind in kinds if not isinstance(told.get(kind), dict)}):
         raise CheckpointError(f"rope_parameters has nothing for layers of type {', '.join(missing)}")

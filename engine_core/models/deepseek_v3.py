@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from engine_core.errors import UnsupportedModelError
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
 from engine_core.models.architecture import ArchitectureConfig
@@ -87,6 +88,10 @@ class DeepseekV3ForCausalLM(CausalLM):
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> LatentConfig:
+        if config.head_dim != config.qk_rope_head_dim:  # transformers makes it equal where it is not given
+            raise UnsupportedModelError(
+                f"head_dim={config.head_dim!r} is not supported: expected qk_rope_head_dim={config.qk_rope_head_dim!r}"
+            )
         fields = latent_fields(config, interleaved=bool(config.rope_interleave))
         return LatentConfig(**fields, mixture=deepseek_mixture(config, fields))
 

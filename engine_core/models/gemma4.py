@@ -69,6 +69,7 @@ class Gemma4ForCausalLM(CausalLM):
     """As ``model_type`` gemma4_text."""
 
     model_type = "gemma4_text"
+    reads_per_layer_config = True
     config: Gemma4Config
 
     @classmethod
@@ -184,10 +185,12 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
         if count % spec.num_kv_heads:
             raise CheckpointError(
                 f"num_attention_heads={count} is not a multiple of {spec.num_kv_heads}, the key/value heads of layers "
-                f"of type {kind}"
+                f"of type {kind} (num_key_value_heads, num_global_key_value_heads)"
             )
         if spec.head_dim % 2:
-            raise CheckpointError(f"heads of {spec.head_dim} in layers of type {kind} are not of an even size")
+            raise CheckpointError(
+                f"heads of {spec.head_dim} in layers of type {kind} are not of an even size (head_dim, global_head_dim)"
+            )
         if by_kind.setdefault(kind, spec) != spec:
             raise CheckpointError(f"per_layer_config: layers of type {kind} are not alike")
     return tuple(by_kind[kind] for kind in kinds)

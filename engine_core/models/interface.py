@@ -33,6 +33,8 @@ class LanguageModel(ABC):
     config: ModelShape
     expanded_quantizations: ClassVar[tuple[str, ...]] = ()
     """Of checkpoints: methods whose weights are expanded to the model's type when they are loaded."""
+    reads_per_layer_config: ClassVar[bool] = False
+    """Whether ``read_config`` knows ``per_layer_config``; for the others it is refused."""
 
     @classmethod  # noqa: B027
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:

@@ -79,14 +79,16 @@ def grouped_routing(config: PretrainedConfig, shape: ExpertsShape, group_best: i
     """Routing among the experts of ``topk_group`` of ``n_group`` groups. Raises ``CheckpointError``."""
     groups, chosen = positive(config, "n_group"), positive(config, "topk_group")
     if shape.num_experts % groups:
-        raise CheckpointError(f"n_group={groups} is not usable: expected a divisor of {shape.num_experts} experts")
+        raise CheckpointError(
+            f"n_group={groups} is not usable: expected a divisor of n_routed_experts={shape.num_experts}"
+        )
     size = shape.num_experts // groups
     if chosen > groups:
         raise CheckpointError(f"topk_group={chosen} is not usable: expected at most n_group={groups}")
     if shape.top_k > chosen * size:
         raise CheckpointError(
             f"num_experts_per_tok={shape.top_k} is not usable: topk_group={chosen} of n_group={groups} groups have "
-            f"{chosen * size} experts"
+            f"{chosen * size} of n_routed_experts={shape.num_experts}"
         )
     if group_best > size and chosen < groups:
         raise CheckpointError(f"n_group={groups} is not usable: expected groups of at least {group_best} experts")

@@ -21,11 +21,13 @@ SHAPES: dict[str, PretrainedConfig] = {
 FALLBACK = fallback.SHAPES
 """Likewise, of families that only transformers has."""
 assert not FALLBACK.keys() & {*CASES, *SHAPES}, "one would be tested in the other's place"
+OWN: dict[str, PretrainedConfig] = {**CASES, **SHAPES}
+"""Of families that Ringline has models of its own for."""
 ALL: list[Any] = [*CASES, *(pytest.param(name, marks=pytest.mark.models) for name in {**SHAPES, **FALLBACK})]
 """Parameters of tests: names."""
 FIRST: dict[str, str] = {}
 """A case or shape of each family, by its ``model_type``."""
-for _name, _config in {**CASES, **SHAPES}.items():
+for _name, _config in OWN.items():
     FIRST.setdefault(_config.model_type, _name)
 
 
