@@ -115,6 +115,7 @@ def resolve_request(
         prompt_tokens=len(prompt),
         num_choices=sampling.n,
         choices=choices or dict.fromkeys(range(sampling.n), array("I")),
+        is_resume=request.HasField("resume"),
         wants_prefill_progress=output.prefill_progress,
         prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
