@@ -106,9 +106,10 @@ def test_those_who_are_refused_together_come_back_apart_and_ever_later():
 def full_engine(n: int = 1, resumed: int = 0) -> list[pb.GenerateResponse]:
     """Admitted, but the engine's queue has no place for it."""
     error = status(EXHAUSTED, "2 requests are waiting", retry_after(0.01))
-    ends = [ended(output_pb2.FINISH_REASON_ERROR, choice, error=error) for choice in range(n)]
+    choices = [ended(output_pb2.FINISH_REASON_ERROR, choice, error=error) for choice in range(n)]
+    ends = [response for responses in choices for response in responses]
     usage = pb.RequestFinished(usage=pb.Usage(prompt_tokens=3, completion_tokens=resumed))
-    return [admitted(n, prompt_token_ids=[1, 2, 3]), *sum(ends, []), pb.GenerateResponse(request_finished=usage)]
+    return [admitted(n, prompt_token_ids=[1, 2, 3]), *ends, pb.GenerateResponse(request_finished=usage)]
 
 
 async def test_a_refusal_by_the_engine_is_tried_again_like_one_by_the_processor(server, ask):

@@ -3,10 +3,13 @@
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 import ringline
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 
@@ -257,6 +260,83 @@ async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, way):
             await server.service.cancelled.wait()
         assert (await client.generate("Hi")).text == "Hello, world"
     assert server.service.sessions == 1
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.001)
+
+
+async def close_it(stream, result):
+    await stream.close()
+    await stream.close()
+
+
+async def cancel_it(stream, result):
+    result.cancel()
+
+
+@asynccontextmanager
+async def no_session(client, server):
+    """The server does not begin the session yet."""
+    server.service.may_begin.clear()
+    yield lambda: server.service.sessions
+    server.service.may_begin.set()
+
+
+@asynccontextmanager
+async def no_turn(client, server):
+    """As many requests are live as may."""
+    server.service.limits.max_live_requests = 1
+    server.plays(forever, hello)
+    async with client.stream("Hi") as occupant:
+        await anext(occupant)
+        (session_stream,) = client._session._session_streams
+        yield lambda: session_stream._slots._waiters
+
+
+@asynccontextmanager
+async def no_retry(client, server):
+    """The server has asked for a pause."""
+    pause = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=50))
+    server.plays(play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", pause)), hello)
+    yield lambda: server.service.requests
+
+
+@pytest.mark.parametrize("leave", [close_it, cancel_it])
+@pytest.mark.parametrize("hold", [no_session, no_turn, no_retry])
+async def test_whoever_leaves_before_an_attempt_has_begun_is_not_computed_for(server, hold, leave):
+    async with ringline.AsyncClient(server.address, retry_overloaded=True, patience=1000) as client:
+        async with hold(client, server) as held:
+            stream = client.stream("left")
+            result = asyncio.create_task(stream.result())
+            await until(held)
+            await until(lambda: stream._wait is not None and stream._attempt is None)
+            await leave(stream, result)
+            async with asyncio.timeout(60):
+                (outcome,) = await asyncio.gather(result, return_exceptions=True)
+            before = len(server.service.requests)
+        assert isinstance(outcome, ringline.Cancelled if leave is close_it else asyncio.CancelledError)
+        assert (await client.generate("the next")).text == "Hello, world"
+    assert [request.text for request in server.service.requests[before:]] == ["the next"]
+
+
+async def test_a_stream_that_is_closed_just_when_its_attempt_begins_is_cancelled(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        stream = client.stream("Hi")
+        begin = stream._begin
+
+        async def close_meanwhile(retrying):
+            attempt = await begin(retrying)
+            await stream.close()
+            return attempt
+
+        stream._begin = close_meanwhile
+        assert await anext(stream, None) is None
+        async with asyncio.timeout(60):
+            await server.service.cancelled.wait()
 
 
 def leave_loop_blocking(client):

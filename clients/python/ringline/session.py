@@ -114,6 +114,7 @@ class Session:
             return (working or usable)[-1]
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(_note_error)
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -144,3 +145,9 @@ class Session:
                 pool.failed(server)
                 if not pool.any_available:
                     raise
+
+
+def _note_error(opening: asyncio.Task[SessionStream]) -> None:
+    """Its callers may all have left: without this, asyncio would log an error that nobody took."""
+    if not opening.cancelled():
+        opening.exception()

@@ -69,8 +69,8 @@ class Stream(Iterator[Delta]):
     def close(self) -> None:
         """Cancel the request if it has not ended. May be called from any thread."""
         self._closed.set()
-        if self._call is not None:
-            self._call.cancel()
+        if (call := self._call) is not None:  # the thread that reads may drop it meanwhile
+            call.cancel()
 
     def __next__(self) -> Delta:
         while (event := self._next_event()) is not None:
