@@ -204,6 +204,17 @@ async def test_a_live_request_id_cannot_be_given_twice(server):
         assert (await anext(first)).text == "x"
 
 
+async def test_a_caller_may_use_any_id_beside_those_that_the_library_makes_up(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        nameless = [client.stream("Hi") for _ in range(3)]
+        for stream in nameless:
+            await anext(stream)
+        for name in ("1", "2", "3", "4"):
+            async with client.stream("Hi", request_id=name) as named:
+                await anext(named)
+
+
 async def test_a_request_that_the_session_could_not_take_is_not_sent(server):
     server.service.limits.max_message_bytes = 10_000
     async with ringline.AsyncClient(server.address) as client:
@@ -229,6 +240,57 @@ async def test_a_closed_session_ends_its_requests(server):
         await waiting
     with pytest.raises(ringline.Cancelled):
         await client.generate("Hi")
+
+
+async def outcome_of(work):
+    return (await asyncio.gather(work, return_exceptions=True))[0]
+
+
+async def test_a_look_up_of_a_closed_client_says_so(server):
+    gate = asyncio.Event()
+
+    async def hold(context):
+        server.service.asked.set()
+        await gate.wait()
+
+    server.service._fail_unary = hold
+    client, never_used = ringline.AsyncClient(server.address), ringline.AsyncClient(server.address)
+    blocking = ringline.Client(server.address)
+    under_way = asyncio.create_task(client.models())
+    await server.service.asked.wait()
+    server.service.asked.clear()
+    under_way_too = asyncio.create_task(asyncio.to_thread(blocking.models))
+    await server.service.asked.wait()
+    other = client.session()
+    await client.close()
+    await never_used.close()
+    blocking.close()
+    for work in (
+        under_way,
+        under_way_too,
+        client.models(),
+        client.tokenize("a"),
+        client.detokenize([5]),
+        other.generate("a"),
+        never_used.models(),
+        never_used.session().generate("a"),
+        asyncio.to_thread(blocking.models),
+        asyncio.to_thread(blocking.generate, "a"),
+    ):
+        assert type(await outcome_of(work)) is ringline.Cancelled
+
+
+async def test_a_cancelled_look_up_is_cancelled(server):
+    async def hold(context):
+        server.service.asked.set()
+        await asyncio.Event().wait()
+
+    server.service._fail_unary = hold
+    async with ringline.AsyncClient(server.address) as client:
+        task = asyncio.create_task(client.models())
+        await server.service.asked.wait()
+        task.cancel()
+        assert type(await outcome_of(task)) is asyncio.CancelledError
 
 
 async def leave_loop(client, service):
