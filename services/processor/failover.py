@@ -124,8 +124,8 @@ class Failover:
         """An engine rejected a request: it waits for another route if that may help; else its error is returned."""
         retry = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
         delay_ms = status.retry_after_ms or 0
-        if status.code is Code.RESOURCE_EXHAUSTED and request.delivery.epoch > 1:
-            # It was in flight before; a full engine is no reason to end it.
+        if status.code is Code.RESOURCE_EXHAUSTED and request.was_in_flight:
+            # A full engine (its queue, its ledgers, what they may take) is no reason to end it.
             retry, delay_ms = True, status.retry_after_ms or RETRY_AFTER_MS
         if not retry:
             return status

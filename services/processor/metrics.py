@@ -77,7 +77,7 @@ class TenantCounts:
         return counts
 
     def families(self, model_name: str) -> Iterator[Metric]:
-        named = [(tenant or NOBODY, counts) for tenant, counts in self._named.copy().items()]
+        named = [(_label(tenant), counts) for tenant, counts in self._named.copy().items()]
         for count, (name, documentation) in _SERIES.items():
             family = CounterMetricFamily(name, documentation, labels=["model_name", "tenant"])
             for tenant, counts in (*named, (OTHERS, self._others)):
@@ -250,6 +250,13 @@ class ProcessorMetrics(ServiceMetrics):
         yield from self._histograms(self._first_token, self._itl, self._latency)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
+
+
+def _label(tenant: str) -> str:
+    """A tenant's label. One whose name begins like ``OTHERS`` and ``NOBODY`` gets another parenthesis in front."""
+    if not tenant:
+        return NOBODY
+    return f"({tenant}" if tenant.startswith("(") else tenant
 
 
 def _reason(finish_reason: str) -> str:

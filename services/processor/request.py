@@ -59,6 +59,8 @@ class ResolvedRequest:
     """Includes the finished ones, which a resume leaves out."""
     choices: dict[int, array[int]]
     """Unfinished choices and the ids they have."""
+    is_resume: bool
+    """Whether it was in flight before, at this or another processor. One that lost its first token has no ids yet."""
     wants_prefill_progress: bool
     prefixes: Prefixes
     """Of the prompt; they decide which engine may have it cached."""
@@ -168,6 +170,11 @@ class Request:
         """What the client has; there from admission to the end."""
         assert self._delivery is not None
         return self._delivery
+
+    @property
+    def was_in_flight(self) -> bool:
+        """Whether it was in flight before its present route: here, or before its client resumed it."""
+        return self.resolved.is_resume or self.delivery.epoch > 1
 
     def admit(self, resolved: ResolvedRequest) -> None:
         self.message = None

@@ -179,9 +179,16 @@ class ServedModels:
         """The model for a new request that asks for ``name``; None while no engine takes work."""
         return find_model(name, [held for generation in self._preferred() if (held := self._held.get(generation))])
 
-    def by_digest(self, digest: str) -> ServedModel | None:
-        """The model that a request began on."""
-        return next((held for held in self._held.values() if held.model.model_digest == digest), None)
+    def for_resume(self, name: str, digest: str) -> ServedModel | None:
+        """The model that a request began on; None if it is not held.
+
+        Engines may serve one model under several names: a request for any of them (``name`` is empty) goes to one that
+        takes work, if there is one.
+        """
+        held = [each for each in self._held.values() if each.model.model_digest == digest]
+        named = [each for each in held if name in ("", each.limits.name)]
+        preferred = self._preferred()
+        return next((each for each in named if each.generation in preferred), named[0] if named else None)
 
     def holds(self, generation: Generation) -> bool:
         return generation in self._held

@@ -146,6 +146,9 @@ class ScriptedInference(InferenceServiceServicer):
         self.metadata: list[dict[str, str]] = []
         self.sessions = 0
         self.most_live = 0
+        self.may_begin = asyncio.Event()
+        """While it is not set, no Session gets its first frame."""
+        self.may_begin.set()
         self.asked = asyncio.Event()
         """Set when a request came."""
         self.cancelled = asyncio.Event()
@@ -183,6 +186,7 @@ class ScriptedInference(InferenceServiceServicer):
     async def Session(self, request_iterator, context):
         self.metadata.append(dict(context.invocation_metadata()))
         self.sessions += 1
+        await self.may_begin.wait()
         yield pb.SessionResponse(limits=self.limits)
         news: asyncio.Queue[pb.SessionResponse | Exception] = asyncio.Queue()
         self._news = news

@@ -349,6 +349,33 @@ async def test_a_request_goes_on_at_another_address(kind, form):
         assert sorted(len(served.service.requests) for served in (one, other)) == [1, 1]
 
 
+@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+async def test_a_server_without_an_engine_for_one_request_goes_on_with_others(kind):
+    """The request goes elsewhere, but the server that admitted and ended it is not ejected."""
+    async with serving(ScriptedInference()) as one, serving(ScriptedInference()) as other:
+        error = ended(output_pb2.FINISH_REASON_ERROR, completion=0, error=status(UNAVAILABLE, "no engine"))
+
+        async def script(request):
+            yield taken()
+            for end in ended(completion=0) if request.HasField("resume") else error:
+                yield end
+
+        for served in (one, other):
+            served.plays(script)
+        client = kind([one.address, other.address])
+        if kind is ringline.Client:
+            with client:
+                answer = await asyncio.to_thread(client.generate, "Hi")
+                ejected = [server.ejected for server in client._pool._pool]
+        else:
+            async with client:
+                answer = await client.generate("Hi")
+                ejected = [server.ejected for server in client._pool()._pool]
+        assert answer.resumed == 1
+        assert [len(served.service.requests) for served in (one, other)] == [1, 1]
+        assert ejected == [False, False]
+
+
 NO_ADDRESSES = ["", "a:1,,b:2", [], ["a:1", ""], "localhost", "localhost:99999", "a:b", "http://a:1", "[::1]", "::1:5"]
 
 

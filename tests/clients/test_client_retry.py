@@ -8,16 +8,20 @@ import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline.inference.v1 import inference_pb2 as pb
 from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.types.v1 import output_pb2
 
 from tests.clients.scripted_server import (
     Abort,
     Cut,
     admitted,
+    delta,
     ended,
     hello,
     play,
     refusal,
+    status,
 )
 from tests.ports import HeldPort
 
@@ -93,8 +97,56 @@ def test_those_who_are_refused_together_come_back_apart_and_ever_later():
         delays = [one.delay(full, any_available=True) for one in crowd]
         assert all(least <= delay <= 1.5 * least for delay in delays)
         assert max(delays) - min(delays) > 0.1 * least
-    crowd[0].admitted()
+    crowd[0].admitted()  # by a processor, whose engine is full
+    assert crowd[0].delay(full, any_available=True) >= 30.0
+    crowd[0].delivered()
     assert crowd[0].delay(full, any_available=True) <= 3.0
+
+
+def full_engine(n: int = 1, resumed: int = 0) -> list[pb.GenerateResponse]:
+    """Admitted, but the engine's queue has no place for it."""
+    error = status(EXHAUSTED, "2 requests are waiting", retry_after(0.01))
+    choices = [ended(output_pb2.FINISH_REASON_ERROR, choice, error=error) for choice in range(n)]
+    ends = [response for responses in choices for response in responses]
+    usage = pb.RequestFinished(usage=pb.Usage(prompt_tokens=3, completion_tokens=resumed))
+    return [admitted(n, prompt_token_ids=[1, 2, 3]), *ends, pb.GenerateResponse(request_finished=usage)]
+
+
+async def test_a_refusal_by_the_engine_is_tried_again_like_one_by_the_processor(server, ask):
+    server.plays(play(full_engine()), hello)
+    outcome = await ask()
+    assert type(outcome.error) is ringline.Overloaded
+    assert outcome.error.partial.usage.completion_tokens == 0
+    assert len(server.service.requests) == 1
+
+    server.service.requests.clear()
+    server.plays(*[play(full_engine())] * 4, play(admitted(), delta(0, [10], "a"), ended(completion=1)))
+    outcome = await ask(client_options={"retry_overloaded": True, "retries": 0})  # overload is no loss
+    assert outcome.generation.text == "a"
+    assert not [event for event in outcome.events if isinstance(event, ringline.Finished) and event.error is not None]
+    first, *others = server.service.requests
+    assert not first.HasField("resume")
+    for again in others:  # it was admitted: the answer has the seed that the client was told
+        assert again.sampling.seed == 7
+        assert [(one.choice, list(one.token_ids)) for one in again.resume.choices] == [(0, [])]
+
+
+async def test_patience_bounds_the_search_for_an_engine_with_room(server, ask, clock):
+    """Though a processor admits the request each time."""
+    full = play(full_engine())
+    server.plays(full, full, clock.passes(1000.0, full))
+    outcome = await ask(client_options={"retry_overloaded": True, "patience": 500.0})
+    assert type(outcome.error) is ringline.Overloaded
+    assert len(server.service.requests) == 3
+
+
+async def test_a_resume_that_an_engine_has_no_room_for_is_tried_again(server, ask):
+    """A processor of this release keeps it until there is room."""
+    full = play(full_engine(n=2, resumed=1))
+    lost = play(admitted(2, prompt_token_ids=[1, 2, 3]), delta(0, [10], "a"), Abort(UNAVAILABLE))
+    server.plays(lost, full, full, play(admitted(2), delta(1, [11], "b"), ended(choice=1), ended(completion=2)))
+    outcome = await ask(n=2)
+    assert outcome.generation.text == "ab"
 
 
 async def test_overload_without_a_time_is_not_tried_again(server, ask):

@@ -3,10 +3,13 @@
 import asyncio
 import gc
 import threading
+from collections.abc import Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 import ringline
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 
@@ -201,6 +204,17 @@ async def test_a_live_request_id_cannot_be_given_twice(server):
         assert (await anext(first)).text == "x"
 
 
+async def test_a_caller_may_use_any_id_beside_those_that_the_library_makes_up(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        nameless = [client.stream("Hi") for _ in range(3)]
+        for stream in nameless:
+            await anext(stream)
+        for name in ("1", "2", "3", "4"):
+            async with client.stream("Hi", request_id=name) as named:
+                await anext(named)
+
+
 async def test_a_request_that_the_session_could_not_take_is_not_sent(server):
     server.service.limits.max_message_bytes = 10_000
     async with ringline.AsyncClient(server.address) as client:
@@ -226,6 +240,57 @@ async def test_a_closed_session_ends_its_requests(server):
         await waiting
     with pytest.raises(ringline.Cancelled):
         await client.generate("Hi")
+
+
+async def outcome_of(work):
+    return (await asyncio.gather(work, return_exceptions=True))[0]
+
+
+async def test_a_look_up_of_a_closed_client_says_so(server):
+    gate = asyncio.Event()
+
+    async def hold(context):
+        server.service.asked.set()
+        await gate.wait()
+
+    server.service._fail_unary = hold
+    client, never_used = ringline.AsyncClient(server.address), ringline.AsyncClient(server.address)
+    blocking = ringline.Client(server.address)
+    under_way = asyncio.create_task(client.models())
+    await server.service.asked.wait()
+    server.service.asked.clear()
+    under_way_too = asyncio.create_task(asyncio.to_thread(blocking.models))
+    await server.service.asked.wait()
+    other = client.session()
+    await client.close()
+    await never_used.close()
+    blocking.close()
+    for work in (
+        under_way,
+        under_way_too,
+        client.models(),
+        client.tokenize("a"),
+        client.detokenize([5]),
+        other.generate("a"),
+        never_used.models(),
+        never_used.session().generate("a"),
+        asyncio.to_thread(blocking.models),
+        asyncio.to_thread(blocking.generate, "a"),
+    ):
+        assert type(await outcome_of(work)) is ringline.Cancelled
+
+
+async def test_a_cancelled_look_up_is_cancelled(server):
+    async def hold(context):
+        server.service.asked.set()
+        await asyncio.Event().wait()
+
+    server.service._fail_unary = hold
+    async with ringline.AsyncClient(server.address) as client:
+        task = asyncio.create_task(client.models())
+        await server.service.asked.wait()
+        task.cancel()
+        assert type(await outcome_of(task)) is asyncio.CancelledError
 
 
 async def leave_loop(client, service):
@@ -257,6 +322,83 @@ async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, way):
             await server.service.cancelled.wait()
         assert (await client.generate("Hi")).text == "Hello, world"
     assert server.service.sessions == 1
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - of state that tells nobody
+            await asyncio.sleep(0.001)
+
+
+async def close_it(stream, result):
+    await stream.close()
+    await stream.close()
+
+
+async def cancel_it(stream, result):
+    result.cancel()
+
+
+@asynccontextmanager
+async def no_session(client, server):
+    """The server does not begin the session yet."""
+    server.service.may_begin.clear()
+    yield lambda: server.service.sessions
+    server.service.may_begin.set()
+
+
+@asynccontextmanager
+async def no_turn(client, server):
+    """As many requests are live as may."""
+    server.service.limits.max_live_requests = 1
+    server.plays(forever, hello)
+    async with client.stream("Hi") as occupant:
+        await anext(occupant)
+        (session_stream,) = client._session._session_streams
+        yield lambda: session_stream._slots._waiters
+
+
+@asynccontextmanager
+async def no_retry(client, server):
+    """The server has asked for a pause."""
+    pause = error_details_pb2.RetryInfo(retry_delay=Duration(seconds=50))
+    server.plays(play(refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", pause)), hello)
+    yield lambda: server.service.requests
+
+
+@pytest.mark.parametrize("leave", [close_it, cancel_it])
+@pytest.mark.parametrize("hold", [no_session, no_turn, no_retry])
+async def test_whoever_leaves_before_an_attempt_has_begun_is_not_computed_for(server, hold, leave):
+    async with ringline.AsyncClient(server.address, retry_overloaded=True, patience=1000) as client:
+        async with hold(client, server) as held:
+            stream = client.stream("left")
+            result = asyncio.create_task(stream.result())
+            await until(held)
+            await until(lambda: stream._wait is not None and stream._attempt is None)
+            await leave(stream, result)
+            async with asyncio.timeout(60):
+                (outcome,) = await asyncio.gather(result, return_exceptions=True)
+            before = len(server.service.requests)
+        assert isinstance(outcome, ringline.Cancelled if leave is close_it else asyncio.CancelledError)
+        assert (await client.generate("the next")).text == "Hello, world"
+    assert [request.text for request in server.service.requests[before:]] == ["the next"]
+
+
+async def test_a_stream_that_is_closed_just_when_its_attempt_begins_is_cancelled(server):
+    server.plays(forever)
+    async with ringline.AsyncClient(server.address) as client:
+        stream = client.stream("Hi")
+        begin = stream._begin
+
+        async def close_meanwhile(retrying):
+            attempt = await begin(retrying)
+            await stream.close()
+            return attempt
+
+        stream._begin = close_meanwhile
+        assert await anext(stream, None) is None
+        async with asyncio.timeout(60):
+            await server.service.cancelled.wait()
 
 
 def leave_loop_blocking(client):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 import grpc
 
 from ringline.aio_stream import AsyncStream
-from ringline.errors import Unavailable, from_lost_call
+from ringline.errors import Cancelled, Unavailable, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
@@ -68,6 +68,7 @@ class AsyncClient:
         self._connected: ServerPool[_Connection] | None = None
         self._closing: set[asyncio.Future[None]] = set()
         self._session = self.session()
+        self._closed = False
 
     def session(self) -> Session:
         """A Session separate from the client's own, with its own stream and flow control."""
@@ -124,8 +125,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """End every running request and close the connections."""
+        self._closed = True
         await self._session.close()
         if self._connected is not None:
+            self._connected.closed = True
             for connection in self._connected.connections():
                 await connection.channel.close()
 
@@ -157,6 +160,11 @@ class AsyncClient:
                     answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
                 error = from_lost_call(failure)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if pool.closed and task is not None and not task.cancelling():  # ``close`` cancelled the call
+                    raise Cancelled("the client was closed") from None
+                raise
             else:
                 pool.succeeded(server)
                 return answer
@@ -165,6 +173,8 @@ class AsyncClient:
             await asyncio.sleep(retry_state.delay(error, any_available=pool.any_available))
 
     def _pool(self) -> ServerPool[_Connection]:
+        if self._connected is None and self._closed:
+            raise Cancelled("the client is closed")
         if self._connected is None:  # created late, because connections belong to the running event loop
             self._connected = ServerPool(
                 self._addresses, self._connect, stamp=self._security.files_stamp, close=self._close_soon

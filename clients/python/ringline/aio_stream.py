@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ringline.errors import Cancelled, RingError
 from ringline.outputs import Admitted
 from ringline.results import Delta, Event, Generation
 from ringline.retrying_request import RetryingRequest
 from ringline.session_stream import Attempt
+
+_T = TypeVar("_T")
 
 
 class AsyncStream(AsyncIterator[Delta]):
@@ -34,6 +36,8 @@ class AsyncStream(AsyncIterator[Delta]):
         self._attempt: Attempt | None = None
         self._failure: RingError | None = None
         self._closed = False
+        self._wait: asyncio.Timeout | None = None
+        """Of the task that begins the next attempt, which may take long: ``close`` ends it."""
 
     @property
     def request(self) -> Admitted | None:
@@ -80,14 +84,19 @@ class AsyncStream(AsyncIterator[Delta]):
         self._closed = True
         if self._attempt is not None:
             self._attempt.cancel()
+        if self._wait is not None and not self._wait.expired():
+            self._wait.reschedule(asyncio.get_running_loop().time())
 
     async def _next_event(self) -> Event | None:
         """The next event, over any number of attempts; None after the last. Raises the request's error."""
         while self._failure is None and not self._closed:
             try:
-                if self._attempt is None:
-                    self._attempt = await self._begin(self._retrying)
-                return await self._attempt.next_event()
+                attempt = self._attempt or await self._unless_closed(self._begin(self._retrying))
+                if attempt is not None:
+                    self._attempt = attempt
+                    if self._closed:  # just when the attempt had begun
+                        attempt.cancel()
+                    return await attempt.next_event()
             except RingError as error:
                 if not self._closed:
                     await self._wait_to_retry(error)
@@ -97,7 +106,23 @@ class AsyncStream(AsyncIterator[Delta]):
 
     async def _wait_to_retry(self, error: RingError) -> None:
         try:
-            await asyncio.sleep(self._retrying.delay(error, any_available=self._another()))
-            self._attempt = None
+            delay = self._retrying.delay(error, any_available=self._another())
         except RingError as final:
             self._failure = final
+            return
+        self._attempt = None
+        await self._unless_closed(asyncio.sleep(delay))
+
+    async def _unless_closed(self, work: Awaitable[_T]) -> _T | None:
+        """What ``work`` returns; None if the stream is closed meanwhile, which ends the work."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._wait = wait
+                return await work
+        except TimeoutError:
+            if not wait.expired():
+                raise  # the request's own timeout
+            return None
+        finally:
+            self._wait = None

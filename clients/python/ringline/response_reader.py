@@ -14,6 +14,7 @@ from ringline.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    Overloaded,
     PermissionDenied,
     ProtocolError,
     RingError,
@@ -65,8 +66,9 @@ class _AttemptProgress:
     """Those of ``choices`` that have not ended."""
     prompt_logprobs: int = 0
     """Entries of the prompt's logprobs received."""
-    unavailable: RingError | None = None
-    """The error of choices that ended UNAVAILABLE and may continue on another server."""
+    not_final: RingError | None = None
+    """The error of choices that ended UNAVAILABLE, or were refused by a full engine: another attempt may continue them.
+    """
 
 
 class ResponseReader:
@@ -125,7 +127,7 @@ class ResponseReader:
         """The event of a response; None if it has none for the caller.
 
         Raises the error of a refusal, ProtocolError for what the contract forbids, and at the end of a request whose
-        choices ended UNAVAILABLE, that error.
+        choices ended with an error that another attempt may mend, that error.
         """
         kind = response.WhichOneof("event")
         if kind == "delta":
@@ -252,8 +254,8 @@ class ResponseReader:
         self._progress.unfinished.remove(message.choice)
         reason = finish_reason_of(message)
         error = failure_of(reason, message)
-        if isinstance(error, Unavailable):  # another server may continue the choice
-            self._progress.unavailable = self._progress.unavailable or error
+        if isinstance(error, Unavailable | Overloaded):
+            self._progress.not_final = self._progress.not_final or error
             return None
         stop = message.WhichOneof("stop")
         log.finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
@@ -271,8 +273,8 @@ class ResponseReader:
         usage.CopyFrom(message.usage)
         usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # this server counted its own choices only
         self._usage = usage_from(usage)
-        if self._progress.unavailable is not None:
-            raise self._cut(self._progress.unavailable)
+        if self._progress.not_final is not None:
+            raise self._cut(self._progress.not_final)
         self._note_failure()
 
     def _note_failure(self) -> None:

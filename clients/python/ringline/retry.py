@@ -69,9 +69,10 @@ class RetryPolicy:
 class RetryState:
     """Decides for one request whether an error is retried.
 
-    An outage lasts from the first error until a server admits the request, at most ``patience`` seconds. A request
+    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A request
     that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
-    crashes the servers.
+    crashes the servers. A server that admits the request may still refuse it as Overloaded, because its engine is full:
+    it has not taken it, and the outage goes on.
     """
 
     def __init__(self, policy: RetryPolicy, deadline: Deadline) -> None:
@@ -81,6 +82,8 @@ class RetryState:
         self._delay = _FIRST_DELAY
         self._admitted = False
         """Whether the current attempt was admitted."""
+        self._taken = False
+        """Whether some server has taken the request: it delivered something, or was lost with it."""
         self._refusals = 0
         """Consecutive attempts that were refused for overload."""
         self._lost = 0
@@ -89,17 +92,15 @@ class RetryState:
     @property
     def resumable(self) -> bool:
         """Whether the policy allows retrying a request after it was admitted."""
-        return self._policy.patience > 0 and self._policy.retries > 0
+        return self._policy.patience > 0 and (self._policy.retries > 0 or self._policy.retry_overloaded)
 
     def admitted(self) -> None:
         """A server admitted the request."""
         self._admitted = True
-        self._outage_began = None
-        self._delay = _FIRST_DELAY
-        self._refusals = 0
 
     def delivered(self) -> None:
         """A part of the answer arrived."""
+        self._take()
         self._lost = 0
 
     def delay(self, error: RingError, *, any_available: bool) -> float:
@@ -111,11 +112,12 @@ class RetryState:
         least = self._least_delay(error)
         if least is None:
             raise error
-        if self._admitted:
-            self._admitted = False
+        if self._admitted and not isinstance(error, Overloaded):
+            self._take()
             self._lost += 1
             if self._lost > self._policy.retries:
                 raise error
+        self._admitted = False
         delay = least
         if not any_available:
             delay = max(least, self._delay * random.uniform(0.5, 1.0))
@@ -128,13 +130,20 @@ class RetryState:
             raise error
         return delay
 
+    def _take(self) -> None:
+        """A server has taken the request: the outage is over."""
+        self._taken = True
+        self._outage_began = None
+        self._delay = _FIRST_DELAY
+        self._refusals = 0
+
     def _least_delay(self, error: RingError) -> float | None:
         """None: the error is not retried."""
         if isinstance(error, Unavailable):
             return None if error.reason == _MODEL_GONE else 0.0
         if isinstance(error, Overloaded):
-            if error.partial is not None:  # a resume is retried even if the policy does not retry overload
-                return self._backoff(error.retry_after or 0.0)
+            if self._taken:  # a resume is retried even if the policy does not retry overload
+                return self._backoff(error.retry_after or _FIRST_DELAY)
             if self._policy.retry_overloaded and error.retry_after is not None:
                 return self._backoff(error.retry_after)
         return None

@@ -7,12 +7,15 @@ the interruption. ``retry`` decides whether and when, ``response_reader`` keeps 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted
 from ringline.response_reader import ResponseReader
 from ringline.results import Delta, Event, Finished, PromptLogprobs, Resumed
 from ringline.retry import Deadline, RetryState
+from ringline.server_pool import Server, ServerPool
 
 
 class RetryingRequest:
@@ -27,6 +30,8 @@ class RetryingRequest:
         if keeps_prompt:  # a resume needs the ids that the server made of a text or chat
             request.output.return_prompt_token_ids = True
         self.reader = ResponseReader(hides_prompt=hides_prompt)
+        self.avoid: Server[Any] | None = None
+        """A server that had no engine for it: the next attempt goes elsewhere, if it can."""
 
     def next_request(self) -> pb.GenerateRequest:
         """What the next attempt sends. Raises DeadlineExceeded when no time is left."""
@@ -45,6 +50,17 @@ class RetryingRequest:
         elif isinstance(event, Delta | Finished | PromptLogprobs):
             self._retry_state.delivered()
         return event
+
+    def failed_at(self, server: Server[Any], pool: ServerPool[Any], error: RingError) -> None:
+        """An attempt ended with ``error``: eject a server that is lost, or takes no requests.
+
+        A server that ends an admitted request as Unavailable has no engine for this one: only this one avoids it.
+        """
+        if isinstance(error, Unavailable):
+            if self.reader.done:
+                self.avoid = server
+            else:
+                pool.failed(server)
 
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.

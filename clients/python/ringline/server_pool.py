@@ -12,13 +12,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ringline.errors import RingError
+import grpc
+
+from ringline.errors import Cancelled, RingError
 
 _Connection = TypeVar("_Connection")
 _Call = TypeVar("_Call")
 
 _FIRST_EJECTION, _LONGEST_EJECTION = 0.5, 10.0
 """Seconds."""
+_CLOSED = "the client is closed"
 _SCHEMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:", "vsock:", "xds:", "google-c2p:")
 """Target schemes that are passed to gRPC as they are."""
 _HOST_AND_PORT = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.]+(?:%[\w.~-]+)?\]):([0-9]{1,5})", re.ASCII)
@@ -119,24 +122,34 @@ class ServerPool(Generic[_Connection]):
         with self._lock:
             return [used.connection for server in self._pool for used in (server.current, *server.retired)]
 
-    def choose(self) -> Server[_Connection]:
-        """The next server in turn that is not ejected, else the one whose ejection ends first."""
+    def choose(self, avoid: Server[_Connection] | None = None) -> Server[_Connection]:
+        """The next server in turn that is not ejected, else the one whose ejection ends first; ``avoid`` last."""
         with self._lock:
             now = time.monotonic()
             turns = [(self._next + step) % len(self._pool) for step in range(len(self._pool))]
-            index = min(turns, key=lambda turn: max(0.0, self._pool[turn].ejected_until - now))
+            servers = self._pool
+            index = min(turns, key=lambda turn: (max(0.0, servers[turn].ejected_until - now), servers[turn] is avoid))
             self._next = (index + 1) % len(self._pool)
             self._renew(self._pool[index])
             return self._pool[index]
 
     @contextmanager
     def using(self, server: Server[_Connection]) -> Iterator[PooledConnection[_Connection]]:
-        """The server's connection, kept open inside the block, and as long as calls passed to its ``keep`` exist."""
+        """The server's connection, kept open inside the block, and as long as calls passed to its ``keep`` exist.
+
+        Raises Cancelled if the client is closed, or is closed meanwhile: gRPC then raises errors of its own.
+        """
         with self._lock:
+            if self.closed:
+                raise Cancelled(_CLOSED)
             used = server.current
             used.users += 1
         try:
             yield used
+        except (ValueError, grpc.aio.UsageError):
+            if self.closed:
+                raise Cancelled(_CLOSED) from None
+            raise
         finally:
             with self._lock:
                 used.users -= 1
@@ -155,7 +168,11 @@ class ServerPool(Generic[_Connection]):
     @property
     def any_available(self) -> bool:
         """Whether some server is not ejected, so that it can be asked without a delay."""
-        return not all(server.ejected for server in self._pool)
+        return self.any_available_but(None)
+
+    def any_available_but(self, avoid: Server[_Connection] | None) -> bool:
+        """Whether some server other than ``avoid`` is not ejected."""
+        return not all(server.ejected for server in self._pool if server is not avoid)
 
     def _renew(self, server: Server[_Connection]) -> None:
         """Reconnect if the files have changed; while they cannot be read, keep the connection."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -16,7 +17,7 @@ from ringline.request import build_request
 from ringline.results import Generation
 from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.retrying_request import RetryingRequest
-from ringline.server_pool import ServerPool
+from ringline.server_pool import Server, ServerPool
 from ringline.session_stream import Attempt, SessionCall, SessionStream
 
 
@@ -43,7 +44,8 @@ class Session:
         self._call = call
         self._timeout = timeout
         self._policy = policy
-        self._names = itertools.count(1)
+        mine = secrets.token_hex(4)  # so that no id that a caller gives is the same
+        self._names = (f"{mine}-{number}" for number in itertools.count(1))
         self._session_streams: list[SessionStream] = []
         """New requests go to the last one whose server works; the others finish what they have."""
         self._opening: asyncio.Task[SessionStream] | None = None
@@ -77,7 +79,7 @@ class Session:
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
         retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline)
-        return AsyncStream(self._begin, lambda: self._pool().any_available, retrying)
+        return AsyncStream(self._begin, lambda: self._pool().any_available_but(retrying.avoid), retrying)
 
     async def close(self) -> None:
         """End every running request, and the stream."""
@@ -98,22 +100,28 @@ class Session:
 
     async def _begin(self, retrying: RetryingRequest) -> Attempt:
         try:
-            while (attempt := await (await self._usable_stream()).begin(retrying)) is None:
+            while (attempt := await (await self._usable_stream(retrying.avoid)).begin(retrying)) is None:
                 pass  # that stream drains: try the next
             return attempt
         except RingError as error:
             raise retrying.reader.ended(error) from None
 
-    async def _usable_stream(self) -> SessionStream:
-        """The stream that takes new requests. Concurrent callers wait for the same one to open."""
+    async def _usable_stream(self, avoid: Server[Any] | None) -> SessionStream:
+        """The stream that takes new requests, not of ``avoid`` if there is another server.
+
+        Concurrent callers wait for the same one to open.
+        """
         if self._closed:
             raise Cancelled("the session is closed")
         usable = [session_stream for session_stream in self._session_streams if session_stream.usable]
         working = [session_stream for session_stream in usable if not session_stream.server.ejected]
-        if working or (usable and not self._pool().any_available):
+        if others := [session_stream for session_stream in working if session_stream.server is not avoid]:
+            return others[-1]
+        if usable and not self._pool().any_available_but(avoid):
             return (working or usable)[-1]
         if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
+            self._opening = asyncio.create_task(self._open(avoid))
+            self._opening.add_done_callback(_note_error)
         opening = self._opening
         try:
             return await asyncio.shield(opening)
@@ -124,19 +132,19 @@ class Session:
                 raise Cancelled("the session was closed") from None
             raise
 
-    async def _open(self) -> SessionStream:
+    async def _open(self, avoid: Server[Any] | None) -> SessionStream:
         try:
-            session_stream = await self._open_somewhere()
+            session_stream = await self._open_somewhere(avoid)
         finally:
             self._opening = None
         self._session_streams = [*(old for old in self._session_streams if not old.ended), session_stream]
         return session_stream
 
-    async def _open_somewhere(self) -> SessionStream:
+    async def _open_somewhere(self, avoid: Server[Any] | None) -> SessionStream:
         """A stream at the first server that accepts it; raises the last server's error."""
         pool = self._pool()
         while True:
-            server = pool.choose()
+            server = pool.choose(avoid)
             try:
                 with pool.using(server) as used:
                     return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)
@@ -144,3 +152,9 @@ class Session:
                 pool.failed(server)
                 if not pool.any_available:
                     raise
+
+
+def _note_error(opening: asyncio.Task[SessionStream]) -> None:
+    """Its callers may all have left: without this, asyncio would log an error that nobody took."""
+    if not opening.cancelled():
+        opening.exception()

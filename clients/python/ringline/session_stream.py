@@ -41,7 +41,7 @@ class Attempt:
         self.request_id = request_id
         self.ordinal = ordinal
         self.error: RingError | None = None
-        self._retrying = retrying
+        self.retrying = retrying
         self._abandon = abandon
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -50,7 +50,7 @@ class Attempt:
     @property
     def over(self) -> bool:
         """Whether no event will be added."""
-        return self.error is not None or self._retrying.reader.done
+        return self.error is not None or self.retrying.reader.done
 
     async def next_event(self) -> Event | None:
         """The next event; None after the last. Raises the error that ended the attempt."""
@@ -70,24 +70,24 @@ class Attempt:
     def take(self, response: pb.GenerateResponse) -> bool:
         """Read a response; returns whether it is the last one of the request."""
         try:
-            event = self._retrying.read(response)
+            event = self.retrying.read(response)
         except RingError as error:
             self.error = self.error or error
             self._wake()
             return True
-        done = self._retrying.reader.done
+        done = self.retrying.reader.done
         if self.error is None:  # else nobody waits for the answer
             if event is not None:
                 self._events.append(event)
             if done:
-                self.error = self._retrying.reader.failure
+                self.error = self.retrying.reader.failure
             self._wake()
         return done
 
     def fail(self, cause: RingError) -> None:
         """End it with an error, unless it has ended."""
         if not self.over:
-            self.error = self._retrying.reader.lost(cause) or self._retrying.reader.failure
+            self.error = self.retrying.reader.lost(cause) or self.retrying.reader.failure
         self._wake()
 
     def cancel(self) -> None:
@@ -117,7 +117,7 @@ class SessionStream:
         pool: ServerPool[Any],
         server: Server[Any],
         first: pb.SessionResponse,
-        names: Iterator[int],
+        names: Iterator[str],
     ) -> None:
         """``first``: the first frame, with the limits; ``names``: ids for requests that have none.
 
@@ -142,7 +142,7 @@ class SessionStream:
 
     @classmethod
     async def open(
-        cls, call: SessionCall, pool: ServerPool[Any], server: Server[Any], names: Iterator[int]
+        cls, call: SessionCall, pool: ServerPool[Any], server: Server[Any], names: Iterator[str]
     ) -> SessionStream:
         """Wait for the server's first frame, with its limits; raises the RingError with which it refused."""
         try:
@@ -225,10 +225,8 @@ class SessionStream:
         """Give the request an id if it has none; raises InvalidRequest if a live one has the same."""
         if request.HasField("resume") and request.request_id in self._live:
             request.request_id = ""  # it began on another stream, where this id was free
-        while not request.request_id:
-            name = str(next(self._names))
-            if name not in self._live:
-                request.request_id = name
+        if not request.request_id:
+            request.request_id = next(self._names)
         if request.request_id in self._live:
             raise invalid("request_id", f"{request.request_id!r} is a live request of this session")
 
@@ -280,8 +278,8 @@ class SessionStream:
         if attempt.take(response):
             if isinstance(attempt.error, ProtocolError):
                 self._abandon(attempt)  # the server may still think that it is live
-            elif isinstance(attempt.error, Unavailable):
-                self._pool.failed(self.server)
+            elif attempt.error is not None:
+                attempt.retrying.failed_at(self.server, self._pool, attempt.error)
             del self._live[attempt.request_id]
             self._slots.release()
             if self._draining:

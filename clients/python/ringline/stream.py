@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import grpc
 
-from ringline.errors import Cancelled, RingError, Truncated, Unavailable, from_lost_call
+from ringline.errors import Cancelled, RingError, Truncated, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted
 from ringline.results import Delta, Event, Generation, Resumed
@@ -69,8 +69,8 @@ class Stream(Iterator[Delta]):
     def close(self) -> None:
         """Cancel the request if it has not ended. May be called from any thread."""
         self._closed.set()
-        if self._call is not None:
-            self._call.cancel()
+        if (call := self._call) is not None:  # the thread that reads may drop it meanwhile
+            call.cancel()
 
     def __next__(self) -> Delta:
         while (event := self._next_event()) is not None:
@@ -104,12 +104,13 @@ class Stream(Iterator[Delta]):
         return None
 
     def _begin(self) -> GenerateCall:
-        if self._pool.closed:
-            raise self._retrying.reader.ended(Cancelled("the client is closed"))
-        request = self._retrying.next_request()
-        self._server = self._pool.choose()
-        with self._pool.using(self._server) as used:
-            call = self._call = used.keep(self._open(used.connection, request, self._retrying.deadline.backstop()))
+        self._server = self._pool.choose(self._retrying.avoid)
+        try:
+            with self._pool.using(self._server) as used:
+                request, backstop = self._retrying.next_request(), self._retrying.deadline.backstop()
+                call = self._call = used.keep(self._open(used.connection, request, backstop))
+        except Cancelled as closed:
+            raise self._retrying.reader.ended(closed) from None
         if self._closed.is_set():  # closed before there was a call to cancel
             call.cancel()
         return call
@@ -143,10 +144,11 @@ class Stream(Iterator[Delta]):
         self._failure = self._retrying.reader.failure
 
     def _wait_to_retry(self, error: RingError) -> None:
-        if self._server is not None and isinstance(error, Unavailable):
-            self._pool.failed(self._server)
+        if self._server is not None:
+            self._retrying.failed_at(self._server, self._pool, error)
+        any_available = self._pool.any_available_but(self._retrying.avoid)
         try:
-            self._closed.wait(self._retrying.delay(error, any_available=self._pool.any_available))
+            self._closed.wait(self._retrying.delay(error, any_available=any_available))
         except RingError as final:
             self._failure = final
 

@@ -67,7 +67,7 @@ def resolve_request(
     if any(len(ids) > room for ids in choices.values()):
         raise refuse("resume", f"prompt and resumed ids are longer than the context of {limits.max_model_len} tokens")
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
-    stopping = _resolve_stopping(request.stopping, room)
+    stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
@@ -115,6 +115,7 @@ def resolve_request(
         prompt_tokens=len(prompt),
         num_choices=sampling.n,
         choices=choices or dict.fromkeys(range(sampling.n), array("I")),
+        is_resume=request.HasField("resume"),
         wants_prefill_progress=output.prefill_progress,
         prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
         num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
@@ -229,10 +230,15 @@ def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingPa
     return params
 
 
-def _resolve_stopping(given: inference_pb2.StoppingParams, room: int) -> inference_pb2.StoppingParams:
+def _resolve_stopping(
+    given: inference_pb2.StoppingParams, room: int, *, is_resume: bool
+) -> inference_pb2.StoppingParams:
+    """``room``: what the context has room for behind the prompt."""
     resolved = inference_pb2.StoppingParams()
     resolved.CopyFrom(given)
     resolved.max_tokens = given.max_tokens if given.HasField("max_tokens") else room
+    if not is_resume:  # which goes on as it was admitted, also by an earlier release, that did not clip
+        resolved.max_tokens = min(resolved.max_tokens, room)
     resolved.min_tokens = given.min_tokens
     if resolved.min_tokens > resolved.max_tokens:
         raise refuse("stopping.min_tokens", f"{given.min_tokens} is out of range: the context has room for {room}")

@@ -282,8 +282,8 @@ class TokenizationQueue:
 
     def _prepare(self, request: Request, message: RequestMessage) -> Callable[[], ResolvedRequest] | None:
         """Choose the model: the one that the request began on, else the one for new requests."""
-        digest = message.resumed_model_digest
-        model = self._models.by_digest(digest) if digest else self._models.for_new(message.model)
+        name, digest = message.model, message.resumed_model_digest
+        model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
         if model is not None:
             return partial(self._resolve, request, message.packed, model)
         return None if self._models.newest else _refuse_unknown

@@ -40,9 +40,9 @@ class QueueHarness(ProcessorCore):
             self.streams[tenant] = self.intake.open(Principal(tenant))
         return self.streams[tenant]
 
-    def ask(self, name: str, size: int, tenant: str = "", begun_on: str = "") -> Request:
-        """``begun_on``: the model that it resumes on."""
-        message = inference_pb2.GenerateRequest(request_id=name, text="a" * size)
+    def ask(self, name: str, size: int, tenant: str = "", begun_on: str = "", model: str = "") -> Request:
+        """``begun_on``: the model that it resumes on; ``model``: the name that it asks for."""
+        message = inference_pb2.GenerateRequest(request_id=name, text="a" * size, model=model)
         if begun_on:
             message.resume.model_digest = begun_on
             message.resume.choices.add(choice=0, token_ids=[5])

@@ -137,7 +137,7 @@ async def test_a_known_tokenizer_is_not_fetched_again(world: RingSimulation) -> 
             return another(1)
 
     await world.link_events.prepare(Stub())
-    assert world.models.by_digest("another 1") is not None
+    assert world.models.for_resume("", "another 1") is not None
 
 
 CODEC = TextCodec(PRESENT.tokenizer, ChatTemplates({}))

@@ -211,6 +211,27 @@ def test_a_prompt_that_is_too_long_is_admitted_when_truncated() -> None:
     assert admission.admitted.stopping.max_tokens == 1
 
 
+def test_more_tokens_than_the_context_has_room_for_are_not_promised() -> None:
+    request = ask()
+    request.stopping.max_tokens = 1 << 30
+    admission = take(request)
+    room = MAX_MODEL_LEN - admission.admitted.prompt_tokens
+    assert admission.admitted.stopping.max_tokens == admission.submit.max_tokens == room
+    request.stopping.min_tokens = room + 1  # in [0, max_tokens], as the contract has it
+    assert refusal(request).startswith("stopping.min_tokens: ")
+    request.stopping.min_tokens = room
+    again = ask()
+    again.stopping.CopyFrom(take(request).admitted.stopping)
+    assert take(again).admitted.stopping == again.stopping
+
+
+def test_a_resume_goes_on_with_what_an_earlier_release_admitted() -> None:
+    request = ask()
+    request.stopping.max_tokens, request.sampling.seed = 1 << 30, 1
+    request.resume.choices.add()
+    assert take(request).admitted.stopping.max_tokens == 1 << 30, "else its client would see a breach of the protocol"
+
+
 def test_prompt_ids_are_returned_if_asked_for() -> None:
     request = ask("abc")
     assert not take(request).admitted.prompt_token_ids

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from ringline.engine.v1 import engine_pb2
 
-from services.ring.errors import Code
+from services.engine.protobuf import submission_of
+from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
+from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from tests.services.processor.ring_requests import ask, end, events, expected, ids, settle, usage
-from tests.services.ring.ring_simulation import RingSimulation
+from tests.services.ring.ring_simulation import MODEL, MODEL_MESSAGE, RingSimulation
 
 
 @pytest.fixture
@@ -121,3 +125,62 @@ def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(
     assert live.route.engine != route.engine
     settle(wide)
     assert ids(wide) == expected(60)
+
+
+def full(world: RingSimulation, how: str) -> Callable[[], None]:
+    """From now on the engine takes no more, as another request has its last place; returns what ends that."""
+    engine = world.engines["engine-0"]
+    if how == "ledgers":
+        engine.registry._ledgers._max_entries = 1
+        other = PeerId("other", 1)
+        engine.registry.attach(other, 0.0)
+        held = engine_pb2.Submit(request_id="1-1", epoch=1, prompt_token_ids=[5], max_tokens=1)
+        engine.registry.submit(other, submission_of(held, MODEL, 0.0))
+        return lambda: engine.registry.done(other, "1-1", 1)
+    status = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=100)
+    add = engine.core.add
+    engine.core.add = lambda core_id, request: engine.registry.refuse(core_id, status)  # type: ignore[method-assign, assignment]
+
+    def empty() -> None:
+        engine.core.add = add  # type: ignore[method-assign]
+
+    return empty
+
+
+@pytest.mark.parametrize("how", ["queue", "ledgers"])
+@pytest.mark.parametrize("delivered", [0, 7])
+def test_a_full_engine_does_not_end_what_a_client_resumes(
+    delivered: int, how: str, world: RingSimulation, clock: SimpleNamespace
+) -> None:
+    """It comes from another processor, so that no earlier route is known here; before its first token it has no ids."""
+    resumed, new = ask(), ask()
+    resumed.resume.choices.add(choice=0, token_ids=expected(delivered))
+    resumed.resume.model_digest = MODEL_MESSAGE.model_digest
+    new.request_id = "new"
+    empty = full(world, how)
+    world.ask(resumed)
+    world.ask(new)
+    for _ in range(3):
+        wait(world, clock, 2.0)
+    (refused,) = events(world, "choice_finished")
+    assert refused.request_id == "new"
+    assert refused.choice_finished.error.code == Code.RESOURCE_EXHAUSTED
+    empty()
+    clock.now += 2.0
+    settle(world)
+    assert ids(world) == expected(20)[delivered:]
+
+
+@pytest.mark.parametrize("how", ["queue", "ledgers"])
+def test_the_timeout_bounds_the_wait_of_a_resume_for_a_full_engine(
+    how: str, world: RingSimulation, clock: SimpleNamespace
+) -> None:
+    world.failover._route_timeout = 5.0
+    request = ask()
+    request.resume.choices.add(choice=0)
+    full(world, how)
+    world.ask(request)
+    wait(world, clock, 4.0)
+    assert not events(world, "request_finished")
+    wait(world, clock, 2.0)
+    assert end(world).error.code == Code.UNAVAILABLE

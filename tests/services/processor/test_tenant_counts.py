@@ -54,3 +54,14 @@ def test_requests_without_a_tenant_have_a_label():
         "ringline_tenant_prompt_tokens": 5,
         "ringline_tenant_generation_tokens": 7,
     }
+
+
+def test_a_tenant_whose_name_is_a_label_has_a_series_of_its_own():
+    counts = TenantCounts(most=5, clock=Clock())
+    names = ["", NOBODY, OTHERS, "((others)", "one more"]
+    for name in [*names, "one too many"]:
+        counts.ended(name, 1, 1)
+    for family in counts.families("tiny"):
+        labels = [sample.labels["tenant"] for sample in family.samples]
+        assert len(labels) == len(set(labels)) == len(names) + 1
+        assert labels[-1] == OTHERS

@@ -250,11 +250,30 @@ async def test_requests_are_refused_before_any_model_is_known(core: QueueHarness
     assert call.finished
 
 
-def learn_another(core: QueueHarness) -> Generation:
+async def test_a_resume_goes_to_the_name_that_it_asked_for(core: QueueHarness) -> None:
+    """One checkpoint is served under two names."""
+    digest, first = served_model().model.model_digest, served_model().generation
+    second = learn_another(core, name="m, too", digest=digest)
+    core.served = [first, second]
+    resumed = [core.ask(name, 10, begun_on=digest, model=name) for name in (first.model, second.model)]
+    await core.run()
+    assert [request.resolved.generation for request in resumed] == [first, second]
+    core.served = [second]  # no engine serves the first name
+    anything = core.ask("anything", 10, begun_on=digest)
+    waiting = core.ask("waiting", 10, begun_on=digest, model=first.model)
+    gone = core.ask("gone", 10, begun_on=digest, model="neither")
+    await threads_idle(core)
+    assert anything.resolved.generation == second
+    assert waiting.resolved.generation == first, "an engine may come that serves it"
+    assert list(core.queue._parked) == [gone.request_id]
+    core.in_flight.end(gone, FinishReason.CANCELLED)
+
+
+def learn_another(core: QueueHarness, name: str = "m", digest: str = "the next model") -> Generation:
     """The core learns a model of the same tokenizer, which no engine serves yet."""
     model = engine_pb2.GetModelResponse()
     model.CopyFrom(served_model().model)
-    model.model_digest = "the next model"
+    model.model, model.model_digest = name, digest
     core.models.add(model, codec())
     return generation_of(model)
 
