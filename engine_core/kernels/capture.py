@@ -105,10 +105,23 @@ def capturing(captured: Captured) -> Iterator[None]:
         _state.captured = None
 
 
+@contextmanager
+def outputs_in(pool: BufferPool) -> Iterator[None]:
+    """Let this thread's kernels write what they put out to buffers of ``pool``, where it has enough rows."""
+    _state.pool = pool
+    try:
+        yield
+    finally:
+        _state.pool = None
+
+
 def empty(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor [rows, width] for a kernel's output, with unspecified contents."""
     captured: Captured | None = getattr(_state, "captured", None)
-    return torch.empty(rows, width, dtype=dtype) if captured is None else captured.pool.take(rows, width, dtype)
+    pool: BufferPool | None = getattr(_state, "pool", None) if captured is None else captured.pool
+    if pool is None or (captured is None and rows > pool.max_rows):
+        return torch.empty(rows, width, dtype=dtype)
+    return pool.take(rows, width, dtype)
 
 
 def capturable(kind: OperationKind, kernels: int, function: Callable[..., int]) -> Callable[..., int]:

@@ -22,7 +22,7 @@ from engine_core.worker.dummy_batches import largest_step, step_seconds
 from engine_core.worker.fingerprint import cpu_numerics
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
-from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
 
 class CpuPlatform(Platform):
@@ -54,7 +54,8 @@ class CpuPlatform(Platform):
         return cpu_numerics()
 
     def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
-        return ModelRunner(model, batch, HostForward(model), Sampler(batch.sampling, NumpyOps(model.vocab_size)))
+        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS))
+        return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         wanted, usable = num_blocks * self.attention.bytes_per_block(spec), usable_memory()

@@ -107,6 +107,12 @@ class DeviceForward:
         self._graphs[size].replay()
         return self._hidden[:count] if wanted is None else self._hidden.index_select(0, wanted)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.compute_logits(hidden)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.argmax(hidden)
+
     def _size_for(self, rows: int) -> int | None:
         at = bisect_left(self._captured, rows)
         return self._captured[at] if at < len(self._captured) else None

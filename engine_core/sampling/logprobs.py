@@ -28,6 +28,22 @@ class LogprobsTensors:
     values: torch.Tensor
     """[L, 1 + k] float32: log probabilities of the sampled token and of ``top_ids``."""
 
+    @classmethod
+    def empty(cls, num_rows: int, num_top: int, device: torch.device) -> LogprobsTensors:
+        """For ``num_rows`` rows with ``num_top`` alternatives each, all still to be written."""
+        return cls(
+            np.arange(num_rows),
+            [num_top] * num_rows,
+            torch.empty(num_rows, dtype=torch.int64, device=device),
+            torch.empty(num_rows, num_top, dtype=torch.int64, device=device),
+            torch.empty(num_rows, 1 + num_top, dtype=torch.float32, device=device),
+        )
+
+    def write(self, first: int, *tensors: torch.Tensor) -> None:
+        """Copy the ``tensors`` of some rows to the rows from ``first`` on."""
+        for own, given in zip(self.tensors(), tensors, strict=True):
+            own[first : first + len(given)] = given
+
     def tensors(self) -> list[torch.Tensor]:
         """The tensors to copy to the host."""
         return [self.ranks, self.top_ids, self.values]

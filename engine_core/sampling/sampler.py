@@ -57,10 +57,15 @@ class Sampler:
                 logprobs.append(report)
         return SamplerOutput(self._ops.join(tokens), logprobs)
 
-    def prompt_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobsTensors:
-        """Log probabilities of the tokens ``token_ids`` [R] of a prompt, whose predecessors have ``logits`` [R, V]."""
-        every, array = np.arange(len(logits)), self._ops.array
-        return self._report(array(logits), array(token_ids), every, [num_top] * len(every))
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
+    ) -> None:
+        """Log probabilities of the tokens ``token_ids`` [R] of a prompt, whose predecessors have ``logits`` [R, V].
+
+        They are written to the rows of ``report`` from ``first_row`` on.
+        """
+        array, k = self._ops.array, report.top_ids.shape[1]
+        report.write(first_row, *self._ops.logprobs(array(logits), array(token_ids), k))
 
     def _report(self, logits: Array, token_ids: Array, rows: Index, num_top: list[int]) -> LogprobsTensors:
         return LogprobsTensors(

@@ -1,4 +1,4 @@
-"""How the hidden states of a step are computed: the seam between a step's inputs and the device that has the model."""
+"""How hidden states and logits are computed: the seam between a step's inputs and the device that has the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.interface import LanguageModel
 from engine_core.worker.input_batch import StepInputs
 
@@ -31,7 +32,7 @@ class PendingTokens:
 
 
 class Forward(Protocol):
-    """Runs the model without its head."""
+    """Runs the model: its layers for a step, then its head for some rows."""
 
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
@@ -41,13 +42,24 @@ class Forward(Protocol):
         Writes the keys and values of all rows to ``kv_caches``.
         """
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] float32 of hidden states [R, H]."""
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Ids [R] int64 of the tokens with the greatest logits of hidden states [R, H]."""
+
 
 class HostForward:
-    """On CPU, where inputs are used as they are."""
+    """On CPU, where inputs are used as they are.
 
-    def __init__(self, model: LanguageModel) -> None:
-        """Run ``model``."""
+    Logits have a buffer of their own, used again as soon as the last ones are gone. In the C library's heap, each small
+    result allocated beside them would leave a hole of their size that the next ones do not fit.
+    """
+
+    def __init__(self, model: LanguageModel, logits_rows: int) -> None:
+        """Run ``model``; no more than ``logits_rows`` rows have logits at a time, or they are not in the buffer."""
         self._model = model
+        self._logits = BufferPool(logits_rows)
 
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
@@ -58,6 +70,14 @@ class HostForward:
         wanted = None if rows is None else torch.from_numpy(rows)
         return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, wanted)
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with outputs_in(self._logits):
+            return self._model.compute_logits(hidden)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        with outputs_in(self._logits):
+            return self._model.argmax(hidden)
+
 
 class TimedForward:
     """Wraps another ``Forward`` and measures how long it takes."""
@@ -66,6 +86,7 @@ class TimedForward:
         """``synchronize`` waits for what was launched on the device."""
         self._forward = forward
         self._synchronize = synchronize
+        self.logits, self.argmax = forward.logits, forward.argmax
         self.seconds = 0.0
         """Of the last call."""
 

@@ -22,7 +22,7 @@ PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
 
 PromptLogprobs = list[tuple[int, LogprobsTensors]]
-"""With the sequence's id; several consecutive parts for a long chunk."""
+"""With the sequence's id."""
 
 
 class PendingStep:
@@ -73,7 +73,7 @@ class PendingStep:
         prompt_logprobs: dict[int, Logprobs] = {}
         for seq_id, report in self._prompt_logprobs:
             host = _on_host(report, arrived)
-            _append(prompt_logprobs, seq_id, pack(host.ranks, host.top_ids, host.values))
+            prompt_logprobs[seq_id] = pack(host.ranks, host.top_ids, host.values)
         return StepResult(self._plan.step_id, self._by_sequence(sampled.tolist(), accepted), logprobs, prompt_logprobs)
 
     def _by_sequence(self, sampled: list[int], accepted: npt.NDArray[np.bool_]) -> list[list[int]]:
@@ -149,21 +149,32 @@ class ModelRunner:
             return SamplerOutput(torch.empty(0, dtype=torch.int64, device=hidden.device), [])
         rows = inputs.sampling_rows
         if self.batch.sampling.greedy(rows.slots):
-            return SamplerOutput(self.model.argmax(hidden), [])
-        return self._sampler.sample(self.model.compute_logits(hidden), rows)
+            return SamplerOutput(self.forward.argmax(hidden), [])
+        return self._sampler.sample(self.forward.logits(hidden), rows)
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> PromptLogprobs:
         """Log probabilities of the prompt tokens that follow this step's rows, where asked for."""
         state = self.batch.sampling
-        reports: PromptLogprobs = []
-        for place in np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist():
-            slot = int(inputs.slots[place])
-            first = int(inputs.first_positions[place])
-            start, end = inputs.query_starts[place : place + 2].tolist()
-            successors = self.batch.prompt_token_ids(slot)[first + 1 : first + 1 + end - start].astype(np.int64)
-            for done in range(0, len(successors), PROMPT_LOGPROB_ROWS):
-                (targets,) = upload([successors[done : done + PROMPT_LOGPROB_ROWS]], hidden.device)
-                logits = self.model.compute_logits(hidden[start + done : start + done + len(targets)])
-                num_top = int(state.num_prompt_logprobs[slot])
-                reports.append((plan.seq_ids[place], self._sampler.prompt_logprobs(logits, targets, num_top)))
-        return reports
+        places = np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist()
+        successors = [self._successors(inputs, place) for place in places]
+        # All that is kept is allocated before the loop, so that what a chunk takes is free again for the next.
+        counts = np.minimum(state.num_prompt_logprobs[inputs.slots[places]], self.model.vocab_size).tolist()
+        reports = [
+            LogprobsTensors.empty(len(each), count, hidden.device)
+            for each, count in zip(successors, counts, strict=True)
+        ]
+        for place, token_ids, report in zip(places, successors, reports, strict=True):
+            start = int(inputs.query_starts[place])
+            for done in range(0, len(token_ids), PROMPT_LOGPROB_ROWS):
+                (targets,) = upload([token_ids[done : done + PROMPT_LOGPROB_ROWS]], hidden.device)
+                rows = hidden[start + done : start + done + len(targets)]
+                self._sampler.prompt_logprobs(self.forward.logits(rows), targets, report, done)
+        return [
+            (plan.seq_ids[place], report) for place, report in zip(places, reports, strict=True) if len(report.rows)
+        ]
+
+    def _successors(self, inputs: StepInputs, place: int) -> npt.NDArray[np.int64]:
+        """The prompt tokens that follow the rows of a sequence of the plan, as many as there are."""
+        first, (start, end) = int(inputs.first_positions[place]), inputs.query_starts[place : place + 2].tolist()
+        prompt = self.batch.prompt_token_ids(int(inputs.slots[place]))
+        return prompt[first + 1 : first + 1 + end - start].astype(np.int64)

@@ -25,15 +25,17 @@ EOS = 0
 class Device:
     """A device that computes by itself: notes what it is told to do, and when the host waits for it."""
 
+    vocab_size = VOCAB
+
     def __init__(self) -> None:
         self.events: list[str] = []
         self.rows: list[int | None] = []
         """Of each forward pass, how many were asked for; None for all."""
         self.batch = InputBatch(LIMITS, VOCAB, [EOS])
-        self.runner = ModelRunner(self, self.batch, self.forward, self)  # type: ignore[arg-type]
+        self.runner = ModelRunner(self, self.batch, self, self)  # type: ignore[arg-type]
         self.steps = 0
 
-    def forward(
+    def __call__(
         self,
         inputs: StepInputs,
         kv_caches: list[torch.Tensor],
@@ -44,7 +46,7 @@ class Device:
         self.rows.append(None if rows is None else len(rows))
         return torch.zeros(len(inputs.input_ids) if rows is None else len(rows), 1)
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(hidden), VOCAB)
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -55,8 +57,10 @@ class Device:
         self.events.append("sample")
         return SamplerOutput(torch.ones(len(logits), dtype=torch.int64), [])
 
-    def prompt_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobsTensors:
-        return Sampler(self.batch.sampling, NumpyOps(VOCAB)).prompt_logprobs(logits, token_ids, num_top)
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
+    ) -> None:
+        Sampler(self.batch.sampling, NumpyOps(VOCAB)).prompt_logprobs(logits, token_ids, report, first_row)
 
     def launch(self, *params: SamplingParams, prompt: int = 4, computed: int = 0) -> None:
         """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""

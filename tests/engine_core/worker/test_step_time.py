@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -90,7 +91,8 @@ class Gpu(CudaPlatform):
         self._limits, self._eager, self._clock = SimpleNamespace(block_size=BLOCK), True, clock  # type: ignore[assignment]
 
     def runner(self, model: Any, batch: Any) -> Any:
-        runner: Any = SimpleNamespace(forward=lambda *args: self._pass(2.0))
+        forward = Mock(side_effect=lambda *args: self._pass(2.0))
+        runner: Any = SimpleNamespace(forward=forward)
 
         def launch(plan: StepPlan, kv_caches: list[torch.Tensor]) -> Any:
             runner.forward(None, kv_caches, None, None)
