@@ -208,6 +208,11 @@ class DeviceConfig(_Section):
         "default: the fastest that can.",
         choices=("triton", "varlen", "flashinfer", "native", "torch"),
     )
+    kernel_cache_dir: str | None = option(
+        None,
+        "Where an engine on a CPU keeps the native kernels that it compiles if it may not write beside their package, "
+        "or read what is there. It must be this user's own. Default: ringline in $XDG_CACHE_HOME, or in ~/.cache.",
+    )
     enforce_eager: bool = option(
         False, "On a GPU: launch each kernel in each step instead of replaying captured CUDA graphs."
     )

@@ -29,7 +29,7 @@ from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, 
 from engine_core.logprobs import Logprobs
 from engine_core.model_loader.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.numpy_to_python import plain, plain_params
-from engine_core.progress import StartupProgress
+from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.scheduling import SchedulerStats
@@ -97,14 +97,15 @@ class LLM:
 
         ``tokenizer`` replaces the model's own: a directory, a hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
-        ``max_num_seqs=8``. Raises ``ConfigError`` for an unknown or unusable one, and what ``start_engine`` raises.
+        ``max_num_seqs=8``. Without ``progress``, what the start warns of is a ``RuntimeWarning``.
+        Raises ``ConfigError`` for an unknown or unusable option, and what ``start_engine`` raises.
         """
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
         else:
             self.tokenizer = _checked(tokenizer)
         self._config = configure(model=model, **options)
-        self._engine = start_engine(self._config, progress or StartupProgress())
+        self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
         self._thread = CallThread("offline")
         self._request_ids = count()
 

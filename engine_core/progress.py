@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +12,16 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Stage:
-    """One stage of start-up. ``bytes`` and ``detail`` are filled in while it runs."""
+    """One stage of start-up. ``bytes``, ``detail`` and ``warning`` are filled in while it runs."""
 
     name: str
-    """One of: load libraries, configuration, device, load weights, profile, allocate KV cache, warm up, serving."""
+    """One of: load libraries, configuration, compile kernels, device, load weights, profile, allocate KV cache,
+    warm up, serving.
+    """
     bytes: int | None = None
     detail: str = ""
+    warning: str = ""
+    """What is worse than it could be, and what to do, for a person."""
     seconds: float | None = None
     """None while it runs."""
 
@@ -29,6 +34,20 @@ class StartupObserver(Protocol):
     def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
 
     def stage_finished(self, stage: Stage) -> None: ...
+
+
+class WarningsOnly:
+    """A ``StartupObserver`` that passes on warnings, as Python's."""
+
+    def stage_started(self, stage: Stage) -> None:
+        return
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
+        return
+
+    def stage_finished(self, stage: Stage) -> None:
+        if stage.warning:
+            warnings.warn(stage.warning, RuntimeWarning, stacklevel=2)
 
 
 class StartupProgress:

@@ -1,5 +1,5 @@
-"""From an ``EngineConfig`` to an engine that serves, stage by stage: configuration, device, load weights, profile,
-allocate KV cache, warm up, serving.
+"""From an ``EngineConfig`` to an engine that serves, stage by stage: configuration, compile kernels (if need be),
+device, load weights, profile, allocate KV cache, warm up, serving.
 """
 
 from __future__ import annotations

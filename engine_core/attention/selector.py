@@ -8,10 +8,12 @@ from engine_core.attention.base import AttentionBackend
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import KernelsUnavailableError, load_kernels_for
+from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError, load_kernels_for
 
 
-def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None) -> tuple[AttentionBackend, str]:
+def choose_attention(
+    head_dim: int, dtype: torch.dtype, asked: str | None = None, library: KernelLibrary | None = None
+) -> tuple[AttentionBackend, str]:
     """The fastest backend for heads of that size and type, or the one ``asked`` for; and a description for a person.
 
     Raises ``ConfigError`` if the backend ``asked`` for cannot be used here.
@@ -20,15 +22,15 @@ def choose_attention(head_dim: int, dtype: torch.dtype, asked: str | None = None
         raise ConfigError("attention_backend", asked, "native or torch, because the device is a CPU")
     if asked == "torch":
         return TorchAttention(), "attention by torch, as asked for"
-    backend, why = _fastest(head_dim, dtype)
+    backend, why = _fastest(head_dim, dtype, library)
     if asked == "native" and not isinstance(backend, NativeAttention):
         raise ConfigError("attention_backend", asked, f"torch, because: {why}")
     return backend, why
 
 
-def _fastest(head_dim: int, dtype: torch.dtype) -> tuple[AttentionBackend, str]:
+def _fastest(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None) -> tuple[AttentionBackend, str]:
     try:
-        kernels = load_kernels_for(head_dim, dtype)
+        kernels = load_kernels_for(head_dim, dtype, library)
     except KernelsUnavailableError as error:
         return TorchAttention(), f"attention by torch: {error}"
     return NativeAttention(kernels), f"attention by native kernels for {kernels.instruction_set}"

@@ -71,12 +71,15 @@ class CollectiveExecutor(Executor):
             )
             self._limits = batch_limits(self._config, checkpoint)
             self.start_workers(checkpoint)
+        if any(self.collective_rpc("lacks_kernels")):
+            with progress.stage("compile kernels") as stage:
+                stage.detail = self.collective_rpc("compile_kernels")[0]
         with progress.stage("device") as stage:
             devices: list[DeviceReport] = self.collective_rpc("init_device")
             device = devices[0]
             self.request_memory = device.request_memory
             stage.bytes = sum(each.usable_bytes for each in devices)
-            stage.detail = device.description
+            stage.detail, stage.warning = device.description, device.warning
         with progress.stage("load weights") as stage:
             models: list[ModelReport] = self.collective_rpc(
                 "load_model", lambda done, total: progress.advance(stage, done, total)

@@ -5,12 +5,7 @@ this processor can run.
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +35,9 @@ from engine_core.kernels.arguments import (
     SigmoidGateArguments,
     Step,
 )
-from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
+from engine_core.kernels.build import BuildError, source_digest
 from engine_core.kernels.capture import capturable
+from engine_core.kernels.provision import PACKAGE, find_library, provide_library
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
 """Those that the kernels are compiled for, best first."""
@@ -95,18 +91,51 @@ class Int8Kernels:
     """As ``linear``."""
 
 
-def load_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> CpuKernels:
-    """The kernels for ``instruction_set``, or the best ones; from the library in ``directory``.
-
-    Raises ``KernelsUnavailableError``.
+class KernelLibrary:
+    """The library of native kernels, built where it is missing, and loaded, when first asked for. What is wrong with it
+    stays wrong: it is not built a second time.
     """
-    library, digest = _open_library(directory)
+
+    def __init__(self, cache: str | None = None, package: Path = PACKAGE) -> None:
+        """``cache``: where it is kept if it cannot be beside its package; None: in this user's own."""
+        self.problem: str | None = None
+        """Why it cannot be used, once that is known."""
+        self.path: Path | None = None
+        """Where it was found or built."""
+        self._cache = cache
+        self._package = package
+        self._loaded: ctypes.CDLL | None = None
+
+    def is_built(self) -> bool:
+        try:
+            return find_library(self._cache, self._package) is not None
+        except BuildError:
+            return False
+
+    def load(self) -> ctypes.CDLL:
+        """Raises ``KernelsUnavailableError``."""
+        if self._loaded is None and self.problem is None:
+            try:
+                self.path = provide_library(self._cache, self._package)
+                self._loaded = _load(self.path)
+            except BuildError as error:
+                self.problem = f"the native kernels cannot be built: {error}"
+            except OSError as error:
+                self.problem = f"the library of native kernels cannot be loaded: {error}"
+        if self._loaded is None:
+            raise KernelsUnavailableError(self.problem)
+        return self._loaded
+
+
+def load_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> CpuKernels:
+    """The kernels for ``instruction_set``, or the best ones. Raises ``KernelsUnavailableError``."""
+    opened = (library or KernelLibrary()).load()
     candidates = INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
-    chosen, address = _find(library.ringline_kernels, candidates)
+    chosen, address = _find(opened.ringline_kernels, candidates)
     table = KernelTable.from_address(address)
     return CpuKernels(
         chosen,
-        digest[:8],
+        opened.ringline_source_digest().decode()[:8],
         capturable(OperationKind.ATTEND, address, table.attention),
         capturable(OperationKind.MULTIPLY, address, table.linear),
         capturable(OperationKind.NORMALIZE, address, table.normalize),
@@ -119,80 +148,40 @@ def load_kernels(instruction_set: str | None = None, directory: Path = Path(__fi
         capturable(OperationKind.RUN_EXPERTS, address, table.experts),
         table.read_rows,
         table.argmax,
-        library.ringline_replay,
+        opened.ringline_replay,
     )
 
 
-def load_kernels_for(head_dim: int, dtype: torch.dtype) -> CpuKernels:
+def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> CpuKernels:
     """The best kernels. Raises ``KernelsUnavailableError`` also where they cannot compute such heads."""
     if head_dim > MAX_HEAD_DIM or dtype not in NUMBER_TYPES:
         asked = f"{head_dim} of {dtype}"
         raise KernelsUnavailableError(f"native kernels compute heads of up to {MAX_HEAD_DIM}, not {asked}")
-    return load_kernels()
+    return load_kernels(library=library)
 
 
-def load_int8_kernels(instruction_set: str | None = None, directory: Path = Path(__file__).parent) -> Int8Kernels:
+def load_int8_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> Int8Kernels:
     """The kernels of 8-bit linear layers for ``instruction_set``, or the best ones.
 
     Raises ``KernelsUnavailableError``.
     """
-    library, _ = _open_library(directory)
+    opened = (library or KernelLibrary()).load()
     candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
-    chosen, address = _find(library.ringline_int8_kernels, candidates)
+    chosen, address = _find(opened.ringline_int8_kernels, candidates)
     functions = Int8KernelTable.from_address(address)
     linear = capturable(OperationKind.MULTIPLY_INT8, address, functions.linear)
     experts = capturable(OperationKind.RUN_INT8_EXPERTS, address, functions.experts)
     return Int8Kernels(chosen, linear, functions.pack, experts)
 
 
-def _open_library(directory: Path) -> tuple[ctypes.CDLL, str]:
-    """The library and the digest of the sources it was built from; built first if it is not there or out of date."""
-    expected, path = source_digest(), directory / LIBRARY
-    if not _is_built_from(path, expected):
-        try:
-            with _one_builder(directory):  # of several engines that start at once, one compiles
-                if not _is_built_from(path, expected):
-                    _build_into(directory)
-        except (BuildError, OSError) as error:
-            raise KernelsUnavailableError(f"the native kernels cannot be built: {error}") from error
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise KernelsUnavailableError(f"the library of native kernels cannot be loaded: {error}") from error
+def _load(path: Path) -> ctypes.CDLL:
+    """Raises ``OSError``."""
+    library = ctypes.CDLL(str(path))
     library.ringline_source_digest.restype = ctypes.c_char_p
-    if library.ringline_source_digest().decode() != expected:
-        raise KernelsUnavailableError("the sources of native kernels have changed since this process loaded them")
+    if library.ringline_source_digest().decode() != source_digest():
+        raise OSError("its sources have changed since this process loaded it")
     library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
-    return library, expected
-
-
-def _is_built_from(path: Path, digest: str) -> bool:
-    """Read from the file, not by loading it: a process that has loaded a library never loads its replacement."""
-    return path.exists() and digest.encode() in path.read_bytes()
-
-
-def _build_into(directory: Path) -> None:
-    """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind here."""
-    if not os.access(directory, os.W_OK):
-        raise BuildError(f"{directory} cannot be written")
-    draft = directory / f"new-{LIBRARY}"
-    try:
-        with tempfile.TemporaryDirectory() as work:
-            shutil.copy(build(Path(work)), draft)
-        draft.replace(directory / LIBRARY)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def _one_builder(directory: Path) -> Iterator[None]:
-    """Hold a lock on the directory, which is released when the process ends at the latest."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return library
 
 
 def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:

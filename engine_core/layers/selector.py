@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import KernelsUnavailableError, load_int8_kernels, load_kernels_for
+from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError, load_int8_kernels, load_kernels_for
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.native_backend import NativeBackend
 from engine_core.layers.torch_backend import TorchBackend
@@ -13,16 +13,18 @@ from engine_core.quantization.base import QuantMethod
 from engine_core.quantization.int8 import Int8
 
 
-def choose_layers(head_dim: int, dtype: torch.dtype) -> tuple[LayerBackend, str]:
+def choose_layers(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> tuple[LayerBackend, str]:
     """The fastest backend for heads of that size and type, and its description for a person."""
     try:
-        kernels = load_kernels_for(head_dim, dtype)
+        kernels = load_kernels_for(head_dim, dtype, library)
     except KernelsUnavailableError as error:
         return TorchBackend(), f"layers by torch: {error}"
     return NativeBackend(kernels), f"layers by native kernels for {kernels.instruction_set}"
 
 
-def choose_quant_method(quantization: str | None) -> tuple[QuantMethod | None, str]:
+def choose_quant_method(
+    quantization: str | None, library: KernelLibrary | None = None
+) -> tuple[QuantMethod | None, str]:
     """The method that ``ModelConfig.quantization`` names (None for None), and a description for a person.
 
     Raises ``ConfigError`` where it cannot be computed.
@@ -30,7 +32,7 @@ def choose_quant_method(quantization: str | None) -> tuple[QuantMethod | None, s
     if quantization is None:
         return None, ""
     try:
-        kernels = load_int8_kernels()
+        kernels = load_int8_kernels(library=library)
     except KernelsUnavailableError as error:
         raise ConfigError("quantization", quantization, f"nothing, because it needs native kernels: {error}") from error
     return Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}"

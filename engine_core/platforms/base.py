@@ -43,6 +43,9 @@ class Platform(ABC):
     is_asynchronous: bool
     """Whether the device computes on its own: a launch returns before the work is done."""
 
+    warning: str = ""
+    """What makes it worse than it could be, and what to do, for a person."""
+
     largest_step_seconds: float = 0.0
     """How long the largest step takes, once it was run (``profile``, ``prepare``); long contexts take longer."""
 

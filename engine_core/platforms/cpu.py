@@ -9,6 +9,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig
+from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
 from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -24,6 +25,12 @@ from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
+_WITHOUT_KERNELS = (
+    "Torch computes the model instead: several times slower, and a result depends on what else is in its batch. "
+    "To change that, install g++ (the package g++ or gcc-c++) and start again; --kernel-cache-dir names the folder "
+    "that the kernels are built into where they may not be beside their package."
+)
+
 
 class CpuPlatform(Platform):
     """All cores that this process may use, or as many as the options say."""
@@ -31,7 +38,9 @@ class CpuPlatform(Platform):
     is_asynchronous = False
     uses_host_memory = True
 
-    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+    def __init__(
+        self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary
+    ) -> None:
         """Set torch's threads, and choose attention and layers. Raises ``ConfigError``."""
         self.torch_device = torch.device("cpu")
         self._limits = limits
@@ -40,11 +49,13 @@ class CpuPlatform(Platform):
         self.usable = usable_memory()
         self.request_memory = request_memory(self.usable)
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.layers, layers = choose_layers(head_dim, dtype)
-        self.quant_method, quantized = choose_quant_method(checkpoint.quantization)
-        self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend)
+        self.layers, layers = choose_layers(head_dim, dtype, library)
+        self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
+        self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
         self.batch_invariant = self.layers.batch_invariant and self.attention.batch_invariant
         self._chosen = "; ".join(filter(None, (attention, layers, quantized)))
+        if library.problem is not None:
+            self.warning = f"{library.problem}. {_WITHOUT_KERNELS}"
 
     def describe(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability()

@@ -6,19 +6,27 @@ import torch
 
 from engine_core.config import DeviceConfig
 from engine_core.errors import ConfigError
+from engine_core.kernels.library import KernelLibrary
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.platforms.base import Platform
 from engine_core.platforms.cpu import CpuPlatform
 from engine_core.worker.input_batch import BatchLimits
 
 
-def choose_platform(config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> Platform:
+def is_for_cpu(config: DeviceConfig) -> bool:
+    """Whether ``config`` asks for a CPU, or takes it because there is no GPU."""
+    return config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+
+
+def choose_platform(
+    config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary | None = None
+) -> Platform:
     """The device that ``config`` asks for. Raises ``ConfigError`` where it is not here or cannot compute the model.
 
     What only a GPU needs is imported only for one.
     """
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return CpuPlatform(config, checkpoint, limits)
+    if is_for_cpu(config):
+        return CpuPlatform(config, checkpoint, limits, library or KernelLibrary(config.kernel_cache_dir))
     if not torch.cuda.is_available():
         built = torch.version.cuda
         problem = "this torch is built without CUDA" if built is None else f"torch, built for CUDA {built}, sees no GPU"

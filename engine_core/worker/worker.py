@@ -10,6 +10,7 @@ import torch
 
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
@@ -17,7 +18,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.interface import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
-from engine_core.platforms.selector import choose_platform
+from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import StepPlan
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.fingerprint import numerics_digest
@@ -37,6 +38,8 @@ class DeviceReport:
     uses_host_memory: bool
     is_asynchronous: bool
     """Whether steps that are launched are computed by the device itself."""
+    warning: str
+    """As in ``Platform``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,32 @@ class Worker:
         self.checkpoint = checkpoint
         self.limits = batch_limits(config, checkpoint)
         self._config = config
+        self._library = KernelLibrary(config.device.kernel_cache_dir)
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
+    def lacks_kernels(self) -> bool:
+        """Whether native kernels are needed that have to be compiled first."""
+        return is_for_cpu(self._config.device) and not self._library.is_built()
+
+    def compile_kernels(self) -> str:
+        """Compile them, or wait for another process that does. Returns what came of it, for a person."""
+        try:
+            self._library.load()
+        except KernelsUnavailableError as error:
+            return str(error)
+        return f"into {self._library.path}"
+
     def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
-        device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits)
+        device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits, self._library)
         return DeviceReport(
-            device.describe(), device.usable, device.request_memory, device.uses_host_memory, device.is_asynchronous
+            device.describe(),
+            device.usable,
+            device.request_memory,
+            device.uses_host_memory,
+            device.is_asynchronous,
+            device.warning,
         )
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -67,7 +68,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     Raises ``UsageError`` for a value that cannot be used, ``FatalError`` for a model or tokenizer that is not there.
     """
     try:
-        config = build(EngineConfig(), values)
+        config = build(EngineConfig(), {"kernel_cache_dir": _cache_directory(), **values})
         check_location(config.model.model)
         if config.model.tokenizer:
             local_directory(config.model.tokenizer)
@@ -76,6 +77,12 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config
+
+
+def _cache_directory() -> str | None:
+    """``$XDG_CACHE_HOME/ringline``; None where it is not set. A relative path there counts for nothing, says XDG."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return str(Path(cache) / "ringline") if Path(cache).is_absolute() else None
 
 
 def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:

@@ -46,6 +46,7 @@ ENGINE_OPTIONS = (
     "device",
     "num_threads",
     "attention_backend",
+    "kernel_cache_dir",
     "enforce_eager",
     "deterministic",
 )

@@ -230,7 +230,7 @@ def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(method, Int8)
     assert "8-bit linear layers" in why
 
-    def none_built() -> Int8Kernels:
+    def none_built(**_: object) -> Int8Kernels:
         raise KernelsUnavailableError("no library of native kernels was built")
 
     monkeypatch.setattr(selector, "load_int8_kernels", none_built)

@@ -270,6 +270,20 @@ def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
     assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
 
 
+@pytest.mark.parametrize(
+    ("variable", "given", "kept"),
+    [
+        ("/var/cache/me", {}, "/var/cache/me/ringline"),
+        ("/var/cache/me", {"kernel_cache_dir": "/kernels"}, "/kernels"),
+        ("relative", {}, None),  # the engine's own default, as without the variable
+        ("", {}, None),
+    ],
+)
+def test_compiled_kernels_are_kept_where_xdg_says(variable, given, kept, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert engine_config({"model": "some/hub-id", **given}).device.kernel_cache_dir == kept
+
+
 def test_a_taken_port_is_said_before_anything_is_started(environment, checkpoint):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -52,7 +52,7 @@ class Replayed:
 class InterpretedDevice(CudaPlatform):
     """A GPU but for its memory and its graphs."""
 
-    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, *_: object) -> None:
         self.torch_device = torch.device("cpu")
         self.usable = 1 << 33
         self.request_memory = request_memory(self.usable)
@@ -81,7 +81,7 @@ class InterpretedDevice(CudaPlatform):
 class FlashInferDevice(InterpretedDevice):
     """With attention that is planned on the host."""
 
-    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, *_: object) -> None:
         super().__init__(config, checkpoint, limits)
         shape = checkpoint.config
         heads = HeadsOfModel(shape.num_heads, shape.num_kv_heads, shape.head_dim, checkpoint.dtype)

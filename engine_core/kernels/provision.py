@@ -1,0 +1,166 @@
+"""Where the library of native kernels is, or is built: beside its package, or in a user's cache.
+
+An ordinary user may neither write into site-packages nor, perhaps, read what root built there. The cache is below the
+user's own (``~/.cache/ringline``, unless another folder is named). As what lies there is loaded and run, neither the
+folder nor a file in it is trusted that another user owns or may write.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import platform
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_core.kernels.build import LIBRARY, BuildError, build, source_digest
+
+PACKAGE = Path(__file__).parent
+USER_CACHE = Path("~/.cache/ringline")
+MAX_CACHED = 4
+"""Libraries that a cache keeps, the latest ones: each release has another."""
+_PATIENCE = 900.0
+"""Seconds to wait for another process that is building in the same folder; many times what a build takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder that the library may be in, and its name there."""
+
+    directory: Path
+    name: str
+    is_cache: bool
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.name
+
+    def holds(self, digest: str) -> bool:
+        """Whether it has a library built from sources of ``digest`` that may be used.
+
+        The file is read, not loaded: a process that has loaded a library never loads its replacement.
+        """
+        try:
+            if self.is_cache:
+                self._require_own()
+            return digest.encode() in self.path.read_bytes()
+        except OSError:  # it is not there, may not be read, or is not trusted
+            return False
+
+    def prepare(self) -> None:
+        """Make it ready to be written. Raises ``OSError`` where it cannot be."""
+        if self.is_cache:
+            self.directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            self._require_own()
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it may not be written")
+
+    def _require_own(self) -> None:
+        _require_own(self.directory.stat())
+        with suppress(FileNotFoundError):
+            _require_own(self.path.lstat())
+
+
+def places(cache: str | None, package: Path, digest: str) -> list[Place]:
+    """Where the library built from sources of ``digest`` may be, the preferred place first."""
+    found = [Place(package, LIBRARY, is_cache=False)]
+    with suppress(RuntimeError):  # this user has no home
+        directory = USER_CACHE.expanduser() if cache is None else Path(cache).expanduser().absolute()
+        built_for = [platform.machine(), "".join(platform.libc_ver()), digest]  # homes are shared by unlike machines
+        found.append(Place(directory, f"{Path(LIBRARY).stem}-{'-'.join(built_for)}.so", is_cache=True))
+    return found
+
+
+def find_library(cache: str | None = None, package: Path = PACKAGE) -> Path | None:
+    """The library, if one built from these sources is there. Raises ``BuildError`` if they cannot be read."""
+    digest = _source_digest()
+    return next((place.path for place in places(cache, package, digest) if place.holds(digest)), None)
+
+
+def provide_library(cache: str | None = None, package: Path = PACKAGE) -> Path:
+    """The library, built in the first place that can be written if it is not there. Raises ``BuildError``.
+
+    Of several engines that start at once, one compiles, and the others wait for it.
+    """
+    if found := find_library(cache, package):
+        return found
+    digest, problems = _source_digest(), []
+    for place in places(cache, package, digest):
+        try:
+            place.prepare()
+            with _one_builder(place.directory):
+                if not place.holds(digest):
+                    _build_at(place)
+            return place.path
+        except OSError as error:
+            problems.append(f"{place.directory}: {error.strerror}")
+    raise BuildError(f"there is no folder for them ({'; '.join(problems)})")
+
+
+def _source_digest() -> str:
+    try:
+        return source_digest()
+    except OSError as error:
+        raise BuildError(f"their sources cannot be read: {error.filename}: {error.strerror}") from error
+
+
+def _build_at(place: Place) -> None:
+    """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind there."""
+    draft = place.directory / f"new-{LIBRARY}"
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            shutil.copy(build(Path(work)), draft)
+        if place.is_cache:
+            draft.chmod(0o600)
+        draft.replace(place.path)
+    finally:
+        draft.unlink(missing_ok=True)
+    if place.is_cache:
+        _forget_old_ones(place.directory)
+
+
+def _forget_old_ones(cache: Path) -> None:
+    with suppress(OSError):
+        libraries = sorted(cache.glob(f"{Path(LIBRARY).stem}-*.so"), key=lambda path: path.stat().st_mtime)
+        for old in libraries[:-MAX_CACHED]:  # an engine that has loaded one keeps it
+            old.unlink()
+
+
+@contextmanager
+def _one_builder(directory: Path) -> Iterator[None]:
+    """Hold a lock on the directory, which is released when the process ends at the latest."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises ``TimeoutError`` where another process holds it for too long."""
+    given_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= given_up:
+                problem = f"another process has been building there for {_PATIENCE / 60:.0f} minutes"
+                raise TimeoutError(errno.ETIMEDOUT, problem) from None
+            time.sleep(0.05)
+
+
+def _require_own(status: os.stat_result) -> None:
+    """Raise ``PermissionError`` for what another user owns or may write."""
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user, so nothing in it is trusted")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(errno.EPERM, "other users may write it, so nothing in it is trusted")
