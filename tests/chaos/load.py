@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ringline import AsyncClient, Delta, RingError
 
+from tests.chaos.cuts import cut
 from tests.chaos.outcome import Defect, Gap, Outcome, Pause, find_defects
 from tests.chaos.workload import RequestSpec
 
@@ -20,6 +21,8 @@ PATIENCE = 120.0
 RETRIES = 200
 CANCEL_SHARE, SLOW_SHARE = 0.08, 0.08
 SLOW_PAUSE = 0.05
+CUT_SHARE = 0.2
+"""Of requests whose stream is lost, wherever it is, and then again before an end."""
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Tally:
     requests: int = 0
     cancelled: int = 0
     slow: int = 0
+    cut: int = 0
     moved: int = 0
     not_identical: int = 0
     resumed: int = 0
@@ -73,12 +77,17 @@ class ClosedLoop:
         seed: int,
         concurrency: int,
         pause: float,
+        cut_share: float = 0.0,
     ) -> None:
-        """``pause``: mean seconds between two requests of one of ``concurrency`` workers."""
+        """``pause``: mean seconds between two requests of one of ``concurrency`` workers.
+
+        ``cut_share``: of requests whose client loses its stream, and resumes.
+        """
         self._clients = clients
         self._specs = specs
         self._answers = answers
         self.pause = pause
+        self._cut_share = cut_share
         self._stopping = asyncio.Event()
         self._workers = [asyncio.create_task(self._work(random.Random((seed << 8) + i))) for i in range(concurrency)]
         self.tally = Tally()
@@ -100,22 +109,29 @@ class ClosedLoop:
             chance = random_.random()
             cancel_after = random_.randint(0, 30) if chance < CANCEL_SHARE else None
             slow = SLOW_PAUSE if CANCEL_SHARE <= chance < CANCEL_SHARE + SLOW_SHARE else 0.0
+            cuts = self._cuts(spec, random_) if chance >= 1 - self._cut_share else ()
             client = random_.choice(self._clients)
             pause = random_.uniform(0, 2 * self.pause)
-            outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow)
-            self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0)
+            outcome = await ask(client, spec, cancel_after=cancel_after, slow=slow, cuts=cuts)
+            self._count(spec, outcome, cancelled=cancel_after is not None, slow=slow > 0, cut=bool(cuts))
             await asyncio.sleep(pause)
 
-    def _count(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool, slow: bool) -> None:
+    def _cuts(self, spec: RequestSpec, random_: random.Random) -> tuple[int, ...]:
+        """Where to cut a request: anywhere, and before its end."""
+        tokens = self._answers[spec.name].num_ids
+        return random_.randint(1, tokens), tokens
+
+    def _count(self, spec: RequestSpec, outcome: Outcome, *, cancelled: bool, slow: bool, cut: bool) -> None:
         tally = self.tally
         tally.requests += 1
         tally.cancelled += cancelled
         tally.slow += slow
+        tally.cut += cut
         tally.moved += outcome.moved
         tally.not_identical += outcome.not_identical
         tally.resumed += outcome.resumed
         tally.kinds[spec.name.partition("-")[0]] += 1
-        if not slow:
+        if not slow and not cut:
             tally.pauses += outcome.pauses
             tally.gaps.append(outcome.longest_gap)
             tally.all_gaps += outcome.gaps
@@ -126,14 +142,24 @@ class ClosedLoop:
                 tally.details.append(f"{when} {spec.name}: {defect}: {words}")
 
 
-async def ask(client: AsyncClient, spec: RequestSpec, *, cancel_after: int | None = None, slow: float = 0.0) -> Outcome:
+async def ask(
+    client: AsyncClient,
+    spec: RequestSpec,
+    *,
+    cancel_after: int | None = None,
+    slow: float = 0.0,
+    cuts: Sequence[int] = (),
+) -> Outcome:
     """Send one request and read to its end, or cancel it after ``cancel_after`` tokens.
 
-    ``slow``: seconds that the client waits after each delta.
+    ``slow``: seconds that the client waits after each delta. ``cuts``: numbers of tokens after which it loses its
+    stream, in order.
     """
     outcome = Outcome()
     try:
         async with asyncio.timeout(STUCK_AFTER), client.stream(**spec.arguments()) as stream:
+            if cuts:
+                cut(stream, cuts)
             async for event in stream.events():
                 outcome.add(event)
                 if cancel_after is not None and outcome.num_ids >= cancel_after:

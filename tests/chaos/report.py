@@ -145,6 +145,7 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "sorts": dict(tally.kinds),
         "cancelled": tally.cancelled,
         "slow_readers": tally.slow,
+        "cut": tally.cut,
         "moved": tally.moved,
         "not_identical": tally.not_identical,
         **{defect.replace(" ", "_"): tally.defects[defect] for defect in Defect},
@@ -158,7 +159,7 @@ def _phase_lines(phase: Phase) -> list[str]:
     counts = ", ".join(f"{tally.defects[defect]} {defect}" for defect in Defect)
     lines = [
         f"{phase.name}: {phase.seconds:.0f} s, {tally.requests} requests ({tally.cancelled} cancelled, "
-        f"{tally.slow} read slowly), {tally.moved} times moved: {counts}"
+        f"{tally.slow} read slowly, {tally.cut} cut), {tally.moved} times moved: {counts}"
     ]
     for what, values in _pauses(tally).items():
         if values:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet, HeldResources
-from tests.chaos.load import ClosedLoop, connect, record_answers
+from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.models import make
 from tests.chaos.outcome import Outcome
@@ -66,7 +66,13 @@ async def run(options: Options) -> Report:
         report.calm_gap = quantile([one.longest_gap for one in answers.values()], 0.5)
         report.prefill = await prefill_cost(clients[0], _typical_tokens(answers.values()), options.seed)
         load = ClosedLoop(
-            clients, specs, answers, seed=options.seed, concurrency=options.concurrency, pause=options.pause
+            clients,
+            specs,
+            answers,
+            seed=options.seed,
+            concurrency=options.concurrency,
+            pause=options.pause,
+            cut_share=CUT_SHARE,
         )
         if options.pauses:
             await _single_faults(options, fleet, load, report)

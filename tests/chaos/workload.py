@@ -6,8 +6,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.text.tokenizer import Tokenizer
+from tests.ring import MODEL
+
 TOPICS = ("a small dog", "the king of the hill", "two sisters", "an old boat", "the red ball", "a cat named Tom")
 SHARED = "Once upon a time there was a little girl who lived in a house near the woods with her mother. " * 4
+STOP_TOKENS = [" the", " and", ".", "<|im_end|>"]
+"""Tokens whose text is a stop string as well."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class RequestSpec:
 def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
     """``per_kind`` requests of every kind."""
     random_ = random.Random(seed)
+    tokenizer = Tokenizer.from_directory(MODEL)
+    stop_token_ids = [tokenizer.encode(text)[0] for text in STOP_TOKENS]
     specs = []
     for index in range(per_kind):
         topic = random_.choice(TOPICS)
@@ -38,6 +45,7 @@ def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
             "seeded": {**seeded, **length},
             "choices": {**seeded, **length, "n": 3, "max_tokens": 80},
             "stop": {**seeded, "stop": [" the", "and "], "min_tokens": 30, "max_tokens": 200},
+            "tokens": {**seeded, "stop_token_ids": stop_token_ids, "stop": STOP_TOKENS, "min_tokens": 20, "n": 2},
             "logprobs": {**seeded, "logprobs": 5, "prompt_logprobs": 2, "max_tokens": 60},
             "penalties": {**seeded, **length, "repetition_penalty": 1.1, "presence_penalty": 0.3, "top_k": 40},
             "ends": {**seeded, "max_tokens": 300},
@@ -47,4 +55,6 @@ def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
         specs.append(RequestSpec(f"prefix-{index}", SHARED + f"One day she met {topic}", options={**seeded, **length}))
         messages = ({"role": "user", "content": f"Tell me about {topic}."},)
         specs.append(RequestSpec(f"chat-{index}", None, messages, {**seeded, "max_tokens": 120}))
+        shown = {"skip_special_tokens": False, "stop": STOP_TOKENS[-1:]}
+        specs.append(RequestSpec(f"shown-{index}", None, messages, {**seeded, **shown, "max_tokens": 120}))
     return specs
