@@ -29,6 +29,17 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
 """Appended to the message to be continued; its trailing blank shows whether the template trims."""
 
+_PROBED_CALL = {"name": "probed_call", "arguments": {"a": "probed_argument"}}
+_PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "probe0001", "type": "function", "function": _PROBED_CALL}],
+    },
+]
+"""A message that only calls a tool, by a name and with an argument that no template has in itself."""
+
 
 class ChatTemplateError(ValueError):
     """The messages cannot be rendered; the text is one sentence."""
@@ -45,6 +56,36 @@ class TemplateSource:
     text: str
     origin: str = "the chat template"
     """Where it stands, for messages: the name of a file, say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """What a template takes messages that call tools to be, where templates differ."""
+
+    null_content: bool = False
+    """Missing content is null, as in OpenAI's API. Such a template shows the calls of no other message."""
+    text_arguments: bool = False
+    """A call's arguments are JSON text."""
+
+    def of(self, message: dict[str, Any]) -> dict[str, Any]:
+        """``message`` in this form, if it calls tools."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        changed = dict(message)
+        if self.null_content and not message.get("content"):
+            changed["content"] = None
+        if self.text_arguments:
+            changed["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        return changed
+
+
+_CALL_FORMS = (
+    _CallForm(),
+    _CallForm(null_content=True),
+    _CallForm(text_arguments=True),
+    _CallForm(null_content=True, text_arguments=True),
+)
 
 
 class ChatTemplates:
@@ -64,6 +105,8 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens or {})
         self._environment = _environment(now)
         self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
+        self._call_forms: dict[str, _CallForm] = {}
+        """By the template's name, of those that had to render calls."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
@@ -92,6 +135,9 @@ class ChatTemplates:
     ) -> str:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
+        A message that calls tools is given in the form in which the template shows the calls: DeepSeek V3's wants null
+        for missing content and JSON text for arguments, and others fail on these.
+
         ``tools`` and ``documents`` are passed to the template unchanged. ``template_name`` defaults to ``tool_use`` if
         there are tools and the model has such a template, else to ``default``. ``add_generation_prompt`` opens the
         assistant's message; ``continue_final_message`` instead leaves the last message open. ``template_args`` are
@@ -106,6 +152,9 @@ class ChatTemplates:
             raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
         name = self._choose(template_name, tools is not None)
         chat = [_normalized(message) for message in messages]
+        if any(message.get("tool_calls") for message in chat):
+            form = self._call_form(name)
+            chat = [form.of(message) for message in chat]
         continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         variables = {
             **self._special_tokens,
@@ -130,6 +179,23 @@ class ChatTemplates:
             known = ", ".join(sorted(self._sources))
             raise UnknownTemplateError(f"the model has no chat template named {name!r}: expected one of {known}")
         return name
+
+    def _call_form(self, name: str) -> _CallForm:
+        """The first form in which a template shows a call; the plain one if it shows none."""
+        if name not in self._call_forms:
+            self._call_forms[name] = next(
+                (form for form in _CALL_FORMS if self._shows_call(name, form)), _CALL_FORMS[0]
+            )
+        return self._call_forms[name]
+
+    def _shows_call(self, name: str, form: _CallForm) -> bool:
+        chat = [form.of(message) for message in _PROBE]
+        variables = {**self._special_tokens, "messages": chat, "tools": None, "documents": None}
+        try:
+            rendered = self._render(name, variables | {"add_generation_prompt": False}, MAX_RENDERED_CHARS)
+        except ChatTemplateError:
+            return False
+        return "probed_call" in rendered and "probed_argument" in rendered
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
         try:
@@ -193,6 +259,18 @@ def _normalized(message: Message) -> dict[str, Any]:
     if reasoning is None:
         return chat
     return {"thinking": reasoning} | chat | {"reasoning_content": reasoning}
+
+
+def _with_text_arguments(call: Any) -> Any:
+    """A copy of a call whose arguments are JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
+        return call
+    try:
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    except RecursionError as error:
+        raise ChatTemplateError("the arguments of a call nest too deeply") from error
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _mark_final(chat: list[dict[str, Any]], source: str) -> str:

@@ -175,7 +175,7 @@ def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
     if message.tool_calls:
         rendered["tool_calls"] = [
             {
-                "id": call.id,
+                **({"id": call.id} if call.id else {}),
                 "type": "function",
                 "function": {
                     "name": call.name,

@@ -17,6 +17,7 @@ from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LEN
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.text.chat_templates import ChatTemplates, TemplateSource
 from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, served_model, tokenizer
 
 ME = PeerId("processor-0", 77)
@@ -251,6 +252,20 @@ def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
         {"id": "2", "type": "function", "function": {"name": "g", "arguments": {}}},
     ]
     assert rest == '<[{"type": "function"}]>calm[assistant]'
+
+
+def test_what_a_client_did_not_send_is_absent_and_a_template_that_asks_for_null_content_shows_the_calls() -> None:
+    shown = "<{{ m['tool_calls'][0] | string }}>"
+    template = (
+        "{% for m in messages %}{{ m.keys() | join(',') }}"
+        "{% if m['content'] is none %}" + shown + "{% endif %};{% endfor %}"
+    )
+    model = replace(served_model(), chat=ChatTemplates({"default": TemplateSource(template)}))
+    chat = inference_pb2.Chat()
+    chat.messages.add(role="user", content="x")
+    chat.messages.add(role="assistant").tool_calls.add(name="f", arguments_json='{"a": 1}')
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert render_chat(chat, model) == f"role,content;role,content,tool_calls<{call}>;"
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,59 @@ DEEPSEEK = """{% if not add_generation_prompt is defined %}{% set add_generation
 """
 """All system messages first, then loops that remember; ``continue`` and ``break``."""
 
+DEEPSEEK_V3 = """{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}
+{%- set ns = namespace(calling=false, answering=false) %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'system' %}{{- message['content'] }}{%- endif %}
+    {%- if message['role'] == 'user' %}{%- set ns.calling = false %}{{- '<｜User｜>' + message['content'] }}{%- endif %}
+    {%- if message['role'] == 'assistant' and message['content'] is none %}
+        {%- set ns.calling = true %}
+        {%- for call in message['tool_calls'] %}
+            {{- ('<｜Assistant｜><｜tool▁calls▁begin｜>' if loop.first else '\\n') + '<｜tool▁call▁begin｜>' + call['type'] + '<｜tool▁sep｜>' + call['function']['name'] + '\\n```json\\n' + call['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+        {{- '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}
+    {%- endif %}
+    {%- if message['role'] == 'assistant' and message['content'] is not none %}
+        {%- if ns.calling %}{{- '<｜tool▁outputs▁end｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}{%- set ns.calling = false %}
+        {%- else %}{{- '<｜Assistant｜>' + message['content'].split('</think>')[-1] + '<｜end▁of▁sentence｜>' }}{%- endif %}
+    {%- endif %}
+    {%- if message['role'] == 'tool' %}{{- '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt and not ns.calling %}{{- '<｜Assistant｜>' }}{%- endif %}
+"""
+"""As V3 and R1 tell a message of calls from one of text: by content that is null. Arguments are text."""
+
+DEEPSEEK_V3_1 = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'assistant' and message['tool_calls'] is defined and message['tool_calls'] is not none %}
+        {%- for call in message['tool_calls'] %}
+            {%- if loop.first and message['content'] is none %}{{- '<｜Assistant｜>' }}{%- elif loop.first %}{{- '<｜Assistant｜>' + message['content'] }}{%- endif %}
+            {{- '<｜tool▁call▁begin｜>' + call['function']['name'] + '<｜tool▁sep｜>' + call['function']['arguments'] + '<｜tool▁call▁end｜>' }}
+        {%- endfor %}
+    {%- elif message['role'] == 'assistant' %}{{- '<｜Assistant｜>' + message['content'] }}
+    {%- else %}{{- '<｜' + message['role'] + '｜>' + message['content'] }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""By calls that are defined; content is added if it is not null."""
+
+MINISTRAL_3 = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'assistant' %}
+        {%- if (message['content'] is none or message['content'] == '' or message['content'] | length == 0) and (message['tool_calls'] is not defined or message['tool_calls'] is none or message['tool_calls'] | length == 0) %}{{- raise_exception('an assistant has content or calls tools') }}{%- endif %}
+        {%- if message['content'] is string %}{{- message['content'] }}{%- elif message['content'] | length > 0 %}{%- for part in message['content'] %}{{- part['text'] }}{%- endfor %}{%- endif %}
+        {%- for call in message.get('tool_calls') or [] %}
+            {%- set arguments = call['function']['arguments'] %}
+            {{- '[TOOL_CALLS]' + call['function']['name'] + '[ARGS]' + (arguments if arguments is string else arguments | tojson | safe) }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- else %}{{- '[' + message['role'] | upper + ']' + message['content'] }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Asks whether content is null, and yet fails if it is."""
+
 GRANITE = """{%- set roles = {'document': 'document {"document_id": "%s"}'} %}
 {%- if messages[0]['role'] == 'system' %}
     {%- set system = messages[0]['content'] %}{%- set loop_messages = messages[1:] %}
