@@ -15,6 +15,16 @@ EngineError
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+
+def written(value: object, write: Callable[[object], str] = repr) -> str:
+    """``value`` as ``write`` writes it, or words where Python refuses to write its thousands of digits."""
+    try:
+        return write(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
 
 class EngineError(Exception):
     """Base of all errors here. The text is one sentence for the user."""
@@ -25,7 +35,7 @@ class ConfigError(EngineError):
 
     def __init__(self, option: str, value: object, accepted: str) -> None:
         """``option`` is the field's name, ``accepted`` says what it takes."""
-        super().__init__(f"{option}={value!r} is not usable: expected {accepted}")
+        super().__init__(f"{option}={written(value)} is not usable: expected {accepted}")
         self.option = option
         self.value = value
         self.accepted = accepted

@@ -106,6 +106,7 @@ class LLM:
             self.tokenizer = _checked(tokenizer)
         self._config = configure(model=model, **options)
         self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
+        self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._request_ids = count()
 
@@ -130,7 +131,8 @@ class LLM:
         return self._engine.executor.numerics
 
     def stats(self) -> SchedulerStats:
-        return self._engine.core.stats()
+        """As the last step left it; at any time, from any thread."""
+        return self._stats
 
     def generate(
         self,
@@ -170,7 +172,9 @@ class LLM:
         try:
             while (waiting or core.has_work()) and not call.interrupted:
                 self._add_as_many_as_fit(waiting)
-                for output in core.step():
+                outputs = core.step()
+                self._stats = core.stats()
+                for output in outputs:
                     result = results[output.request_id]
                     result.take(output)
                     progress.advance(len(output.token_ids), finished=output.finish is not None and result.finished)
@@ -180,6 +184,7 @@ class LLM:
             with suppress(ExecutorError):  # it has been raised already
                 while core.has_work():
                     core.step()
+            self._stats = core.stats()
         return list(results.values())
 
     def _params(self, params: object, num_prompts: int) -> tuple[Sequence[SamplingParams], Sequence[str]]:

@@ -7,6 +7,8 @@ from dataclasses import fields, replace
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from engine_core.request import SamplingParams
 
 
@@ -24,10 +26,15 @@ def plain(value: Any) -> Any:
     """Convert numpy's numbers, and collections of them, to Python's; leave anything else as it is."""
     if value is None or type(value) in (bool, int, float, str):
         return value
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # of a fraction; whoever checks its type refuses it
+            return value
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):

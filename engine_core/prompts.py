@@ -1,6 +1,7 @@
 """Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
 
-Anything else raises ``TypeError``, and a dictionary with other keys ``ValueError``; both name the place.
+Anything else raises ``TypeError``; a dictionary with other keys, and text that has no UTF-8, ``ValueError``. Both name
+the place.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from numbers import Number
 from typing import Any, TypedDict
 
+from engine_core.errors import written
 from engine_core.numpy_to_python import is_integer
 
 _TEXT, _IDS = "prompt", "prompt_token_ids"
@@ -56,7 +58,7 @@ def read_prompts(prompts: object) -> list[Prompt]:
 
 def _read(prompt: object, place: str) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(place, prompt, None)
+        return _text(prompt, place)
     if isinstance(prompt, Mapping):
         return _read_mapping(prompt, place)
     return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
@@ -71,6 +73,15 @@ def _read_mapping(prompt: Mapping[object, object], place: str) -> Prompt:
         return Prompt(place, None, _token_ids(value, place, "a list of token ids"))
     if not isinstance(value, str):
         raise TypeError(f"{place} {_shown(value)}; expected text")
+    return _text(value, place)
+
+
+def _text(value: str, place: str) -> Prompt:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(value[error.start]):04X} at position {error.start}, half of a surrogate pair"
+        raise ValueError(f"{place} has {found}; expected text that UTF-8 can encode") from None
     return Prompt(place, value, None)
 
 
@@ -95,4 +106,4 @@ def _items(value: object) -> Sequence[Any] | None:
 
 def _shown(value: object) -> str:
     of_type = "" if value is None else f", of type {type(value).__name__}"
-    return f"is {reprlib.repr(value)}{of_type}"
+    return f"is {written(value, reprlib.repr)}{of_type}"

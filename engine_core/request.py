@@ -27,7 +27,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """In [-2, 2]; subtracted once if in the output."""
     repetition_penalty: float = 1.0
-    """In (0, 2^31); divides (multiplies, if negative) the logit of tokens in the prompt or output."""
+    """In [2^-31, 2^31); divides (multiplies, if negative) the logit of tokens in the prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """Added to the logits, by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()

@@ -13,7 +13,7 @@ from itertools import chain
 from math import inf
 
 from engine_core.config import ModelSpec
-from engine_core.errors import InvalidRequestError
+from engine_core.errors import InvalidRequestError, written
 from engine_core.request import Request, SamplingParams
 
 MAX_CHOICES = 128
@@ -21,6 +21,8 @@ MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 SCALE_LIMIT = 2.0**31
 """``temperature`` and ``repetition_penalty`` are below it."""
+LEAST_PENALTY = 2.0**-31
+"""Of ``repetition_penalty``: far smaller ones are 0 in float32, and 0 times the −∞ of a banned token is no number."""
 MAX_LIST_ITEMS = 1024
 """Entries of ``logit_bias`` and ``stop_token_ids``; tokens of ``bad_words_token_ids`` in all."""
 
@@ -84,17 +86,17 @@ def _check_param_types(params: SamplingParams) -> None:
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
     if not isinstance(value, types):
-        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", accepted)
+        _refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", accepted)
 
 
 def _check_integer(field: str, value: object) -> None:
     if type(value) is not int:
-        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "an integer")
+        _refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", "an integer")
 
 
 def _check_number(field: str, value: object) -> None:
     if type(value) not in (int, float):
-        _refuse(field, f"{reprlib.repr(value)}, of type {type(value).__name__}", "a number")
+        _refuse(field, f"{written(value, reprlib.repr)}, of type {type(value).__name__}", "a number")
 
 
 def _check_prompt(prompt: tuple[int, ...], model: ModelSpec) -> None:
@@ -122,8 +124,8 @@ def _check_numbers(params: SamplingParams) -> None:
     for name in ("frequency_penalty", "presence_penalty"):
         if not -2 <= (value := getattr(params, name)) <= 2:
             _refuse(name, value, "from -2 to 2")
-    if not 0 < params.repetition_penalty < SCALE_LIMIT:
-        _refuse("repetition_penalty", params.repetition_penalty, "more than 0 and less than 2^31")
+    if not LEAST_PENALTY <= params.repetition_penalty < SCALE_LIMIT:
+        _refuse("repetition_penalty", params.repetition_penalty, "at least 2^-31 and less than 2^31")
     if not 0 <= params.seed < 2**64:
         _refuse("seed", params.seed, "an unsigned number of 64 bits")
 
@@ -134,7 +136,7 @@ def _check_lengths(params: SamplingParams) -> None:
     if not params.max_tokens >= 1:
         _refuse("max_tokens", params.max_tokens, "at least 1")
     if not 0 <= params.min_tokens <= params.max_tokens:
-        _refuse("min_tokens", params.min_tokens, f"from 0 to max_tokens ({params.max_tokens})")
+        _refuse("min_tokens", params.min_tokens, f"from 0 to max_tokens ({written(params.max_tokens)})")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
@@ -147,7 +149,9 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     for token_id, bias in params.logit_bias.items():
         if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-            _refuse("logit_bias", f"{bias} for token {token_id}", f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")
+            _refuse(
+                "logit_bias", f"{written(bias)} for token {token_id}", f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+            )
     _check_count("stop_token_ids", params.stop_token_ids)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     if not all(params.bad_words_token_ids):
@@ -184,7 +188,7 @@ def _check_resume(request: Request, model: ModelSpec) -> None:
     longest = min(params.max_tokens, model.max_model_len - len(request.prompt_token_ids))
     for choice, output in request.resume.items():
         if not 0 <= choice < params.n:
-            _refuse("resume", f"for choice {choice}", f"choices from 0 to {params.n - 1}, as n is {params.n}")
+            _refuse("resume", f"for choice {written(choice)}", f"choices from 0 to {params.n - 1}, as n is {params.n}")
         if len(output) > longest:
             _refuse("resume", f"{len(output)} tokens for choice {choice}", f"at most {longest}, as many as it may get")
         _check_ids("resume", output, model.vocab_size)
@@ -196,7 +200,7 @@ def _check_ids(field: str, token_ids: Collection[int], vocab_size: int) -> None:
             _check_integer(field, token_id)
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         outside = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequestError(field, f"has token id {outside}; expected ids from 0 to {vocab_size - 1}")
+        raise InvalidRequestError(field, f"has token id {written(outside)}; expected ids from 0 to {vocab_size - 1}")
 
 
 def _check_count(field: str, items: Collection[object]) -> None:
@@ -205,4 +209,5 @@ def _check_count(field: str, items: Collection[object]) -> None:
 
 
 def _refuse(field: str, value: object, accepted: str) -> None:
-    raise InvalidRequestError(field, f"is {value}; expected {accepted}")
+    shown = value if isinstance(value, str) else written(value)
+    raise InvalidRequestError(field, f"is {shown}; expected {accepted}")

@@ -25,6 +25,10 @@ Array: TypeAlias = Any
 Change = Callable[..., Array]
 
 
+LEAST_LOGIT = float(np.finfo(np.float32).min)
+"""Of a token that may be sampled, whatever a model or a penalty makes of it: −inf is for what is banned."""
+
+
 @dataclass(frozen=True, slots=True)
 class RandomRows:
     """How R rows that are not greedy are sampled; all arrays are [R, 1]."""
@@ -73,7 +77,9 @@ class SamplingOps(ABC):
 
     @abstractmethod
     def keep_only(self, logits: Array, rows: Index, pairs: tuple[Ids, Ids]) -> None:
-        """In ``rows`` of ``logits`` [R, V], set all but the ``pairs`` (rows [P], token ids [P]) to −inf, in place."""
+        """In ``rows`` of ``logits`` [R, V], set all but the ``pairs`` (rows [P], token ids [P]) to −inf, in place, and
+        these to at least ``LEAST_LOGIT``.
+        """
 
     @abstractmethod
     def change(self, logits: Array, pairs: tuple[Ids, Ids], change: Change, *columns: npt.NDArray[Any]) -> None:
@@ -92,12 +98,14 @@ class SamplingOps(ABC):
 
         Temperature; then min-p (Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM
         outputs", 2024), top-k, and top-p of the mass that these leave (Holtzman et al., "The curious case of neural
-        text degeneration", 2019); then the argmax of what is left plus Gumbel noise.
+        text degeneration", 2019); then the argmax of what is left plus Gumbel noise. A row whose greatest logit is +inf
+        or NaN is sampled greedily: its probabilities are not defined, and what is banned must stay so.
         """
 
     @abstractmethod
     def logprobs(self, logits: Array, token_ids: Array, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-softmax of ``logits`` [R, V] at ``token_ids`` [R] and at the first ``k`` ≤ V tokens.
+        """Log-softmax of ``logits`` [R, V] at ``token_ids`` [R] and at the first ``k`` ≤ V tokens. Logits of +inf share
+        the probability of their row in equal parts.
 
         Ranks [R] of ``token_ids`` (1 for the first token), the first tokens [R, k], log probabilities [R, 1 + k].
         """

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_core.request import SamplingParams
-from engine_core.sampling.base import Array, Ids, Index, SamplingOps, pairs_of
+from engine_core.sampling.base import LEAST_LOGIT, Array, Ids, Index, SamplingOps, pairs_of
 
 F32 = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -294,8 +294,9 @@ def _add(xp: ModuleType, logits: Array, bias: Array) -> Array:
 def _penalize(
     xp: ModuleType, logits: Array, count: Array, repetition: Array, frequency: Array, presence: Array
 ) -> Array:
-    logits = xp.where(logits > 0, logits / repetition, logits * repetition)
-    return logits - frequency * count - presence * (count > 0)
+    scaled = xp.where(logits > 0, logits / repetition, logits * repetition)
+    penalized = scaled - frequency * count - presence * (count > 0)
+    return xp.where(logits == -xp.inf, logits, xp.clip(penalized, LEAST_LOGIT, None))
 
 
 PROCESSORS: tuple[type[LogitsProcessor], ...] = (AllowedTokenIds, BannedTokens, LogitBias, Penalties)

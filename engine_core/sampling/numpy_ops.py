@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.sampling.base import Change, Ids, Index, RandomRows, SamplingOps
+from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import U64, VocabularyNoise, gumbel
 
 F32 = npt.NDArray[np.float32]
@@ -59,7 +59,7 @@ class NumpyOps(SamplingOps):
         return x[rows]
 
     def keep_only(self, logits: F32, rows: Index, pairs: tuple[Ids, Ids]) -> None:
-        values = logits[pairs]
+        values = np.maximum(logits[pairs], LEAST_LOGIT)
         logits[rows] = -np.inf
         logits[pairs] = values
 
@@ -73,9 +73,17 @@ class NumpyOps(SamplingOps):
 
     @_quiet
     def sample(self, logits: F32, rows: RandomRows) -> Ids:
+        maximum = logits.max(axis=1, keepdims=True)
+        token_ids = self._sample_finite(logits, maximum, rows)
+        for row in np.flatnonzero(~np.isfinite(maximum)):
+            token_ids[row] = logits[row].argmax()
+        return token_ids
+
+    def _sample_finite(self, logits: F32, maximum: F32, rows: RandomRows) -> Ids:
+        """As ``sample``, but any tokens for rows whose ``maximum`` [R, 1] is not finite."""
         if rows.top_k is not None:
             return _sample_from(*top_k_prefix(logits, rows, rows.top_k), rows.keys)
-        scaled = scale(logits, logits.max(axis=1, keepdims=True), rows)
+        scaled = scale(logits, maximum, rows)
         if rows.top_p is not None:
             return self._sample_top_p(logits, scaled, rows.top_p, rows.keys)
         return self.argmax(self._noise.add_to(scaled, rows.keys))
@@ -231,7 +239,10 @@ def _logprobs(logits: F32, token_ids: Ids, k: int) -> tuple[Ids, Ids, F32]:
     top_ids = top_tokens(logits, k) if k else own[:, :0]
     maximum = logits.max(axis=1, keepdims=True)
     total = np.exp(logits - maximum).sum(axis=1, keepdims=True)
-    values = np.take_along_axis(logits, np.concatenate([own, top_ids], axis=1), axis=1) - maximum - np.log(total)
+    reported = np.take_along_axis(logits, np.concatenate([own, top_ids], axis=1), axis=1)
+    values = reported - maximum - np.log(total)
+    for row in np.flatnonzero(np.isposinf(maximum)):
+        values[row] = np.where(np.isposinf(reported[row]), -np.log(np.isposinf(logits[row]).sum()), -np.inf)
     return _ranks(logits, token_ids, top_ids), top_ids, values
 
 

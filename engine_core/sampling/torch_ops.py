@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.platforms.async_copy import upload
-from engine_core.sampling.base import Change, Ids, Index, RandomRows, SamplingOps
+from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import torch_gumbel
 
 _MASS_UNITS = float(1 << 30)
@@ -43,7 +43,7 @@ class TorchOps(SamplingOps):
 
     def keep_only(self, logits: torch.Tensor, rows: Index, pairs: tuple[Ids, Ids]) -> None:
         changed, *kept = upload([rows, *pairs], logits.device)
-        values = logits[*kept]
+        values = logits[*kept].clamp_min(LEAST_LOGIT)
         logits.index_fill_(0, changed, -torch.inf)
         logits[*kept] = values
 
@@ -55,6 +55,12 @@ class TorchOps(SamplingOps):
         return logits.argmax(1)
 
     def sample(self, logits: torch.Tensor, rows: RandomRows) -> torch.Tensor:
+        first = logits.argmax(1, keepdim=True)
+        maximum = logits.gather(1, first)
+        return torch.where(maximum.isfinite(), self._sample_finite(logits, maximum, rows)[:, None], first)[:, 0]
+
+    def _sample_finite(self, logits: torch.Tensor, maximum: torch.Tensor, rows: RandomRows) -> torch.Tensor:
+        """As ``sample``, but any tokens for rows whose ``maximum`` [R, 1] is not finite."""
         columns: list[npt.NDArray[Any] | None]
         columns = [rows.keys.view(np.int64), rows.temperature, rows.log_min_p, rows.top_k, rows.top_p]
         keys, temperature, *uploaded = upload([each for each in columns if each is not None], logits.device)
@@ -71,7 +77,7 @@ class TorchOps(SamplingOps):
                 before = masses.cumsum(1) - masses
                 scaled.masked_fill_(before >= _reach(masses, top_p), -torch.inf)
             return ids.gather(1, scaled.add_(torch_gumbel(keys, ids)).argmax(1, keepdim=True))[:, 0]
-        scaled = _scale(logits, logits.amax(1, keepdim=True), temperature, log_min_p)
+        scaled = _scale(logits, maximum, temperature, log_min_p)
         if top_p is not None:
             keep_nucleus(logits, scaled, top_p)
         every = torch.arange(logits.shape[1], device=logits.device)
@@ -82,7 +88,11 @@ class TorchOps(SamplingOps):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         own = token_ids[:, None]
         top_ids = top_tokens(logits, k) if k else own[:, :0]
-        values = logits.gather(1, torch.cat([own, top_ids], 1)) - logits.logsumexp(1, keepdim=True)
+        reported, maximum = logits.gather(1, torch.cat([own, top_ids], 1)), logits.amax(1, keepdim=True)
+        total = (logits - maximum).exp_().sum(1, keepdim=True)
+        share = -(logits == torch.inf).sum(1, keepdim=True).float().log()
+        of_infinite = torch.where(reported == torch.inf, share, -torch.inf)
+        values = torch.where(maximum == torch.inf, of_infinite, reported - maximum - total.log())
         order, ids = order_of(logits), torch.arange(logits.shape[1], device=logits.device)
         own_order = order.gather(1, own)
         ranks = 1 + ((order > own_order) | ((order == own_order) & (ids < own))).sum(1)

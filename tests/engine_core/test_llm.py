@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError
+from engine_core.engine import EngineCore
+from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError, InvalidRequestError
 from engine_core.llm import LLM, configure
 from engine_core.models.base import CausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
+from engine_core.scheduling import SchedulerStats
+from engine_core.step import SequenceOutput
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
@@ -212,11 +216,62 @@ def test_numbers_of_numpy_are_taken_for_what_they_are(llm: LLM) -> None:
         stop_token_ids=frozenset({np.uint8(9)}),  # type: ignore[arg-type]
         bad_words_token_ids=((np.int8(6), np.int8(6)),),  # type: ignore[arg-type]
         logprobs=np.int8(2),  # type: ignore[arg-type]
+        ignore_eos=np.bool_(False),  # type: ignore[arg-type]
     )
     [expected] = llm.generate([5, 6, 7], plain)
     for params in (numpys, replace(plain, seed=np.int64(200))):  # type: ignore[arg-type]
         [result] = llm.generate([5, 6, 7], params)
         assert [choice.token_ids for choice in result.choices] == [choice.token_ids for choice in expected.choices]
+
+
+def test_what_cannot_be_taken_is_refused_by_prompt_and_field(llm: LLM) -> None:
+    for params, words in (
+        (
+            {"temperature": 10**5000},
+            r"^sampling_params\[1\]: temperature: is a number of thousands of digits; expected",
+        ),
+        (
+            {"repetition_penalty": 1e-46},
+            r"^sampling_params\[1\]: repetition_penalty: is 1e-46; expected at least 2\^-31",
+        ),
+        ({"seed": np.bool_(True)}, r"^sampling_params\[1\]: seed: is True, of type bool; expected an integer"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            llm.generate(PROMPTS[:2], [GREEDY, replace(GREEDY, **params)])  # type: ignore[arg-type]
+    with pytest.raises(
+        InvalidRequestError, match=r"^prompts\[1\]: prompt_token_ids: has token id a number of thousands"
+    ):
+        llm.generate([[5], [10**5000]], GREEDY)
+    with pytest.raises(ValueError, match=r"^prompts\[1\] has U\+D800 at position 0"):
+        llm.generate(["a", "\ud800"], GREEDY)
+    with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
+        configure(model="m", max_num_seqs=10**5000)
+
+
+def test_stats_can_be_read_in_any_thread_at_any_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's own may change while they are read: only the thread that computes may look at them."""
+    stats = EngineCore.stats
+
+    def only_between_steps(core: EngineCore) -> SchedulerStats:
+        assert threading.current_thread().name == "offline"
+        return stats(core)
+
+    monkeypatch.setattr(EngineCore, "stats", only_between_steps)
+    before = llm.stats()
+    during: list[SchedulerStats] = []
+    step = EngineCore.step
+
+    def read_during(core: EngineCore) -> list[SequenceOutput]:
+        reader = threading.Thread(target=lambda: during.append(llm.stats()))
+        reader.start()
+        reader.join()
+        return step(core)
+
+    monkeypatch.setattr(EngineCore, "step", read_during)
+    llm.generate(PROMPTS, GREEDY)
+    assert [each.steps for each in during] == list(range(before.steps, before.steps + len(during)))
+    assert llm.stats().steps == before.steps + len(during)
+    assert (llm.stats().running_seqs, llm.stats().kv_blocks_used) == (0, 0)
 
 
 def test_lengths_beyond_64_bits_are_as_long_as_there_is_room(llm: LLM) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
+from engine_core.numpy_to_python import plain_params
 from engine_core.request import Request, SamplingParams
 from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
 
@@ -37,7 +40,7 @@ def refused(request=GOOD, **params):
         ("min_p", [-0.1, 1.1, NAN]),
         ("frequency_penalty", [-2.1, 2.1, NAN, INF]),
         ("presence_penalty", [-2.1, 2.1, NAN, -INF]),
-        ("repetition_penalty", [0.0, -1.0, NAN, INF, 2.0**31]),
+        ("repetition_penalty", [0.0, 1e-46, 4e-10, -1.0, NAN, INF, 2.0**31]),
         ("seed", [-1, 2**64]),
         ("n", [0, -1, MAX_CHOICES + 1, 10**9]),
         ("max_tokens", [0, -1]),
@@ -67,7 +70,7 @@ def test_values_out_of_range_are_refused_by_the_name_of_their_field(field, value
         ("min_p", [0.0, 1.0]),
         ("frequency_penalty", [-2.0, 2.0]),
         ("presence_penalty", [-2.0, 2.0]),
-        ("repetition_penalty", [0.1, 10.0]),
+        ("repetition_penalty", [2.0**-31, 0.1, 10.0]),
         ("seed", [0, 2**64 - 1]),
         ("n", [1, MAX_CHOICES]),
         ("max_tokens", [1, 10**9]),
@@ -148,6 +151,46 @@ def test_numbers_of_numpy_are_refused_by_the_name_of_their_field():
     for field, value in (("seed", np.int64(5)), ("temperature", np.float64(0.5)), ("logit_bias", {np.uint8(5): 1.0})):
         assert refused(**{field: value}).field == field
     assert refused(replace(GOOD, resume={0: (np.int64(5),)})).field == "resume"
+
+
+ODD = (
+    *(NAN, INF, -INF, 10**5000, -(10**5000), True, "1", b"1", None, 1j, object(), Decimal("0.5"), Decimal(10**5000)),
+    *(
+        Fraction(1, 2),
+        Fraction(10**5000, 3),
+        (),
+        [],
+        {},
+        set(),
+        (10**5000,),
+        [[10**5000]],
+        {10**5000: 1.0},
+        {5: 10**5000},
+    ),
+    *(np.float32(0.5), np.float64(NAN), np.longdouble("1e4000"), np.int64(5), np.uint64(2**64 - 1), np.bool_(True)),
+    *(np.array(5), np.array([5, 6]), {"a": 1}, {5: "a"}, {None}, ((None,),), (("a",),), ((10**5000,),), {True}),
+)
+
+
+@pytest.mark.parametrize("field", [each.name for each in fields(SamplingParams)])
+def test_odd_values_are_taken_or_refused_by_the_name_of_their_field(field):
+    """As ``LLM`` takes them."""
+    for value in ODD:
+        request = replace(GOOD, params=plain_params(replace(GOOD.params, **{field: value})))
+        error = refusal_of(request)
+        if error is not None:
+            beside = {"max_tokens": "min_tokens", "stop_token_ids": "min_tokens"}
+            assert error.field in (field, beside.get(field))
+            assert "expected" in error.problem
+            assert len(str(error)) < 300
+
+
+def refusal_of(request):
+    try:
+        validate_request(request, MODEL)
+    except InvalidRequestError as error:
+        return error
+    return None
 
 
 def test_prompts():

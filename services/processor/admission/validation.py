@@ -19,6 +19,7 @@ MAX_REQUEST_ID_BYTES = 128
 MAX_CACHE_SALT_BYTES = 256
 MAX_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_TEMPERATURE = float(1 << 31)
+MIN_REPETITION_PENALTY = 1 / MAX_TEMPERATURE
 MAX_PROBLEM_LENGTH = 1000
 
 
@@ -105,9 +106,8 @@ def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) 
         "sampling.repetition_penalty",
         sampling,
         "repetition_penalty",
-        0.0,
+        MIN_REPETITION_PENALTY,
         MAX_TEMPERATURE,
-        low_open=True,
         high_open=True,
     )
     if sampling.HasField("n"):

@@ -40,7 +40,7 @@ SAMPLING: dict[str, tuple[float, ...]] = {
     "min_p": (0.0, 1.0, -0.1, math.nan),
     "frequency_penalty": (-2.0, 2.0, 2.1, math.nan),
     "presence_penalty": (-2.0, 2.0, -2.1, -math.inf),
-    "repetition_penalty": (1e-38, 1.0, 1e9, 0.0, -1.0, math.inf, math.nan),
+    "repetition_penalty": (1e-38, 2.0**-31, 1.0, 1e9, 0.0, -1.0, math.inf, math.nan),
     "top_k": (0, 1, 2**32 - 1),
     "seed": (0, 2**64 - 1),
     "n": (1, 3, 128, 129, 0, 2**32 - 1),

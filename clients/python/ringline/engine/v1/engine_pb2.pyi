@@ -275,7 +275,7 @@ class SamplingParams(google.protobuf.message.Message):
     presence_penalty: builtins.float
     """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Default: 0."""
     repetition_penalty: builtins.float
-    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one). Default: 1."""
+    """Range [2^-31, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one). Default: 1."""
     seed: builtins.int
     """Any 64 bits: fixes the noise, together with choice, position and token id. Default: 0."""
     n: builtins.int

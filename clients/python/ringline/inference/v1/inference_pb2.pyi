@@ -183,7 +183,7 @@ class SamplingParams(google.protobuf.message.Message):
     presence_penalty: builtins.float
     """Range [-2, 2]: subtracted from a token's logit once if it is in the output. Default 0."""
     repetition_penalty: builtins.float
-    """Range (0, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one).
+    """Range [2^-31, 2^31): divides the logit of tokens in the prompt or output (multiplies a negative one).
     Default: the model's own, else 1.
     """
     seed: builtins.int
