@@ -100,9 +100,8 @@ class Worker:
     def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
         device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits)
-        return DeviceReport(
-            device.describe(), device.usable, device.request_memory, device.uses_host_memory, device.is_asynchronous
-        )
+        requests = device.request_memory(self._config.cache.gpu_memory_utilization)
+        return DeviceReport(device.describe(), device.usable, requests, device.uses_host_memory, device.is_asynchronous)
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
