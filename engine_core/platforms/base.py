@@ -34,9 +34,6 @@ class Platform(ABC):
     uses_host_memory: bool
     """Whether models and caches are in the host's memory."""
 
-    request_memory: RequestMemory
-    """Host memory set aside for requests."""
-
     batch_invariant: bool
     """Whether a row is meant to have the same bits in every step; a self-test has to confirm it."""
 
@@ -52,6 +49,10 @@ class Platform(ABC):
     @abstractmethod
     def describe(self) -> str:
         """What it is and how models are computed on it, for a person."""
+
+    @abstractmethod
+    def request_memory(self, utilization: float) -> RequestMemory:
+        """Host memory set aside for requests where the budget is that share of the memory."""
 
     @abstractmethod
     def numerics(self) -> Sequence[str]:

@@ -8,7 +8,7 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
-from engine_core.config import DeviceConfig
+from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
 from engine_core.layers.selector import choose_layers, choose_quant_method
@@ -47,7 +47,6 @@ class CpuPlatform(Platform):
         threads = config.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
-        self.request_memory = request_memory(self.usable)
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.layers, layers = choose_layers(head_dim, dtype, library)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
@@ -60,6 +59,9 @@ class CpuPlatform(Platform):
     def describe(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability()
         return f"{self.torch_device}, {capability}, {torch.get_num_threads()} threads; {self._chosen}"
+
+    def request_memory(self, utilization: float) -> RequestMemory:
+        return request_memory(int(self.usable * utilization))
 
     def numerics(self) -> Sequence[str]:
         return cpu_numerics()
@@ -98,7 +100,6 @@ class CpuPlatform(Platform):
             weights=model.weight_bytes,
             step_peak=peak.growth,
             batch_state=runs[0][0].batch.nbytes,
-            requests=self.request_memory.logprob_bytes + self.request_memory.id_bytes,
         )
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.config import CacheConfig, DeviceConfig
+from engine_core.config import CacheConfig, DeviceConfig, RequestMemory
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -74,10 +74,11 @@ class CudaMemoryProfile:
     def describe(self, utilization: float) -> str:
         """The numbers behind ``left``, for a person."""
         return (
-            f"{utilization:g} of the GPU's {size(self.total)} is {size(self.total * utilization)}; weights take "
-            f"{size(self.weights)}, the CUDA context up to {size(self.context)}, libraries "
-            f"{size(self.taken - self.weights)}, the largest step {size(self.step_peak)}, CUDA graphs about "
-            f"{size(self.graphs)}"
+            f"{utilization:g} (--gpu-memory-utilization) of the GPU's {size(self.total)} is "
+            f"{size(self.total * utilization)}; weights take {size(self.weights)} (--model, --dtype), the CUDA context "
+            f"up to {size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
+            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), CUDA graphs about "
+            f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
         )
 
 
@@ -181,7 +182,7 @@ class CudaPlatform(Platform):
         self._free_at_start = torch.cuda.mem_get_info()
         self._context = context_bytes(*self._free_at_start)
         self.usable = self._free_at_start[0]
-        self.request_memory = request_memory(usable_memory())
+        self._host_usable = usable_memory()
         processors = properties.multi_processor_count
         self.batch_invariant = config.deterministic
         asked = config.attention_backend
@@ -199,6 +200,10 @@ class CudaPlatform(Platform):
         steps = "no CUDA graphs" if self._eager else "CUDA graphs"
         told = f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
         return told + self._warning
+
+    def request_memory(self, utilization: float) -> RequestMemory:
+        """A share of the host's memory, where the cache is not."""
+        return request_memory(self._host_usable)
 
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]

@@ -29,8 +29,8 @@ is read in for the first time), and 12 MiB more with a thousand requests of 200 
 fills batch and cache stays within 1 MiB of the profile."""
 
 _REQUESTS_SHARE, _REQUESTS_MOST = 32, 512 << 20
-"""Log probabilities that requests hold may take 1 / ``_REQUESTS_SHARE`` of what a process may use, and at most
-``_REQUESTS_MOST`` bytes; token ids as much again."""
+"""Log probabilities that requests hold may take 1 / ``_REQUESTS_SHARE`` of the budget, and at most ``_REQUESTS_MOST``
+bytes; token ids as much again."""
 
 
 class Profile(Protocol):
@@ -65,8 +65,6 @@ class MemoryProfile:
     """What the largest step takes on top."""
     batch_state: int
     """What the persistent batch can take."""
-    requests: int
-    """What is set aside for what requests hold."""
 
     @property
     def overhead_per_block(self) -> int:
@@ -75,23 +73,30 @@ class MemoryProfile:
 
     def left(self, utilization: float) -> int:
         """What remains for the KV cache of a budget of that share of ``usable``."""
-        taken = self.resident + self.step_peak + self.batch_state + self.requests + RESERVE_BYTES
+        taken = self.resident + self.step_peak + self.batch_state + self._requests(utilization) + RESERVE_BYTES
         return int(self.usable * utilization) - taken
 
+    def _requests(self, utilization: float) -> int:
+        """What is set aside of the budget for what requests hold."""
+        room = request_memory(int(self.usable * utilization))
+        return room.logprob_bytes + room.id_bytes
+
     def describe(self, utilization: float) -> str:
-        """The numbers behind ``left``, for a person."""
+        """The numbers behind ``left``, each with the flags that change it, for a person."""
         return (
-            f"{utilization:g} of the {size(self.usable)} this process may use is {size(self.usable * utilization)}; "
-            f"weights take {size(self.weights)}, the runtime {size(self.resident - self.weights)}, "
-            f"the largest step {size(self.step_peak)}, "
-            f"the batch's state {size(self.batch_state)}; {size(self.requests)} are set aside for requests' token ids "
-            f"and log probabilities, {size(RESERVE_BYTES)} in reserve"
+            f"{utilization:g} (--gpu-memory-utilization) of the {size(self.usable)} this process may use is "
+            f"{size(self.usable * utilization)}; weights take {size(self.weights)} (--model, --dtype, --quantization), "
+            f"the runtime {size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
+            f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} (--max-num-seqs, "
+            f"--max-model-len); {size(self._requests(utilization))} are set aside for requests' token ids and log "
+            f"probabilities (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}: --gpu-memory-utilization), "
+            f"{size(RESERVE_BYTES)} in reserve"
         )
 
 
-def request_memory(usable: int) -> RequestMemory:
-    """What is set aside for requests where a process may use ``usable`` bytes of the host's memory."""
-    share = min(usable // _REQUESTS_SHARE, _REQUESTS_MOST)
+def request_memory(budget: int) -> RequestMemory:
+    """What is set aside for requests of a ``budget`` of the host's memory."""
+    share = min(budget // _REQUESTS_SHARE, _REQUESTS_MOST)
     return RequestMemory(logprob_bytes=share, id_bytes=share)
 
 

@@ -119,7 +119,7 @@ class Worker:
         return DeviceReport(
             device.describe(),
             device.usable,
-            device.request_memory,
+            device.request_memory(self._config.cache.gpu_memory_utilization),
             device.uses_host_memory,
             device.is_asynchronous,
             device.warning,

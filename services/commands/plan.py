@@ -169,8 +169,9 @@ def plan(
         raise FatalError(f"{told}: lower --input-len or --output-len")
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
-    runtime = _cpu_runtime(hardware.memory) if gpu is None else _GPU_RUNTIME
-    memory = _memory(checkpoint, outline, hardware.memory * memory_share, runtime, max_num_seqs, demand)
+    budget = hardware.memory * memory_share
+    runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
+    memory = _memory(checkpoint, outline, budget, runtime, max_num_seqs, demand)
     cost = _cost(checkpoint, outline)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -212,11 +213,11 @@ def _outline(checkpoint: Checkpoint) -> LanguageModel:
     return model_outline(checkpoint)
 
 
-def _cpu_runtime(memory: float) -> float:
-    """Where an engine keeps everything in the same ``memory``, with what it sets aside for requests."""
+def _cpu_runtime(budget: float) -> float:
+    """Where an engine keeps everything within one ``budget``, with what it sets aside for requests."""
     from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
 
-    requests = request_memory(int(memory))
+    requests = request_memory(int(budget))
     return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
 
 

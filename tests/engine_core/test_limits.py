@@ -12,7 +12,7 @@ from engine_core.config import EngineConfig, options_of
 from engine_core.errors import ConfigError, EngineError, OutOfMemoryError
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.platforms.kv_cache_size import MemoryProfile
+from engine_core.platforms.kv_cache_size import RESERVE_BYTES, MemoryProfile
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.worker import Worker
@@ -105,9 +105,13 @@ def test_what_requests_may_hold_is_of_the_budget(checkpoint: Path) -> None:
     worker = Worker(config, open_checkpoint(config.model, config.load))
     worker.init_device()
     worker.load_model(lambda done, total: None)
-    room, profile = worker.device.request_memory, worker.profile()
+    profile, usable = worker.profile(), worker.device.usable
     assert isinstance(profile, MemoryProfile)
-    assert profile.requests == room.logprob_bytes + room.id_bytes > 0
+    for share in (0.05, 0.9):
+        room = worker.device.request_memory(share)
+        taken = profile.resident + profile.step_peak + profile.batch_state + RESERVE_BYTES
+        assert profile.left(share) == int(share * usable) - taken - room.logprob_bytes - room.id_bytes
+        assert 0 < room.logprob_bytes + room.id_bytes <= share * usable / 16
     worker.close()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 _PRODUCT = ("engine_core", "services", "clients/python", "protos", "checkpoints", "pyproject.toml", "constraints.txt")
 _FLEET = (*_PRODUCT, "tests/chaos", ":(glob)tests/*.py")
 """Of suites that start services, which share the fleet, the load and the ring."""
-_PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "-q")
+_PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 _TESTS = {
     "passed": r"(\d+) passed",
     "failed": r"(\d+) failed",

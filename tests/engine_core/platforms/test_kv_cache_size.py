@@ -21,25 +21,46 @@ from engine_core.worker.input_batch import BatchLimits
 
 MIB = 1 << 20
 PROFILE = MemoryProfile(
-    usable=1000 * MIB,
-    resident=270 * MIB - RESERVE_BYTES,
+    usable=1280 * MIB,
+    resident=300 * MIB - RESERVE_BYTES,
     weights=200 * MIB,
     step_peak=70 * MIB,
     batch_state=10 * MIB,
-    requests=30 * MIB,
 )
 LIMITS = BatchLimits(max_num_seqs=64, max_num_batched_tokens=512, max_model_len=2048, block_size=16)
 BLOCK = MIB - SCHEDULER_BYTES_PER_BLOCK  # with the scheduler's share, a block takes one MiB
 
 
 def test_blocks_are_what_the_budget_leaves() -> None:
-    sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), LIMITS, BLOCK)
-    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (900 - 300 - 70 - 10, 16, BLOCK)
+    sized = size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), LIMITS, BLOCK)
+    assert (sized.num_blocks, sized.block_size, sized.bytes_per_block) == (960 - 300 - 70 - 10 - 60, 16, BLOCK)
 
 
-@pytest.mark.parametrize(("usable", "each"), [(1024 * MIB, 32 * MIB), (64 * 1024 * MIB, 512 * MIB)])
-def test_what_requests_may_hold_is_a_share_of_the_memory(usable: int, each: int) -> None:
-    assert request_memory(usable) == RequestMemory(logprob_bytes=each, id_bytes=each)
+@pytest.mark.parametrize(("budget", "each"), [(1024 * MIB, 32 * MIB), (64 * 1024 * MIB, 512 * MIB)])
+def test_what_requests_may_hold_is_a_share_of_the_budget(budget: int, each: int) -> None:
+    assert request_memory(budget) == RequestMemory(logprob_bytes=each, id_bytes=each)
+
+
+def test_a_small_share_of_a_large_memory_serves_a_small_model() -> None:
+    """0.06 of 22 GiB are 1352 MiB. What is set aside for requests is a sixteenth of that, not of the 22 GiB."""
+    profile = MemoryProfile(22 << 30, resident=560 * MIB, weights=257 * MIB, step_peak=100 * MIB, batch_state=5 * MIB)
+    assert profile.left(0.06) == int(0.06 * (22 << 30)) - 665 * MIB - RESERVE_BYTES - 2 * (int(0.06 * (22 << 30)) // 32)
+    assert profile.left(0.06) > 500 * MIB
+
+
+def test_a_refusal_lists_every_part_with_its_number_and_its_flags() -> None:
+    with pytest.raises(OutOfMemoryError) as refused:
+        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.25), LIMITS, BLOCK)
+    for part in (
+        "0.25 (--gpu-memory-utilization) of the 1.25 GiB this process may use is 320 MiB",
+        "weights take 200 MiB (--model, --dtype, --quantization)",
+        "the runtime 76 MiB",
+        "the largest step 70 MiB (--max-num-batched-tokens, --max-num-seqs)",
+        "the batch's state 10 MiB (--max-num-seqs, --max-model-len)",
+        "20 MiB are set aside for requests' token ids and log probabilities (a sixteenth of the budget",
+        "24 MiB in reserve",
+    ):
+        assert part in str(refused.value)
 
 
 @pytest.mark.parametrize(("prefix_caching", "factor"), [(False, 1), (True, 2)])
@@ -51,13 +72,13 @@ def test_never_more_than_the_batch_can_use(prefix_caching: bool, factor: int) ->
 def test_refusal_names_the_numbers_the_flag_and_the_longest_that_fits() -> None:
     limits = BatchLimits(64, 512, 16 * 521, 16)
     with pytest.raises(OutOfMemoryError) as refused:
-        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), limits, BLOCK)
+        size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), limits, BLOCK)
     text = str(refused.value)
-    for part in ("max_model_len=8336", "521 blocks", "520 MiB", "900 MiB", "200 MiB", "--gpu-memory-utilization"):
+    for part in ("max_model_len=8336", "521 blocks", "520 MiB", "960 MiB", "200 MiB", "--gpu-memory-utilization"):
         assert part in text
     assert "lower --max-model-len to at most 8320" in text
     fitting = BatchLimits(64, 512, 8320, 16)
-    assert size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.9), fitting, BLOCK).num_blocks == 520
+    assert size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.75), fitting, BLOCK).num_blocks == 520
 
 
 def test_refusal_when_weights_alone_exceed_the_budget() -> None:

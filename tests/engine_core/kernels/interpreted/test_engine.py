@@ -16,7 +16,6 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.platforms.base import NewBatch
 from engine_core.platforms.cuda import CudaPlatform
 from engine_core.platforms.cuda_graphs import DeviceForward
-from engine_core.platforms.kv_cache_size import request_memory
 from engine_core.request import SamplingParams
 from engine_core.worker import self_test, worker
 from engine_core.worker.input_batch import BatchLimits
@@ -55,7 +54,7 @@ class InterpretedDevice(CudaPlatform):
     def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, *_: object) -> None:
         self.torch_device = torch.device("cpu")
         self.usable = 1 << 33
-        self.request_memory = request_memory(self.usable)
+        self._host_usable = self.usable
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
         self.layers = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
