@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.torch_backend import TorchBackend
@@ -45,6 +46,37 @@ def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerBack
     expected = reference_logits(reference, ids)
     actual = logits_of(load(directory, layers=layers), ids, chunks=[70, 1, 1, 78])
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2-yarn",
+        "llama3-rope",
+        *(
+            pytest.param(name, marks=pytest.mark.models)
+            for name in (
+                "deepseek_v3-halves-tied",
+                "glm4-mqa-tied-padded",
+                "gpt_oss",
+                "ministral3",
+                "olmo3",
+                "phi3-short-factors-mqa-tied-padded",
+            )
+        ),
+    ],
+)
+def test_an_original_length_beside_the_parameters_of_rotations(name: str, tmp_path: Path) -> None:
+    """Which of two lengths counts: that beside the parameters, but not where types of layers have their own."""
+    save_model(make_model(configuration(name)), tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text("utf-8"))
+    assert "original_max_position_embeddings" in json.dumps(saved["rope_parameters"])
+    path.write_text(json.dumps(saved | {"original_max_position_embeddings": 77}), "utf-8")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, **EAGER)
+    ids = random_ids(LENGTH)
+    actual = logits_of(load(tmp_path), ids)
+    torch.testing.assert_close(actual, reference_logits(reference, ids), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layers", ["torch"], indirect=True)  # the others: test_transformers_parity.py
