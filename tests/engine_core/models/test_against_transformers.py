@@ -79,6 +79,18 @@ def test_an_original_length_beside_the_parameters_of_rotations(name: str, tmp_pa
     torch.testing.assert_close(actual, reference_logits(reference, ids), atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kinds", [["full_attention", "sliding_attention", "full_attention"], None])
+def test_a_mistral_with_types_of_layers_is_a_ministral(kinds: list[str] | None, tmp_path: Path) -> None:
+    save_model(make_model(configuration("mistral-window")), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"layer_types": kinds}), "utf-8")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, **EAGER)
+    own = load(tmp_path)
+    assert own.config.sliding_windows == ((None, 24, None) if kinds else (24, 24, 24))
+    ids = random_ids(LENGTH)
+    torch.testing.assert_close(logits_of(own, ids), reference_logits(reference, ids), atol=2e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("layers", ["torch"], indirect=True)  # the others: test_transformers_parity.py
 def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
     reference, directory = pair
