@@ -81,13 +81,14 @@ class RopeParameters:
         theta = read_number(parameters, "rope_theta")
         if rope_type in ("default", "dynamic"):
             return RopeParameters(rope_type, theta, rotary_dim, interleaved)
-        original = _original(parameters, max_position_embeddings)
         if rope_type == "proportional":
             factor = read_number(parameters, "factor", 1.0)
             return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor, rotated_pairs=rotated // 2)
-        factor = read_number(parameters, "factor", max_position_embeddings / original)
         if rope_type == "linear":
-            return RopeParameters(rope_type, theta, rotary_dim, interleaved, factor)
+            return RopeParameters(rope_type, theta, rotary_dim, interleaved, read_number(parameters, "factor"))
+        original = _original(parameters, max_position_embeddings)
+        implied = None if rope_type == "llama3" else max_position_embeddings / original
+        factor = read_number(parameters, "factor", implied)
         if rope_type == "llama3":
             low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
             if not low < high:
@@ -258,8 +259,9 @@ def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[floa
 
 
 def _original(parameters: Mapping[str, Any], max_position_embeddings: int) -> int:
-    """The length that a model was trained for."""
-    value = read_number(parameters, "original_max_position_embeddings", max_position_embeddings)
+    """The length that a model was trained for; null is none, as in transformers."""
+    name = "original_max_position_embeddings"
+    value = read_number({name: parameters.get(name, max_position_embeddings)}, name)
     if not value.is_integer() or not 1 <= value <= MOST_POSITIONS:
         raise CheckpointError(
             f"rope_parameters: original_max_position_embeddings={value:g} is not usable: expected a whole number from "

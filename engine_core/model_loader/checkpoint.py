@@ -147,10 +147,12 @@ def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
-    """The architecture that config.json names first."""
+    """The architecture that config.json names first; that of Ministral for a Mistral with types of layers."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
+    if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
+        return "MinistralForCausalLM"  # AutoConfig reads it as one
     return named[0]
 
 

@@ -293,6 +293,8 @@ def _ropes(
     query_scaling: bool,
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
+    # As transformers' modules do: this puts an original_max_position_embeddings beside the parameters in theirs' place.
+    config.standardize_rope_params()
     told: Mapping[str, Any] = config.rope_parameters or {}
     by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
     if by_kind and not hasattr(config, "layer_types"):

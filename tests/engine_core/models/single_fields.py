@@ -81,7 +81,7 @@ def changes_of(name: str) -> Iterator[Change]:
         for value in _distinct([*_values(field, old, types.get(field, ""), raw), *_used_elsewhere(field, config)]):
             if not _same(value, old):
                 yield Change(field, value)
-    yield from _rope_changes(raw, is_first)
+    yield from _rope_changes(raw, _words(_modeling(config)), is_first)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -175,9 +175,14 @@ def _names_of_configurations() -> frozenset[str]:
 
 
 def _read_by(config: PretrainedConfig) -> set[str]:
-    """Words in the sources of what transformers and what Ringline make of ``config``: no other field can matter."""
-    theirs = AutoModelForCausalLM._model_mapping[type(config)].__module__
-    return set().union(*map(_words, (importlib.import_module(theirs), inspect.getmodule(config), *_READ_BY_ALL)))
+    """Words in the sources of what transformers makes of ``config``: no other field can matter."""
+    return set().union(
+        *map(_words, (_modeling(config), importlib.import_module(type(config).__module__), *_READ_BY_ALL))
+    )
+
+
+def _modeling(config: PretrainedConfig) -> ModuleType:
+    return importlib.import_module(AutoModelForCausalLM._model_mapping[type(config)].__module__)
 
 
 @cache
@@ -185,7 +190,7 @@ def _words(module: ModuleType) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", inspect.getsource(module)))
 
 
-def _rope_changes(raw: dict[str, Any], is_first: bool) -> Iterator[Change]:
+def _rope_changes(raw: dict[str, Any], read: frozenset[str], is_first: bool) -> Iterator[Change]:
     """Other rotations, under both names of the field, for all layers or by their types."""
     told = raw.get("rope_parameters")
     if told is None:
@@ -206,7 +211,7 @@ def _rope_changes(raw: dict[str, Any], is_first: bool) -> Iterator[Change]:
         for layers in sorted({_FULL, _WINDOW} & {*(raw.get("layer_types") or ())}):
             yield Change("rope_parameters", plain | {layers: own}, (kind, *own))
         for parameter, annotation in _PARAMETERS.items():
-            if parameter not in _read_of_type(kind):
+            if parameter not in _read_of_type(kind) | read:
                 continue
             for value in _parameter_values(parameter, own.get(parameter, ABSENT), annotation):
                 one = Change(parameter, value).applied(own)

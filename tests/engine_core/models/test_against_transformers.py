@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_core.layers.base import LayerBackend
 from engine_core.layers.torch_backend import TorchBackend
@@ -45,6 +46,49 @@ def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerBack
     expected = reference_logits(reference, ids)
     actual = logits_of(load(directory, layers=layers), ids, chunks=[70, 1, 1, 78])
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen2-yarn",
+        "llama3-rope",
+        *(
+            pytest.param(name, marks=pytest.mark.models)
+            for name in (
+                "deepseek_v3-halves-tied",
+                "glm4-mqa-tied-padded",
+                "gpt_oss",
+                "ministral3",
+                "olmo3",
+                "phi3-short-factors-mqa-tied-padded",
+            )
+        ),
+    ],
+)
+def test_an_original_length_beside_the_parameters_of_rotations(name: str, tmp_path: Path) -> None:
+    """Which of two lengths counts: that beside the parameters, but not where types of layers have their own."""
+    save_model(make_model(configuration(name)), tmp_path)
+    path = tmp_path / "config.json"
+    saved = json.loads(path.read_text("utf-8"))
+    assert "original_max_position_embeddings" in json.dumps(saved["rope_parameters"])
+    path.write_text(json.dumps(saved | {"original_max_position_embeddings": 77}), "utf-8")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, **EAGER)
+    ids = random_ids(LENGTH)
+    actual = logits_of(load(tmp_path), ids)
+    torch.testing.assert_close(actual, reference_logits(reference, ids), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kinds", [["full_attention", "sliding_attention", "full_attention"], None])
+def test_a_mistral_with_types_of_layers_is_a_ministral(kinds: list[str] | None, tmp_path: Path) -> None:
+    save_model(make_model(configuration("mistral-window")), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"layer_types": kinds}), "utf-8")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, **EAGER)
+    own = load(tmp_path)
+    assert own.config.sliding_windows == ((None, 24, None) if kinds else (24, 24, 24))
+    ids = random_ids(LENGTH)
+    torch.testing.assert_close(logits_of(own, ids), reference_logits(reference, ids), atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layers", ["torch"], indirect=True)  # the others: test_transformers_parity.py

@@ -79,6 +79,11 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (LLAMA | {"is_causal": None}, "is_causal=None is not supported"),
         (OPT | {"is_causal": False}, "is_causal=False is not supported"),
         (named("StableLmForCausalLM", "stablelm", is_causal=False), "is_causal=False is not supported"),
+        (
+            LLAMA | {"rope_parameters": YARN, "original_max_position_embeddings": None},
+            "original_max_position_embeddings=None is not usable: expected a number",
+        ),
+        (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": None}}, "factor=None is not usable"),
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
@@ -247,6 +252,9 @@ def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
         (SMOLLM3 | {"rope_scaling": YARN}, 400),
         (SMOLLM3 | {"no_rope_layers": [0, 0]}, 256),
         (MINISTRAL3 | {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}, 400),
+        (MINISTRAL3 | {"rope_parameters": YARN, "original_max_position_embeddings": 128}, 512),
+        (LLAMA | {"rope_parameters": YARN | {"factor": None}}, 256),
+        (LLAMA | {"rope_parameters": YARN | {"factor": None}, "original_max_position_embeddings": 64}, 256),
         (OPT, 256),
     ],
 )
