@@ -135,6 +135,10 @@ class EngineDecoder:
         except ValueError as error:  # must not end the link, which has other requests
             self._refuse(opened, subscriber, invalid_field("output_context", str(error)).status)
             return
+        except Exception:
+            log.exception("cannot be decoded", request_id=opened.request_id)
+            self._refuse(opened, subscriber, _internal_error(opened.request_id))
+            return
         request = self._requests[opened.request_id] = _Request(opened.epoch, subscriber, choices)
         if self._tracing is not None and len(context.traceparent) <= MAX_TRACEPARENT:
             request.traceparent = context.traceparent
@@ -197,10 +201,14 @@ class EngineDecoder:
         if logprobs:
             state.hold_logprobs(logprobs, len(ids))
         outbox, epoch = request.subscriber.outbox, request.epoch
-        if finish is None:
-            delta = decoder.feed(ids)
-        else:
-            delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
+        try:
+            if finish is None:
+                delta = decoder.feed(ids)
+            else:
+                delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
+        except Exception:  # must not end the link, which has other requests
+            self._fail(request_id, request)
+            return
         if delta is not None and (delta.token_ids or delta.text):
             scores = state.take_logprobs(delta)
             outbox.delta(request_id, epoch, choice, delta.first_position, delta.token_ids, delta.text, scores)
@@ -218,6 +226,14 @@ class EngineDecoder:
         if not request.choices:
             del self._requests[request_id]
             self._finished(request_id, request)
+
+    def _fail(self, request_id: str, request: _Request) -> None:
+        """End every unfinished choice after what was delivered, because of the error that is being handled."""
+        log.exception("cannot be decoded", request_id=request_id)
+        del self._requests[request_id]
+        for choice, state in request.choices.items():
+            end = ChoiceEnd(FinishReason.ERROR, state.decoder.delivered, error=_internal_error(request_id))
+            request.subscriber.outbox.end(request_id, request.epoch, choice, end)
 
     def _finished(self, request_id: str, request: _Request) -> None:
         """Log a request that ended or was closed, and export its span."""
@@ -240,6 +256,10 @@ class EngineDecoder:
             del self._requests[closed.request_id]
             self._finished(closed.request_id, request)
             request.subscriber.outbox.drop(closed.request_id, closed.epoch)
+
+
+def _internal_error(request_id: str) -> Status:
+    return Status(Code.INTERNAL, f"internal error; the detokenizer's log has it under {request_id}")
 
 
 def _entries(

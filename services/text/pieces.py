@@ -21,6 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders
 
+from services.text.panics import panics_as_errors
 from services.text.tokenizer_files import TokenizerError
 
 _PER_TOKEN = ("Replace", "Metaspace", "WordPiece", "Strip")
@@ -77,7 +78,8 @@ class Pieces(dict[int, str | bytes | None]):
         entry = self._tokenizer.id_to_token(token_id)
         if entry is None:
             return None  # not cached: there is no bound on ids outside the vocabulary
-        piece = self[token_id] = None if self._is_skipped(token_id) else self._piece(entry)
+        with panics_as_errors():
+            piece = self[token_id] = None if self._is_skipped(token_id) else self._piece(entry)
         return piece
 
     def first(self, token_id: int) -> str | bytes | None:
@@ -85,7 +87,8 @@ class Pieces(dict[int, str | bytes | None]):
         piece = self[token_id]
         if not isinstance(piece, str) or self.form.byte_level:
             return piece
-        return self.form.per_token.decode([self._tokenizer.id_to_token(token_id) or ""])
+        with panics_as_errors():
+            return self.form.per_token.decode([self._tokenizer.id_to_token(token_id) or ""])
 
     def _is_skipped(self, token_id: int) -> bool:
         if not self._skip_special_tokens or self._tokenizer.decode([token_id]):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tokenizers
 
+from services.text.panics import TokenizerPanic, panics_as_errors
 from services.text.pieces import Pieces, decoder_form
 from services.text.special_tokens import SpecialTokens, read_special_tokens
 from services.text.tokenizer_files import TOKENIZER_FILES, TokenizerError, fingerprint, load_json, read_tokenizer_files
@@ -44,11 +45,15 @@ class Tokenizer:
 
         Raises ``TokenizerError`` if they are damaged, or if their decoder cannot decode a stream.
         """
-        return cls(files)
+        try:
+            with panics_as_errors():
+                return cls(files)
+        except TokenizerPanic as panic:
+            raise TokenizerError(f"the tokenizer's files cannot be used: {panic}") from None
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
-        return cls(read_tokenizer_files(path))
+        return cls.from_files(read_tokenizer_files(path))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
@@ -64,6 +69,12 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
+        with panics_as_errors():
+            return self._encode_batch(texts, add_special_tokens, truncate_prompt_tokens)
+
+    def _encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool, truncate_prompt_tokens: int | None
+    ) -> list[list[int]]:
         # Only the batch methods release the GIL in every version of the library.
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:
@@ -81,7 +92,8 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``; ids outside the vocabulary add nothing."""
         # decode_batch for the same reason as in ``encode_batch``
-        text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
+        with panics_as_errors():
+            text: str = self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def text_bytes(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> int:

@@ -338,7 +338,8 @@ def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:
 def _run(key: str, function: Callable[[], object]) -> object:
     try:
         return function()
-    except Exception as error:
+    except BaseException as raised:  # whatever it is: without an outcome, the whole batch would wait for ever
+        error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
         if not isinstance(error, Refused | MalformedMessage):
             log.exception("work failed", work=key)
         # Its traceback refers to the frames that hold it: with them, the whole request would stay until the garbage

@@ -19,8 +19,10 @@ from services.ring.identity import PeerId
 from services.ring.outbox import RequestUpdate
 from services.rpc.protobuf import write_logprobs
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from tests.services.processor.model_specs import EOS_TEXT, tokenizer
+from services.text.tokenizer import Tokenizer as TextTokenizer
+from tests.services.processor.model_specs import EOS_TEXT, files, tokenizer
 from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
+from tests.services.text.panicking import Panicking
 
 TOKENIZER = tokenizer()
 EOS = TOKENIZER.token_id(EOS_TEXT)
@@ -401,3 +403,31 @@ def test_a_context_that_cannot_be_used_ends_its_request_and_no_other() -> None:
     assert end.error.code is Code.INVALID_ARGUMENT
     assert end.error.message.startswith("output_context: ")
     assert detokenizer.decoder.num_requests == 0
+
+
+def test_what_cannot_be_decoded_ends_alone() -> None:
+    """Even if the tokenizer's library panics."""
+    detokenizer, choices = Detokenizer(), {0: Read(), 1: Read()}
+    own = detokenizer.decoder._tokenizer = TextTokenizer.from_files(files())
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened(choices=(0, 1))]), choices)
+    detokenizer.read(tokens(PARTS[:1]), choices)
+    assert choices[0].ids == PARTS[:1]
+    pieces = own.pieces(skip_special_tokens=True)
+    library, pieces._tokenizer = pieces._tokenizer, Panicking()  # type: ignore[assignment]
+    detokenizer.read(tokens(PARTS[1:2], first=1), choices)
+    for choice, count in ((0, 1), (1, 0)):
+        end = choices[choice].end
+        assert end is not None
+        assert end.error is not None
+        assert (end.error.code, end.position) == (Code.INTERNAL, count)
+    assert detokenizer.decoder.num_requests == 0
+    refused = {0: Read()}
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened(epoch=2, prompt_tail=PARTS[2:3])]), refused)
+    assert refused[0].end is not None
+    assert refused[0].end.error is not None
+    assert refused[0].end.error.code == Code.INTERNAL
+    pieces._tokenizer = library
+    goes_on = {0: Read()}
+    detokenizer.read(engine_pb2.StepOutputs(opened=[opened(epoch=3)]), goes_on)
+    detokenizer.read(tokens(PARTS[:2], epoch=3), goes_on)
+    assert goes_on[0].ids

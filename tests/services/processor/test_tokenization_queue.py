@@ -21,6 +21,7 @@ from services.ring.model_generations import Generation
 from services.rpc.protobuf import status_from_proto
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
+from tests.services.text.panicking import panic
 
 
 def refused_with(core: QueueHarness, size: int) -> Refused:
@@ -154,6 +155,29 @@ async def test_an_error_of_a_look_up_reaches_its_caller(core: QueueHarness) -> N
 
 async def _told(core: QueueHarness, answer: int) -> int:
     return await core.queue.run_in_thread(lambda: answer, "", 1)
+
+
+async def test_a_panic_of_the_library_ends_one_request_or_look_up(
+    core: QueueHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no ``Exception``: not only its own batch would have waited for ever."""
+
+    def resolve(message: inference_pb2.GenerateRequest, *args: object) -> ResolvedRequest:
+        return panic() if message.request_id == "bad" else resolve_request(message, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", resolve)
+    bad, good = core.ask("bad", 10), core.ask("good", 10)
+    look_up = asyncio.create_task(core.queue.run_in_thread(panic, "", 0))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        await core.run()
+        with pytest.raises(RuntimeError, match="PanicException"):
+            await look_up
+    assert good.admitted
+    (refused,) = [one.refused for one in core.stream.take().responses if one.HasField("refused")]
+    assert bad.finished
+    assert refused.status.code == Code.INTERNAL
+    assert core.queue._free_threads == THREADS
 
 
 async def test_a_request_that_ends_while_it_is_tokenized_is_not_started(

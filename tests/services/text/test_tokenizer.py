@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from services.text.panics import TokenizerPanic
 from services.text.tokenizer import Tokenizer, TokenizerError
 from services.text.tokenizer_files import TOKENIZER_FILES, fingerprint, is_tokenizer_file, read_tokenizer_files
 from tests.services.text import trained_tokenizers
+from tests.services.text.panicking import Panicking, panic
 
 KINDS = {
     "byte_level": trained_tokenizers.byte_level,
@@ -209,6 +211,18 @@ def test_damaged_files_are_named(byte_level, files, message):
     if files and "tokenizer.json" not in files:
         files = {"tokenizer.json": byte_level._tokenizer.to_str().encode()} | files
     with pytest.raises(TokenizerError, match=message):
+        Tokenizer.from_files(files)
+
+
+def test_a_panic_of_the_library_is_an_error(byte_level, monkeypatch):
+    files = {"tokenizer.json": byte_level._tokenizer.to_str().encode()}
+    tokenizer = Tokenizer.from_files(files)
+    tokenizer._tokenizer = Panicking()
+    for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1]), lambda: tokenizer.text_bytes([1])):
+        with pytest.raises(TokenizerPanic):
+            call()
+    monkeypatch.setattr("services.text.tokenizer._load", panic)
+    with pytest.raises(TokenizerError, match="panicked"):
         Tokenizer.from_files(files)
 
 

@@ -1,0 +1,25 @@
+"""Panics of the ``tokenizers`` library, which is written in Rust, as errors.
+
+PyO3 raises a panic as a ``BaseException``, so that it passes by handlers of errors: a thread or task would end, and
+whoever waits for it would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class TokenizerPanic(RuntimeError):
+    """The library failed in a way that it did not expect itself."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Around calls of the library: raise ``TokenizerPanic`` for a panic."""
+    try:
+        yield
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":  # the class cannot be imported
+            raise
+        raise TokenizerPanic(f"the tokenizers library panicked: {panic}") from None
