@@ -192,7 +192,7 @@ def test_a_window_as_wide_as_the_longest_sequence_changes_nothing(tmp_path: Path
 
 
 def test_a_checkpoint_without_room_for_any_output_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="takes 1 token here, but a prompt and its output are two"):
+    with pytest.raises(UnsupportedModelError, match=r"takes 1 token here .*, but a prompt and its output"):
         open_config(tmp_path, LLAMA | {"max_position_embeddings": 1})
 
 
