@@ -201,6 +201,13 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (OPT | {"word_embed_proj_dim": 0}, "word_embed_proj_dim=0 is not usable"),
         (OPT | {"num_hidden_layers": 5000}, "num_hidden_layers=5000 is not usable: expected at most 4096"),
         (OPT | {"enable_bias": "no"}, "enable_bias"),
+        (GLM4 | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}}, "per_layer_config changes rms_norm_eps: glm4 has the"),
+        (OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}}, "per_layer_config changes ffn_dim: opt has the same in al"),
+        (
+            OLMO3 | {"rope_parameters": {kind: YARN | {"rope_theta": 1e4, "truncate": False} for kind in ROPES}},
+            "rope_parameters: truncate=False is not supported for one type of layers",
+        ),
+        (DEEPSEEK3 | {"head_dim": 4}, "head_dim=4 is not supported: expected qk_rope_head_dim=8"),
         (DEEPSEEK3 | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported; known is sigmoid"),
         (DEEPSEEK3 | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported; known is noaux_tc"),
         (DEEPSEEK3 | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported; known is 1"),
