@@ -91,11 +91,8 @@ class AsyncStream(AsyncIterator[Delta]):
         """The next event, over any number of attempts; None after the last. Raises the request's error."""
         while self._failure is None and not self._closed:
             try:
-                attempt = self._attempt or await self._unless_closed(self._begin(self._retrying))
+                attempt = self._attempt or await self._begin_attempt()
                 if attempt is not None:
-                    self._attempt = attempt
-                    if self._closed:  # just when the attempt had begun
-                        attempt.cancel()
                     return await attempt.next_event()
             except RingError as error:
                 if not self._closed:
@@ -103,6 +100,13 @@ class AsyncStream(AsyncIterator[Delta]):
         if self._failure is not None:
             raise self._failure
         return None
+
+    async def _begin_attempt(self) -> Attempt | None:
+        """The next attempt; None if the stream is closed before it has begun."""
+        attempt = self._attempt = await self._unless_closed(self._begin(self._retrying))
+        if attempt is not None and self._closed:  # just when it had begun
+            attempt.cancel()
+        return attempt
 
     async def _wait_to_retry(self, error: RingError) -> None:
         try:
