@@ -74,6 +74,10 @@ class LogitsProcessor(ABC):
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are the model's."""
 
+    def most_bytes(self, max_model_len: int) -> int:
+        """What it may keep of the tokens of all slots, where these have ``max_model_len``."""
+        return 0
+
     @abstractmethod
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         """Take a sequence into ``slot``; None if its parameters do not ask for this processor."""
@@ -215,6 +219,9 @@ class LogitBias(LogitsProcessor):
 class TokenCounts:
     """The distinct tokens of one sequence and how often each is in its output (0: in the prompt alone)."""
 
+    BYTES_PER_TOKEN = 9
+    """An id, a count, and what arrays keep ahead as they grow."""
+
     def __init__(self, prompt: Tokens, output: Tokens) -> None:
         """Count ``output``; ``prompt`` adds its tokens with 0 (leave it empty where only output counts)."""
         ids, places = np.unique(np.concatenate([prompt, output]), return_inverse=True)
@@ -262,11 +269,15 @@ class Penalties(LogitsProcessor):
     """
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = vocab_size
         self._repetition = np.zeros(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._counts: dict[int, TokenCounts] = {}
         """By slot, once the slot's sequence was sampled: made from its tokens, and brought up to date with them."""
+
+    def most_bytes(self, max_model_len: int) -> int:
+        return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._vocab_size)
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.repetition_penalty == 1.0 and not params.frequency_penalty and not params.presence_penalty:
