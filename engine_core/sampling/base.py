@@ -111,6 +111,6 @@ class SamplingOps(ABC):
         """
 
 
-def pairs_of(rows: Index, ids: Sequence[Ids]) -> tuple[Ids, Ids]:
+def pairs_of(rows: Index, ids: Sequence[npt.NDArray[np.integer]]) -> tuple[Ids, Ids]:
     """Row and token id of every pair, for one array of token ids per row."""
-    return np.repeat(rows.astype(np.int64), [len(each) for each in ids]), np.concatenate(ids)
+    return np.repeat(rows.astype(np.int64), [len(each) for each in ids]), np.concatenate(ids, dtype=np.int64)

@@ -8,10 +8,13 @@ since a sequence may be preempted, or continued by another engine, at any token.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +74,10 @@ class LogitsProcessor(ABC):
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are the model's."""
 
+    def most_bytes(self, max_model_len: int) -> int:
+        """What it may keep of the tokens of all slots, where these have ``max_model_len``."""
+        return 0
+
     @abstractmethod
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         """Take a sequence into ``slot``; None if its parameters do not ask for this processor."""
@@ -87,23 +94,42 @@ class LogitsProcessor(ABC):
         """
 
 
+class _DistinctIds:
+    """Token ids as an array, which all that hold the same tuple share: the choices of a request, and its processors."""
+
+    _known: ClassVar[WeakValueDictionary[int, _DistinctIds]] = WeakValueDictionary()
+    """By the identity of the tuple, which lives as long as the entry."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        self._token_ids = token_ids
+        self.ids = np.unique(np.asarray(token_ids, np.int32))
+        """Ascending."""
+
+    @classmethod
+    def of(cls, token_ids: tuple[int, ...]) -> _DistinctIds:
+        known = cls._known.get(id(token_ids))
+        if known is None:
+            known = cls._known[id(token_ids)] = cls(token_ids)
+        return known
+
+
 class AllowedTokenIds(LogitsProcessor):
     """``allowed_token_ids``: every other token is banned."""
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._allowed: dict[int, Ids] = {}
+        self._allowed: dict[int, _DistinctIds] = {}
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.allowed_token_ids is None:
             return None
-        self._allowed[slot] = np.unique(np.asarray(params.allowed_token_ids, np.int64))
+        self._allowed[slot] = _DistinctIds.of(params.allowed_token_ids)
         return Applies()
 
     def remove(self, slot: int) -> None:
         self._allowed.pop(slot, None)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        ids = [self._allowed[slot] for slot in rows.slots[chosen].tolist()]
+        ids = [self._allowed[slot].ids for slot in rows.slots[chosen].tolist()]
         ops.keep_only(logits, chosen, pairs_of(chosen, ids))
 
 
@@ -112,8 +138,8 @@ class _Bans:
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         allowed = params.allowed_token_ids
-        self._allowed: Ids | None = None if allowed is None else np.unique(np.asarray(allowed, np.int64))
-        self._num_allowed = vocab_size if self._allowed is None else len(self._allowed)
+        self._allowed = None if allowed is None else _DistinctIds.of(allowed)
+        self._num_allowed = vocab_size if self._allowed is None else len(self._allowed.ids)
         self._min_tokens = params.min_tokens
         stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
         self._stop_ids = sorted(token for token in stop_ids if token < vocab_size)
@@ -139,7 +165,7 @@ class _Bans:
         ids = np.fromiter(banned, np.int64, len(banned))
         if len(ids) < self._num_allowed:
             return ids
-        left = self._num_allowed - (len(ids) if self._allowed is None else int(np.isin(ids, self._allowed).sum()))
+        left = self._num_allowed - (len(ids) if self._allowed is None else int(np.isin(ids, self._allowed.ids).sum()))
         return ids if left > 0 else ids[:0]
 
 
@@ -193,45 +219,44 @@ class LogitBias(LogitsProcessor):
 class TokenCounts:
     """The distinct tokens of one sequence and how often each is in its output (0: in the prompt alone)."""
 
+    BYTES_PER_TOKEN = 9
+    """An id, a count, and what arrays keep ahead as they grow."""
+
     def __init__(self, prompt: Tokens, output: Tokens) -> None:
         """Count ``output``; ``prompt`` adds its tokens with 0 (leave it empty where only output counts)."""
         ids, places = np.unique(np.concatenate([prompt, output]), return_inverse=True)
         counts = np.bincount(places[len(prompt) :], minlength=len(ids))
         self.num_output_tokens = len(output)
-        self._size = len(ids)
-        self._ids = ids.astype(np.int64)
-        self._counts = counts.astype(np.float32)
-        self._places = {token: place for place, token in enumerate(ids.tolist())}
+        # Arrays, since a dictionary takes ten times as much, and prompts may be long.
+        self._ids = array("i", ids.astype(np.int32).tobytes())
+        """Ascending."""
+        self._counts = array("f", counts.astype(np.float32).tobytes())
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Count further output tokens."""
         self.num_output_tokens += len(token_ids)
         for token_id in token_ids:
-            place = self._places.get(token_id)
-            if place is None:
-                place = self._places[token_id] = self._size
-                if place == len(self._ids):
-                    self._ids = np.resize(self._ids, 2 * place + 16)
-                    self._counts = np.resize(self._counts, 2 * place + 16)
-                self._ids[place] = token_id
-                self._counts[place] = 0
-                self._size += 1
+            place = bisect_left(self._ids, token_id)
+            if place == len(self._ids) or self._ids[place] != token_id:
+                self._ids.insert(place, token_id)
+                self._counts.insert(place, 0.0)
             self._counts[place] += 1
 
-    def with_drafts(self, drafts: Sequence[int]) -> tuple[Ids, F32]:
-        """Distinct token ids, in no particular order, and their counts, ``drafts`` included but not remembered."""
-        ids, counts = self._ids[: self._size], self._counts[: self._size]
+    def with_drafts(self, drafts: Sequence[int]) -> tuple[Tokens, F32]:
+        """Distinct token ids and their counts, ``drafts`` included but not remembered; valid until ``add``."""
+        ids, counts = np.array(self._ids, copy=False), np.array(self._counts, copy=False)
         if not drafts:
             return ids, counts
         counts = counts.copy()
         others: dict[int, int] = {}
         for token_id in drafts:
-            if (place := self._places.get(token_id)) is None:
+            place = bisect_left(self._ids, token_id)
+            if place == len(self._ids) or self._ids[place] != token_id:
                 others[token_id] = others.get(token_id, 0) + 1
             else:
                 counts[place] += 1
         return (
-            np.concatenate([ids, np.fromiter(others, np.int64, len(others))]),
+            np.concatenate([ids, np.fromiter(others, np.int32, len(others))]),
             np.concatenate([counts, np.fromiter(others.values(), np.float32, len(others))]),
         )
 
@@ -244,11 +269,15 @@ class Penalties(LogitsProcessor):
     """
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = vocab_size
         self._repetition = np.zeros(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._counts: dict[int, TokenCounts] = {}
         """By slot, once the slot's sequence was sampled: made from its tokens, and brought up to date with them."""
+
+    def most_bytes(self, max_model_len: int) -> int:
+        return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._vocab_size)
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.repetition_penalty == 1.0 and not params.frequency_penalty and not params.presence_penalty:
@@ -268,7 +297,7 @@ class Penalties(LogitsProcessor):
         columns = (np.repeat(column[slots], sizes) for column in (self._repetition, self._frequency, self._presence))
         ops.change(logits, pairs_of(chosen, ids), _penalize, np.concatenate(counts), *columns)
 
-    def _counted(self, rows: SamplingRows, row: int) -> tuple[Ids, F32]:
+    def _counted(self, rows: SamplingRows, row: int) -> tuple[Tokens, F32]:
         """Distinct tokens before ``row`` and their counts."""
         slot, tokens, prompt = int(rows.slots[row]), rows.tokens_before(row), int(rows.num_prompt_tokens[row])
         output = tokens[prompt:]

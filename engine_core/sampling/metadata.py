@@ -98,6 +98,10 @@ class SamplingMetadata:
         self._expire_slot(slot, num_output_tokens)
         self.asked |= int(self.features[slot])
 
+    def most_bytes(self, max_model_len: int) -> int:
+        """What processors may keep of the tokens of all slots."""
+        return sum(processor.most_bytes(max_model_len) for _, processor in self.processors)
+
     def greedy(self, slots: Index) -> bool:
         """Whether each of ``slots`` takes the argmax, and asks for nothing else that needs logits."""
         # If no slot asks for anything, there is no need to look at them.

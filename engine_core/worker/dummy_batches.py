@@ -12,17 +12,17 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata, Atte
 from engine_core.kv_cache_interface import KVCacheGroup, LayerCacheSpec, MLAAttentionSpec
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
+from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
 from engine_core.worker.forward import TimedForward
 from engine_core.worker.input_batch import BatchLimits
-from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from engine_core.worker.model_runner import ModelRunner
 
 _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
-_TOP_LOGPROBS = 20
-_DEMANDING_SEQS = 64
-"""The fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 GREEDY = SamplingParams(temperature=0.0)
 _LONGEST_CONTEXT = 8192
+_DEMANDING_SEQS = 64
+"""The fewest sequences that ask for everything, even if the sampler works on fewer rows at a time: to time it."""
 _ONE_LAYER = (KVCacheGroup((0,)),)
 _PAIRS = 2**18
 """About how many pairs of a row and a token that it sees are computed at first: some milliseconds on a CPU."""
@@ -37,36 +37,37 @@ _SECONDS = 0.05
 def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
     """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
 
-    The second sequence takes all rows that the others leave; the first asks for prompt log probabilities, for which
-    all rows go through all of every layer; the last is as long as any may become. Every block table names block 0
-    alone, so that one block of cache is enough.
+    The first sequences take all rows that the others leave, and ask for log probabilities of their prompts: for these,
+    all rows go through all of every layer and through the head. The last is as long as any may become. Every
+    block table names block 0 alone, so that one block of cache is enough.
 
     The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
     from a nucleus, which costs most; the last one uses top-k instead, which makes the sampler copy the others' logits.
     """
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
+    nucleus, top_k = (_demanding(vocab_size, top_k=another_way) for another_way in (False, True))
     rows_left = limits.max_num_batched_tokens
     new: list[NewSequence] = []
     num_tokens: list[int] = []
     for seq in range(seqs):
         spare = rows_left - (seqs - 1 - seq)
-        wanted = PROMPT_LOGPROB_ROWS + 2 if seq == 0 else spare
-        rows = max(1, min(wanted, spare, limits.max_model_len - 1))
+        rows = max(1, min(spare, limits.max_model_len - 1))
         rows_left -= rows
         num_tokens.append(rows)
         computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
         tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
         blocks = [[0] * -(-len(tokens) // limits.block_size) for _ in limits.kv_cache_groups]
         another_way = at_once > 1 and seq % at_once == at_once - 1
-        params = _demanding(seq, vocab_size, top_k=another_way) if seq < demanding else GREEDY
+        params = GREEDY if seq >= demanding else top_k if another_way else nucleus
         new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
     ids = list(range(seqs))
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
 
 
-def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
-    """Parameters that use everything but one of the ways of sampling, which exclude each other."""
+def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
+    """Parameters that use everything at its largest but one of the ways of sampling, which exclude each other."""
+    listed = range(min(MAX_LIST_ITEMS, vocab_size))
     return SamplingParams(
         temperature=1.0,
         top_k=min(1000, vocab_size) if top_k else None,
@@ -75,11 +76,13 @@ def _demanding(seq: int, vocab_size: int, *, top_k: bool) -> SamplingParams:
         frequency_penalty=0.1,
         presence_penalty=0.1,
         repetition_penalty=1.1,
-        logit_bias={0: 1.0},
-        bad_words_token_ids=((0, 1),),
+        logit_bias=dict.fromkeys(listed, 1.0),
+        bad_words_token_ids=tuple(zip(listed[::2], listed[1::2], strict=False)),
+        allowed_token_ids=tuple(range(vocab_size)),
         min_tokens=1,
-        logprobs=min(_TOP_LOGPROBS, vocab_size),
-        prompt_logprobs=min(_TOP_LOGPROBS, vocab_size) if seq == 0 else None,
+        stop_token_ids=frozenset(listed),
+        logprobs=min(MAX_LOGPROBS, vocab_size),
+        prompt_logprobs=min(MAX_LOGPROBS, vocab_size),
     )
 
 

@@ -119,8 +119,8 @@ class InputBatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the arrays that grow with the longest sequence, when all of it has been written."""
-        return self.token_ids.nbytes + self._block_tables.nbytes
+        """Memory of what grows with the longest sequence, when all of it has been written."""
+        return self.token_ids.nbytes + self._block_tables.nbytes + self.sampling.most_bytes(self._limits.max_model_len)
 
     def update(self, plan: StepPlan) -> None:
         """Release, then take in what ``plan`` says."""
