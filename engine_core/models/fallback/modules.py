@@ -19,6 +19,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
+from engine_core.errors import UnsupportedModelError
 from engine_core.layers.activation import NAMES, Activation
 from engine_core.layers.factory import LayerFactory
 from engine_core.layers.parts import ColumnParallelLinear, ParallelLMHead, Part, VocabParallelEmbedding
@@ -131,9 +132,14 @@ class Projection(nn.Module):
         self._part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[…, N] of ``x`` […, K]."""
+        """[…, N] of ``x`` […, K]. On the meta device, raises ``UnsupportedModelError`` for rows of another width."""
         shape = self._part.shape
         if x.is_meta:
+            if x.shape[-1] != shape.inputs.count:
+                raise UnsupportedModelError(
+                    f"{shape.names[0]} takes {shape.inputs.count} numbers and is given {x.shape[-1]}: the sizes in "
+                    "config.json contradict each other"
+                )
             return x.new_empty(*x.shape[:-1], shape.outputs.count)
         rows = _widened(x.reshape(-1, shape.inputs.count), self._part.layer.in_features)
         return self._compute(rows).view(*x.shape[:-1], -1)

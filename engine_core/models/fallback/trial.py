@@ -6,6 +6,7 @@ and not from a configuration, whose fields mean what each module makes of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _WINDOW = "ringline_window"
 _ROWS = 5
 _MOST_POSITIONS = 2**20
 """Positions at which masks are looked at; no model has a longer window."""
+_EPSILONS = ("eps", "variance_epsilon")
+"""What norms of torch and of transformers call it."""
 _NOT_REPLACEABLE = "its attention, if it has any, is its own and cannot be replaced"
 _WITHOUT_EFFECT = frozenset(
     {"cache_position", "logits_to_keep", "output_attentions", "output_hidden_states", "position_ids", "return_dict"}
@@ -114,6 +117,7 @@ class _Trial:
         assembly = self._assembly
         if empty := [name for name, shape in assembly.shapes.items() if 0 in shape]:
             raise UnsupportedModelError(f"{empty[0]} has no numbers")
+        _require_epsilons(assembly.module)
         for name, module in assembly.module.named_modules():
             set_attention(module, partial(self._attend, name))
         with torch.device("meta"):
@@ -156,6 +160,10 @@ class _Trial:
         num_heads, head_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
         if num_heads % key.shape[1]:
             raise UnsupportedModelError(f"{module} has {num_heads} query heads for {key.shape[1]} key heads")
+        if key.shape[3] != head_dim or value.shape[1] != key.shape[1]:
+            raise UnsupportedModelError(
+                f"{module} has queries {_heads(query)}, keys {_heads(key)} and values {_heads(value)}, which do not fit"
+            )
         self._layers.append(
             LayerOutline(
                 module=module,
@@ -163,9 +171,9 @@ class _Trial:
                 num_kv_heads=key.shape[1],
                 head_dim=head_dim,
                 value_dim=value_dim,
-                scale=head_dim**-0.5 if scale is None else float(scale),
+                scale=head_dim**-0.5 if scale is None else _positive(module, "scales scores by", scale),
                 sliding_window=window,
-                logit_softcap=None if softcap is None else float(softcap),
+                logit_softcap=None if softcap is None else _positive(module, "caps scores at", softcap),
                 sinks=None if sinks is None else self._parameters[id(sinks)],
             )
         )
@@ -199,6 +207,28 @@ class _Trial:
     def _widest(self, path: str) -> int:
         shapes = [shape for name, shape in self._assembly.shapes.items() if name.startswith(f"{path}.")]
         return max(shape[0] for shape in shapes if len(shape) == 2)
+
+
+def _heads(x: torch.Tensor) -> str:
+    """How many heads [1, heads, T, D] of ``x`` there are, and of which width."""
+    return f"{x.shape[1]} × {x.shape[3]}"
+
+
+def _positive(module: str, what: str, value: float) -> float:
+    """A finite number above 0: scores would be alike, or none would be a number."""
+    number = float(value)
+    if not 0 < number <= sys.float_info.max:
+        raise UnsupportedModelError(f"{module} {what} {number}; expected a number above 0")
+    return number
+
+
+def _require_epsilons(model: nn.Module) -> None:
+    """Raise ``UnsupportedModelError`` for a norm that divides by the root of less than nothing."""
+    for name, module in model.named_modules():
+        for attribute in _EPSILONS:
+            value = getattr(module, attribute, None)
+            if isinstance(value, float | int) and not 0 <= value < 1:
+                raise UnsupportedModelError(f"{name} adds {value} to a variance; expected a number from 0 to 1")
 
 
 def _window(mask: torch.Tensor | None, told: int | None) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,29 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, Any], message: str,
     config = replace_of(FALLBACK["cohere2-windows"], **change)
     with pytest.raises(UnsupportedModelError, match=rf"^Cohere2ForCausalLM does not run .*{message}; known are"):
         open_config(tmp_path, config, "Cohere2ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "helium",
+            {"head_dim": 24},
+            r"model\.layers\.0\.self_attn\.o_proj takes 64 numbers and is given 96: the sizes",
+        ),
+        ("granite_swa", {"attention_multiplier": 0.0}, r"self_attn scales scores by 0\.0; expected a number above 0"),
+        ("granite_swa", {"attention_multiplier": -0.25}, r"self_attn scales scores by -0\.25; expected a number above"),
+        ("granite_swa", {"attention_multiplier": math.inf}, r"self_attn scales scores by inf; expected a number above"),
+        ("granite_swa", {"rms_norm_eps": -1.0}, r"input_layernorm adds -1\.0 to a variance; expected"),
+    ],
+)
+def test_what_would_not_compute_is_refused_by_the_trial(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = FALLBACK[name]
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    with pytest.raises(UnsupportedModelError, match=f"^{architecture} does not run .*{message}"):
+        open_config(tmp_path, replace_of(config, **change), architecture)
 
 
 def test_what_transformers_raises_when_it_builds_is_a_refusal(tmp_path: Path) -> None:
