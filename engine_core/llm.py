@@ -210,11 +210,13 @@ class LLM:
     ) -> list[Request]:
         """Check all requests before any is computed. ``places``: where the caller has each of ``params``."""
         requests = []
+        converted = {id(each): each for each in params}
+        converted = {key: plain_params(each) for key, each in converted.items()}  # what prompts share stays shared
         for prompt, chosen, place in zip(prompts, params, places, strict=True):
             token_ids = prompt.token_ids
             if token_ids is None:
                 token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
-            request = Request(f"offline-{next(self._request_ids)}", token_ids, plain_params(chosen))
+            request = Request(f"offline-{next(self._request_ids)}", token_ids, converted[id(chosen)])
             try:
                 validate_request(request, self.model)
             except InvalidRequestError as error:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from types import ModuleType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -94,23 +95,32 @@ class LogitsProcessor(ABC):
         """
 
 
-class _DistinctIds:
-    """Token ids as an array, which all that hold the same tuple share: the choices of a request, and its processors."""
+class _Shared:
+    """Made of a part of a request's parameters, once: its choices have the same, and so has every processor."""
 
-    _known: ClassVar[WeakValueDictionary[int, _DistinctIds]] = WeakValueDictionary()
-    """By the identity of the tuple, which lives as long as the entry."""
+    _known: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
+    """By the identity of what it is made of, which lives as long as the entry."""
 
-    def __init__(self, token_ids: tuple[int, ...]) -> None:
-        self._token_ids = token_ids
-        self.ids = np.unique(np.asarray(token_ids, np.int32))
-        """Ascending."""
+    def __init__(self, source: object) -> None:
+        self._source = source
 
     @classmethod
-    def of(cls, token_ids: tuple[int, ...]) -> _DistinctIds:
-        known = cls._known.get(id(token_ids))
+    def of(cls, source: Any, *further: Hashable) -> Self:
+        """That of ``source``. ``further``: what else the class is made of."""
+        key: tuple[Any, ...] = (cls, id(source), *further)
+        known: Self | None = cls._known.get(key)
         if known is None:
-            known = cls._known[id(token_ids)] = cls(token_ids)
+            known = cls._known[key] = cls(source, *further)
         return known
+
+
+class _DistinctIds(_Shared):
+    """Token ids as an array."""
+
+    def __init__(self, token_ids: tuple[int, ...]) -> None:
+        super().__init__(token_ids)
+        self.ids = np.unique(np.asarray(token_ids, np.int32))
+        """Ascending."""
 
 
 class AllowedTokenIds(LogitsProcessor):
@@ -133,22 +143,23 @@ class AllowedTokenIds(LogitsProcessor):
         ops.keep_only(logits, chosen, pairs_of(chosen, ids))
 
 
-class _Bans:
-    """What may not be sampled for one sequence."""
+class _Bans(_Shared):
+    """What may not be sampled for the choices of one request. In arrays, since lists may be long."""
 
-    def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        super().__init__(params)
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else _DistinctIds.of(allowed)
         self._num_allowed = vocab_size if self._allowed is None else len(self._allowed.ids)
         self._min_tokens = params.min_tokens
         stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
-        self._stop_ids = sorted(token for token in stop_ids if token < vocab_size)
-        self._always = sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1})
+        self._stop_ids = array("i", sorted(token for token in stop_ids if token < vocab_size))
+        self._always = array("i", sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1}))
         # Words by the token before their last one: a step compares only words that its token could complete.
-        self._words: dict[int, list[tuple[tuple[int, ...], int]]] = {}
-        for word in params.bad_words_token_ids:
-            if len(word) > 1:
-                self._words.setdefault(word[-2], []).append((word[:-1], word[-1]))
+        words = sorted((word for word in params.bad_words_token_ids if len(word) > 1), key=lambda word: word[-2])
+        self._before_last = array("i", [word[-2] for word in words])
+        self._starts = array("q", accumulate(map(len, words), initial=0))
+        self._words = array("i", chain.from_iterable(words))
 
     def after(self, token_ids: Tokens, num_prompt_tokens: int) -> Ids:
         """Ids that must not follow ``token_ids`` (prompt and output).
@@ -157,8 +168,10 @@ class _Bans:
         to sample, they are lifted.
         """
         banned = set(self._always)
-        for prefix, last in self._words.get(int(token_ids[-1]), ()):
-            if tuple(token_ids[-len(prefix) :].tolist()) == prefix:
+        before = int(token_ids[-1])
+        for place in range(bisect_left(self._before_last, before), bisect_right(self._before_last, before)):
+            *prefix, last = self._words[self._starts[place] : self._starts[place + 1]]
+            if token_ids[-len(prefix) :].tolist() == prefix:
                 banned.add(last)
         if len(token_ids) - num_prompt_tokens < self._min_tokens:
             banned.update(self._stop_ids)
@@ -181,7 +194,7 @@ class BannedTokens(LogitsProcessor):
         words = params.bad_words_token_ids
         if not words and not params.min_tokens:
             return None
-        self._bans[slot] = _Bans(params, self._eos_token_ids, self._vocab_size)
+        self._bans[slot] = _Bans.of(params, self._eos_token_ids, self._vocab_size)
         return Applies(FOREVER if words else params.min_tokens, any(len(word) > 1 for word in words))
 
     def remove(self, slot: int) -> None:
@@ -195,25 +208,34 @@ class BannedTokens(LogitsProcessor):
         ops.change(logits, pairs_of(chosen, ids), _ban)
 
 
+class _Biases(_Shared):
+    """Token ids, and what is added to the logit of each."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        super().__init__(biases)
+        self.ids = np.fromiter(biases, np.int32, len(biases))
+        self.values = np.fromiter(biases.values(), np.float32, len(biases))
+
+
 class LogitBias(LogitsProcessor):
     """``logit_bias``."""
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._biases: dict[int, tuple[Ids, F32]] = {}
+        self._biases: dict[int, _Biases] = {}
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if not params.logit_bias:
             return None
-        values = np.asarray(list(params.logit_bias.values()), np.float32)
-        self._biases[slot] = np.asarray(list(params.logit_bias), np.int64), values
+        self._biases[slot] = _Biases.of(params.logit_bias)
         return Applies()
 
     def remove(self, slot: int) -> None:
         self._biases.pop(slot, None)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        ids, values = zip(*(self._biases[slot] for slot in rows.slots[chosen].tolist()), strict=True)
-        ops.change(logits, pairs_of(chosen, ids), _add, np.concatenate(values))
+        biases = [self._biases[slot] for slot in rows.slots[chosen].tolist()]
+        values = np.concatenate([each.values for each in biases])
+        ops.change(logits, pairs_of(chosen, [each.ids for each in biases]), _add, values)
 
 
 class TokenCounts:

@@ -58,6 +58,11 @@ class LogprobsTensors:
         return [packed.row(row, min(count, packed.top_count)) for row, count in enumerate(self.num_top)]
 
 
+def report_bytes(num_rows: int, num_top: int) -> int:
+    """What the log probabilities of so many rows take while they are packed: the tensors, and the arrays."""
+    return num_rows * (12 * (1 + num_top) + 8 * (1 + num_top))
+
+
 def pack(ranks: torch.Tensor, top_ids: torch.Tensor, values: torch.Tensor) -> Logprobs:
     """All rows as one, each with all alternatives: ``ranks`` [L], ``top_ids`` [L, k], ``values`` [L, 1 + k]."""
     return Logprobs(

@@ -15,7 +15,7 @@ from engine_core.step import NewSequence, StepPlan
 from engine_core.validation import MAX_LIST_ITEMS, MAX_LOGPROBS
 from engine_core.worker.forward import TimedForward
 from engine_core.worker.input_batch import BatchLimits
-from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
 _WARM_UP_PROMPT = 64
 _WARM_UP_STEPS = 3
@@ -37,9 +37,10 @@ _SECONDS = 0.05
 def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> StepPlan:
     """As many rows and sequences as there may be, all of them sampling, with every feature of the sampler.
 
-    The first sequences take all rows that the others leave, and ask for log probabilities of their prompts: for these,
-    all rows go through all of every layer and through the head. The last is as long as any may become. Every
-    block table names block 0 alone, so that one block of cache is enough.
+    The first sequence asks for log probabilities of its prompt, for which all rows go through all of every layer. It
+    has two chunks of them: more would take time, but no memory besides their reports, which the batch's state counts.
+    The second takes all rows that the others leave; the last is as long as any may become. Every block table names
+    block 0 alone, so that one block of cache is enough.
 
     The sampler works on ``sampler_rows`` rows at a time. All of these ask for everything, and all but the last sample
     from a nucleus, which costs most; the last one uses top-k instead, which makes the sampler copy the others' logits.
@@ -47,19 +48,21 @@ def largest_step(limits: BatchLimits, vocab_size: int, sampler_rows: int) -> Ste
     seqs = min(limits.max_num_seqs, limits.max_num_batched_tokens)
     demanding, at_once = min(seqs, max(sampler_rows, _DEMANDING_SEQS)), min(seqs, sampler_rows)
     nucleus, top_k = (_demanding(vocab_size, top_k=another_way) for another_way in (False, True))
+    scored = replace(nucleus, prompt_logprobs=min(MAX_LOGPROBS, vocab_size))
     rows_left = limits.max_num_batched_tokens
     new: list[NewSequence] = []
     num_tokens: list[int] = []
     for seq in range(seqs):
         spare = rows_left - (seqs - 1 - seq)
-        rows = max(1, min(spare, limits.max_model_len - 1))
+        wanted = PROMPT_LOGPROB_ROWS + 2 if seq == 0 and seqs > 1 else spare
+        rows = max(1, min(wanted, spare, limits.max_model_len - 1))
         rows_left -= rows
         num_tokens.append(rows)
         computed = max(0, limits.max_model_len - 1 - rows) if seq == seqs - 1 else 0
         tokens = [(seq + position) % vocab_size for position in range(computed + rows)]
         blocks = [[0] * -(-len(tokens) // limits.block_size) for _ in limits.kv_cache_groups]
         another_way = at_once > 1 and seq % at_once == at_once - 1
-        params = GREEDY if seq >= demanding else top_k if another_way else nucleus
+        params = scored if seq == 0 else GREEDY if seq >= demanding else top_k if another_way else nucleus
         new.append(NewSequence(seq, 0, tokens, len(tokens), computed, blocks, params))
     ids = list(range(seqs))
     return StepPlan(0, [], new, ids, num_tokens, [True] * seqs, {})
@@ -82,7 +85,6 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
         min_tokens=1,
         stop_token_ids=frozenset(listed),
         logprobs=min(MAX_LOGPROBS, vocab_size),
-        prompt_logprobs=min(MAX_LOGPROBS, vocab_size),
     )
 
 

@@ -20,8 +20,10 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
 from engine_core.sampling.logits_processors import SamplingRows
+from engine_core.sampling.logprobs import report_bytes
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
 from engine_core.step import NewSequence, StepPlan
+from engine_core.validation import MAX_LOGPROBS
 
 Index = npt.NDArray[np.intp]
 
@@ -119,8 +121,10 @@ class InputBatch:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what grows with the longest sequence, when all of it has been written."""
-        return self.token_ids.nbytes + self._block_tables.nbytes + self.sampling.most_bytes(self._limits.max_model_len)
+        """Memory of what grows with the longest sequence or the largest step, when all of it has been written."""
+        of_tokens = self.sampling.most_bytes(self._limits.max_model_len)
+        reports = report_bytes(self._limits.max_rows, MAX_LOGPROBS)
+        return self.token_ids.nbytes + self._block_tables.nbytes + of_tokens + reports
 
     def update(self, plan: StepPlan) -> None:
         """Release, then take in what ``plan`` says."""

@@ -73,11 +73,11 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:
-    """Token ids in its long lists, which are kept in memory while the request runs."""
-    lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.sampling.logit_bias]
+    """Token ids in its long lists, which are kept in memory while the request runs. A bias takes as much as two."""
+    lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.stop_token_ids]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
-    return sum(map(len, lists))
+    return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:

@@ -19,8 +19,8 @@ from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.logprobs import LogprobArrays, PackedLogprobs, memory_bytes
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
-_ID_BYTES = 40
-"""Approximate memory of a token id in a Submit: an int and its slot in a tuple."""
+_ID_BYTES = 44
+"""Approximate memory of a token id in a Submit: an int, its slot in a tuple, and its place in the sampler's array."""
 _COMPUTED_ID_BYTES = 5
 """Approximate memory of a computed token id: its slot in an array, with over-allocation."""
 

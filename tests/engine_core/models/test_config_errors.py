@@ -201,8 +201,14 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
         (OPT | {"word_embed_proj_dim": 0}, "word_embed_proj_dim=0 is not usable"),
         (OPT | {"num_hidden_layers": 5000}, "num_hidden_layers=5000 is not usable: expected at most 4096"),
         (OPT | {"enable_bias": "no"}, "enable_bias"),
-        (GLM4 | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}}, "per_layer_config changes rms_norm_eps: glm4 has the"),
-        (OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}}, "per_layer_config changes ffn_dim: opt has the same in al"),
+        (
+            GLM4 | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}},
+            "per_layer_config changes rms_norm_eps: glm4 has the",
+        ),
+        (
+            OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}},
+            "per_layer_config changes ffn_dim: opt has the same in al",
+        ),
         (
             OLMO3 | {"rope_parameters": {kind: YARN | {"rope_theta": 1e4, "truncate": False} for kind in ROPES}},
             "rope_parameters: truncate=False is not supported for one type of layers",

@@ -63,7 +63,7 @@ def test_every_field_arrives() -> None:
         MODEL,
         now=100.0,
     )
-    assert submission.num_ids == 2 + 2 + 1 + 2 + 1, "prompt, allowed, biased, bad words, resumed"
+    assert submission.num_ids == 2 + 2 + 1 + 2 * 1 + 2 + 1, "prompt, allowed, stop, biased, bad words, resumed"
     assert submission.core_request == Request(
         request_id="1-1",
         prompt_token_ids=(5, 6),

@@ -46,7 +46,7 @@ def test_log_probabilities_are_held_up_to_a_size(ask: dict[str, object]) -> None
 
 def test_what_requests_bring_is_held_up_to_a_size() -> None:
     core, peer = RecordingCore(), PeerId("p", 1)
-    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 40))
+    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 44))
     registry.attach(peer, 0.0)
     registry.submit(peer, submission("1-1", num_ids=1000))  # alone it may be larger
     code, message = code_of(lambda: registry.submit(peer, submission("1-2", num_ids=1)))
@@ -62,7 +62,7 @@ def test_what_requests_bring_is_held_up_to_a_size() -> None:
 
 def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() -> None:
     asked = submission(num_ids=3, max_tokens=10, choices={0: (), 2: (7, 8)})
-    assert asked.id_bytes == 3 * 40 + (10 + 8) * 5
+    assert asked.id_bytes == 3 * 44 + (10 + 8) * 5
     core, peer = RecordingCore(), PeerId("p", 1)
     ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
     registry = AttachRegistry(core, ledgers)
@@ -79,7 +79,7 @@ def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() ->
 
 def test_one_tenant_leaves_room_for_others() -> None:
     core, peer = RecordingCore(), PeerId("p", 1)
-    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 40))
+    registry = AttachRegistry(core, Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS, max_id_bytes=200 * 44))
     registry.attach(peer, 0.0)
     registry.submit(peer, submission("1-1", num_ids=100, tenant="flood"))
     assert code_of(lambda: registry.submit(peer, submission("1-2", num_ids=1, tenant="flood")))[0] is (
@@ -101,7 +101,7 @@ def test_who_finds_no_room_is_told_when_to_come_again() -> None:
         max_entries=2,
         retry_after_ms=lambda: 4321,
         max_logprob_bytes=1200,
-        max_id_bytes=200 * 40,
+        max_id_bytes=200 * 44,
     )
     registry = AttachRegistry(core, ledgers)
     registry.attach(peer, 0.0)
