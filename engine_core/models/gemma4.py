@@ -198,6 +198,7 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
 
 def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
     """Refuse a rotation of a part of each head, but for the type that has it."""
+    config.standardize_rope_params()  # gives every type what stands beside them all
     for kind in dict.fromkeys(kinds):
         parameters = (config.rope_parameters or {}).get(kind)
         if not isinstance(parameters, dict):
