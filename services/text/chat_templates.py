@@ -195,7 +195,9 @@ class ChatTemplates:
             rendered = self._render(name, variables | {"add_generation_prompt": False}, MAX_RENDERED_CHARS)
         except ChatTemplateError:
             return False
-        return "probed_call" in rendered and "probed_argument" in rendered
+        # Who prints arguments as they are expects JSON text; who prints the whole call gets what transformers prints.
+        in_pythons_notation = str(_PROBED_CALL["arguments"]) in rendered.replace(str(_PROBED_CALL), "")
+        return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
         try:

@@ -12,6 +12,7 @@ import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import output_pb2
 
 from tests.clients.scripted_server import (
     Abort,
@@ -24,7 +25,9 @@ from tests.clients.scripted_server import (
     play,
     refusal,
     serving,
+    status,
 )
+from tests.ports import HeldPort
 
 TOP_P = error_details_pb2.BadRequest(
     field_violations=[error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p")]
@@ -213,6 +216,22 @@ async def test_a_caller_may_use_any_id_beside_those_that_the_library_makes_up(se
         for name in ("1", "2", "3", "4"):
             async with client.stream("Hi", request_id=name) as named:
                 await anext(named)
+
+
+async def test_a_request_whose_other_server_is_gone_comes_back_to_the_session_that_it_has(server):
+    """Else each would leave another stream at the one server, for as long as the client lives."""
+    no_engine = status(grpc.StatusCode.UNAVAILABLE, "no engine")
+    server.plays(play(admitted(), ended(output_pb2.FINISH_REASON_ERROR, completion=0, error=no_engine)))
+    gone = HeldPort()
+    async with ringline.AsyncClient([server.address, f"127.0.0.1:{gone.number}"], retries=1) as client:
+        for _ in range(3):
+            with pytest.raises(ringline.Unavailable):
+                await client.generate(token_ids=[1, 2, 3])
+            for each in client._pool()._pool:
+                each.ejected_until = 0.0
+    gone.release()
+    assert len(server.service.requests) == 6
+    assert server.service.sessions == 1
 
 
 async def test_a_request_that_the_session_could_not_take_is_not_sent(server):

@@ -52,7 +52,8 @@ def test_what_has_passed_is_run_again_only_when_its_inputs_change(
 
     first, line = shown()
     assert first == "1 of 1 suites to run, about 1 minutes"
-    assert line.split() == ["some", "0:00", "7", "found"]
+    name, _, *figure = line.split()
+    assert (name, figure) == ("some", ["7", "found"])
     for untouched in ("README.md", "new.py"):
         (checkout / untouched).write_text("2\n")
         assert shown()[0] == "0 of 1 suites to run, about 0 minutes"

@@ -137,14 +137,18 @@ class Session:
             session_stream = await self._open_somewhere(avoid)
         finally:
             self._opening = None
-        self._session_streams = [*(old for old in self._session_streams if not old.ended), session_stream]
+        others = (old for old in self._session_streams if not old.ended and old is not session_stream)
+        self._session_streams = [*others, session_stream]
         return session_stream
 
     async def _open_somewhere(self, avoid: Server[Any] | None) -> SessionStream:
-        """A stream at the first server that accepts it; raises the last server's error."""
+        """A stream at the first server that accepts it, which may have one; raises the last server's error."""
         pool = self._pool()
         while True:
             server = pool.choose(avoid)
+            for session_stream in self._session_streams:
+                if session_stream.usable and session_stream.server is server:
+                    return session_stream  # the others are gone, and it is the server to avoid
             try:
                 with pool.using(server) as used:
                     return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)

@@ -113,6 +113,13 @@ def test_whatever_a_template_asks_it_shows_the_calls(condition: str, call: str) 
     assert shown in [theirs(template, conversation(missing, arguments)) for missing, arguments in forms]
 
 
+def test_arguments_that_a_template_prints_as_they_are_come_as_json() -> None:
+    """Of a mapping, it would print Python's notation."""
+    call = "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+    template = "{% for m in messages %}{% if m.tool_calls %}" + call + "{% endif %}{% endfor %}"
+    assert ours(template)(conversation("", ARGUMENTS)) == theirs(template, conversation("", TEXTS))
+
+
 def test_messages_that_are_no_calls_and_the_given_ones_stay_as_they_are() -> None:
     chat = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": []}]
     assert ours("{% for m in messages %}{{ m.content is none }}{% endfor %}")(chat) == "FalseFalse"
