@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from engine_core.models.registry import (
 )
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
+"""Fields of config.json of which transformers makes lists of that length, by whatever name a model has them."""
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -173,9 +176,7 @@ def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice)
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
     _check_names(path / "config.json", raw, choice)
-    layers = raw.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > MOST_LAYERS:  # transformers makes a list of this length
-        raise CheckpointError(f"num_hidden_layers={layers} is not usable: expected at most {MOST_LAYERS}")
+    _check_counts(raw)
     if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
         raise UnsupportedModelError(
             f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: a token sees none behind it"
@@ -192,6 +193,19 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
             f"not {config.model_type!r}"
         )
     return config
+
+
+def _check_counts(raw: dict[str, Any]) -> None:
+    """Refuse counts of layers, blocks and labels, wherever they are, of which transformers would make endless lists."""
+    left: list[tuple[str, Any]] = list(raw.items())
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += ((name, each) for each in value)
+        elif isinstance(value, int) and value > MOST_LAYERS and _COUNTS.search(name):
+            raise CheckpointError(f"{name}={value} is not usable: expected at most {MOST_LAYERS}")
 
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:

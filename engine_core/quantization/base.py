@@ -75,7 +75,10 @@ class QuantMethod(ABC):
 
     @abstractmethod
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type."""
+        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type.
+
+        Raises ``UnsupportedModelError`` for a layer that cannot be stored so.
+        """
 
     @abstractmethod
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:

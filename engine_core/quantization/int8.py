@@ -18,7 +18,7 @@ from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, Li
 from engine_core.layers.weights import Weights
 from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes, padded_sizes
-from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
+from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes, require_summable
 
 
 class Int8(QuantMethod):
@@ -29,6 +29,7 @@ class Int8(QuantMethod):
         self._kernels = kernels
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
+        require_summable(shape.names[0], shape.inputs.count)
         weight = packed_bytes(shape.outputs.count, shape.inputs.count)
         return weight + (shape.outputs.count * itemsize if shape.bias else 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES, Int8Packing, Int8Weight
 from engine_core.kernels.library import Int8Kernels
 from engine_core.kernels.memory import empty_for_streaming
@@ -14,6 +15,15 @@ WORD = 4
 """Inputs that they take together."""
 MOST_INPUTS = 2**17
 """This many products of 127 · 127 can be summed in 32 bits."""
+
+
+def require_summable(name: str, inputs: int) -> None:
+    """Raise ``UnsupportedModelError`` for a layer with too many inputs."""
+    if inputs > MOST_INPUTS:
+        raise UnsupportedModelError(
+            f"{name} has {inputs:,} inputs, and --quantization int8 takes at most {MOST_INPUTS:,}, whose products can "
+            "be summed in 32 bits; serve the model without it"
+        )
 
 
 def packed_bytes(outputs: int, inputs: int) -> int:
@@ -30,8 +40,7 @@ class Int8Weights:
 
     def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Int8Kernels) -> None:
         """Memory for ``count`` weights, all zeros."""
-        if inputs > MOST_INPUTS:
-            raise ValueError(f"a layer of {inputs} inputs cannot be summed in 32 bits")
+        require_summable("a layer", inputs)
         self._kernels = kernels
         panels, words = -(-outputs // PANEL), -(-inputs // WORD)
         self.weight = empty_for_streaming((count, panels, words, PANEL, WORD), torch.int8).zero_()

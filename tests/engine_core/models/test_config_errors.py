@@ -72,6 +72,27 @@ def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoin
     return open_at(directory, **options)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("place", [(), ("text_config",)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 2**31) for name in ("num_labels", "num_hidden_layers", "n_layer", "encoder_layers", "num_mtp_layers")),
+        *((name, 2**31) for name in ("num_nextn_predict_layers", "first_k_dense_replace", "stage_num_blocks")),
+        ("attention_types", [[["global", "local"], 2**31]]),
+    ],
+)
+def test_counts_that_transformers_makes_lists_of_are_bounded(
+    name: str, value: Any, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Reading them would take all memory, or for ever."""
+    fields = {name: value}
+    for each in place:
+        fields = {each: fields}
+    with pytest.raises(CheckpointError, match=f"{name}=2147483648 is not usable: expected at most 4096"):
+        opened(tmp_path, LLAMA | fields)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_core.errors import ConfigError
+from engine_core.errors import ConfigError, UnsupportedModelError
 from engine_core.kernels import memory
 from engine_core.kernels.library import (
     INT8_INSTRUCTION_SETS,
@@ -220,8 +220,11 @@ def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:
 
 
 def test_a_layer_too_wide_to_sum_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be summed in 32 bits"):
+    with pytest.raises(UnsupportedModelError, match=r"131,073 inputs, .* at most 131,072"):
         Int8Linear(torch.zeros(1, MOST_INPUTS + 1), None, KERNELS[0])
+    wide = LinearShape(("down",), (1,), Features(1, MOST_INPUTS + 1), Features(1, 1), bias=False)
+    with pytest.raises(UnsupportedModelError, match="down has 131,073 inputs"):
+        Int8(None).weight_bytes(wide, 2)
 
 
 def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
