@@ -73,7 +73,7 @@ def places(cache: str | None, package: Path, digest: str) -> list[Place]:
     """Where the library built from sources of ``digest`` may be, the preferred place first."""
     found = [Place(package, LIBRARY, is_cache=False)]
     with suppress(RuntimeError):  # this user has no home
-        directory = USER_CACHE.expanduser() if cache is None else Path(cache).expanduser().absolute()
+        directory = USER_CACHE.expanduser() if not cache else Path(cache).expanduser().absolute()
         built_for = [platform.machine(), "".join(platform.libc_ver()), digest]  # homes are shared by unlike machines
         found.append(Place(directory, f"{Path(LIBRARY).stem}-{'-'.join(built_for)}.so", is_cache=True))
     return found
@@ -114,7 +114,8 @@ def _source_digest() -> str:
 
 def _build_at(place: Place) -> None:
     """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind there."""
-    draft = place.directory / f"new-{LIBRARY}"
+    # A lock holds on this machine only, and others may share the folder.
+    draft = place.directory / f"new-{platform.node()}-{LIBRARY}"
     try:
         with tempfile.TemporaryDirectory() as work:
             shutil.copy(build(Path(work)), draft)

@@ -189,7 +189,7 @@ def require_like_layers(config: PretrainedConfig) -> None:
     """Refuse ``per_layer_config`` that changes something: any configuration may have it. Raises
     ``UnsupportedModelError``.
     """
-    if not config.is_heterogeneous:
+    if not getattr(config, "is_heterogeneous", False):  # not known to transformers of before 5.14
         return
     if changed := sorted(config.per_layer_attributes or ()):
         raise UnsupportedModelError(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,39 @@ def test_a_cache_keeps_the_latest_libraries(tmp_path: Path, compiler: Path, monk
     built = provide_library(str(cache), tmp_path)
     kept = {f"libringline_cpu-{age}.so" for age in range(3, MAX_CACHED + 2)}
     assert {path.name for path in cache.iterdir()} == {built.name} | kept
+
+
+def test_an_empty_name_is_not_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert provision.places("", PACKAGE, "digest") == provision.places(None, PACKAGE, "digest")
+
+
+def test_machines_that_share_a_home_do_not_mix_what_they_build(
+    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks of a shared folder hold on one machine only."""
+    package, cache, host, copy = tmp_path / "package", str(tmp_path / "cache"), ["one"], shutil.copy
+    package.mkdir()
+    monkeypatch.setenv("PATH", str(compiler))
+    monkeypatch.setattr(provision.os, "access", lambda path, mode: path != package)
+    monkeypatch.setattr(provision, "_one_builder", lambda directory: nullcontext())
+    monkeypatch.setattr(provision.platform, "node", lambda: host[-1])
+
+    def copy_slowly(source: Path, target: Path) -> None:
+        if host[-1] == "other":
+            copy(source, target)
+            return
+        content = source.read_bytes()
+        target.write_bytes(content[:1000])
+        host.append("other")
+        provide_library(cache, package)
+        host.pop()
+        with target.open("ab") as file:
+            file.write(content[1000:])
+
+    monkeypatch.setattr(provision.shutil, "copy", copy_slowly)
+    assert provide_library(cache, package).read_bytes() == (PACKAGE / LIBRARY).read_bytes()
+    assert len(list(Path(cache).iterdir())) == 1
 
 
 def test_a_library_of_other_sources_is_replaced(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.models.architecture import require_like_layers
 from tests.engine_core.models.driver import open_at
 
 SIZES: dict[str, Any] = {
@@ -275,6 +277,10 @@ def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message) as caught:
         opened(tmp_path, config)
     assert "\n" not in str(caught.value)
+
+
+def test_transformers_before_it_knew_per_layer_config() -> None:
+    require_like_layers(SimpleNamespace(model_type="llama"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
