@@ -50,7 +50,7 @@ class Place:
         try:
             if self.is_cache:
                 self._require_own()
-            return digest.encode() in self.path.read_bytes()
+            return self.path.is_file() and digest.encode() in self.path.read_bytes()  # a pipe would never end
         except OSError:  # it is not there, may not be read, or is not trusted
             return False
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -15,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from services.text.special_tokens import read_special_tokens
-from services.text.template_sandbox import MAX_RENDERED_CHARS, BoundedEnvironment, charge_for
+from services.text.template_sandbox import MAX_RENDERED_CHARS, TIME_LIMIT_S, BoundedEnvironment, charge_for
 from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 
 Message = Mapping[str, Any]
@@ -181,11 +183,11 @@ class ChatTemplates:
         return name
 
     def _call_form(self, name: str) -> _CallForm:
-        """The first form in which a template shows a call; the plain one if it shows none."""
+        """The first form in which a template shows a call; the plain one if it shows none, or takes too long."""
         if name not in self._call_forms:
-            self._call_forms[name] = next(
-                (form for form in _CALL_FORMS if self._shows_call(name, form)), _CALL_FORMS[0]
-            )
+            end = time.monotonic() + TIME_LIMIT_S  # of all forms: each rendering has as much again
+            in_time = takewhile(lambda _: time.monotonic() < end, _CALL_FORMS)
+            self._call_forms[name] = next((form for form in in_time if self._shows_call(name, form)), _CALL_FORMS[0])
         return self._call_forms[name]
 
     def _shows_call(self, name: str, form: _CallForm) -> bool:

@@ -70,7 +70,7 @@ def verify(suites: Sequence[Suite], results: Results, *, again: bool = False) ->
         _show(result, "" if result.passed else f"FAILED: {results.log(suite)}")
         if not result.passed:
             failed = True
-            print("".join(f"    {line}\n" for line in results.log(suite).read_text().splitlines()[-SHOWN:]), flush=True)
+            print("".join(f"    {line}\n" for line in results.output(suite).splitlines()[-SHOWN:]), flush=True)
     return 1 if failed else 0
 
 
@@ -100,7 +100,7 @@ def run(suite: Suite, results: Results) -> Result:
         passed = False
         with log.open("a") as output:
             output.write("files that it depends on were changed while it ran: run it again\n")
-    figure = suite.figure(log.read_text())
+    figure = suite.figure(results.output(suite))
     result = Result(suite.name, inputs, results.commit, passed, round(time.monotonic() - begun, 1), figure)
     results.keep(result)
     return result

@@ -36,6 +36,10 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
+    def output(self, suite: Suite) -> str:
+        """What a suite has written, also if it was ended within a character or wrote what is none."""
+        return self.log(suite).read_text("utf-8", errors="replace")
+
     def passed(self, suite: Suite) -> Result | None:
         """A result of the files as they are, if the suite has passed with them."""
         inputs = self.digest(suite)

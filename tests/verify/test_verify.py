@@ -79,6 +79,13 @@ def test_a_failure_is_shown_and_run_again_and_the_others_go_on(
         assert "7 found" in shown
 
 
+def test_output_that_is_no_text_has_a_figure(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """That of a suite that was ended within a character, say."""
+    ends_early = suite("import sys; sys.stdout.buffer.write(b'7 found \\xe2\\x80'); sys.exit(1)")
+    assert verify([ends_early], Results(checkout)) == 1
+    assert "7 found" in capfd.readouterr().out
+
+
 def test_a_suite_that_does_not_end_is_ended_with_all_that_it_started(checkout: Path) -> None:
     child = "import subprocess, time; print(subprocess.Popen(['sleep', '61']).pid, flush=True); time.sleep(60)"
     sleeps = suite(child, minutes=1 / 60 / PATIENCE)

@@ -287,3 +287,13 @@ def test_a_process_keeps_the_library_that_it_has_loaded(monkeypatch: pytest.Monk
     monkeypatch.setattr(library, "source_digest", lambda: "another")
     with pytest.raises(KernelsUnavailableError, match="sources have changed since this process loaded it"):
         load_kernels()
+
+
+def test_a_pipe_in_the_place_of_a_library_is_not_read(tmp_path: Path) -> None:
+    """Nobody writes to it: whoever opened it would wait for ever."""
+    package = tmp_path / "package"
+    package.mkdir()
+    os.mkfifo(package / LIBRARY)
+    look = "import sys; from pathlib import Path; from engine_core.kernels.provision import find_library as find; "
+    command = [sys.executable, "-c", look + "print(find(sys.argv[1], Path(sys.argv[2])))", tmp_path / "none", package]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout == "None\n"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.text.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
+from services.text.template_sandbox import TIME_LIMIT_S
 from tests.services.text import chat_template_samples, family_templates
 
 Message = dict[str, Any]
@@ -126,3 +128,19 @@ def test_messages_that_are_no_calls_and_the_given_ones_stay_as_they_are() -> Non
     chat = conversation(None, ARGUMENTS)
     ours(TEMPLATES["DEEPSEEK_V3"])(chat)
     assert chat == conversation(None, ARGUMENTS)
+
+
+def test_a_template_that_takes_long_is_tried_in_no_other_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, tried=0)
+
+    def takes_long(*_: object) -> bool:
+        clock.now += TIME_LIMIT_S
+        clock.tried += 1
+        return False
+
+    monkeypatch.setattr("services.text.chat_templates.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(ChatTemplates, "_shows_call", takes_long)
+    shown = ours(TEMPLATES["GEMMA"])
+    for _ in range(2):
+        shown(conversation("x", ARGUMENTS))
+    assert clock.tried == 1
