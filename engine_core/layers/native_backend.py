@@ -39,7 +39,7 @@ from engine_core.layers.base import (
 )
 from engine_core.layers.graph import KernelGraph
 from engine_core.layers.native_moe import NativeExperts, NativeGroupedLinear, route
-from engine_core.layers.native_packing import PANEL, pack_rows, packed_shape
+from engine_core.layers.native_packing import PANEL, pack_rows, packed_shape, padded_width
 
 
 class NativeLinear(LinearLayer):
@@ -203,7 +203,7 @@ class NativeBackend(LayerBackend):
         self._kernels = kernels
 
     def padded(self, width: int) -> int:
-        return -(-width // PANEL) * PANEL
+        return padded_width(width)
 
     def numerics(self) -> str:
         return f"native {self._kernels.instruction_set}, build {self._kernels.build}"

@@ -10,6 +10,11 @@ TILE = 64
 """Outputs of a tile; a weight has whole ones."""
 
 
+def padded_width(width: int) -> int:
+    """``width`` rounded up to whole panels."""
+    return -(-width // PANEL) * PANEL
+
+
 def packed_shape(num_rows: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:
     """[N / 16, K / P, 16, P] of a weight [N, K], N rounded up to whole tiles; P numbers are packed."""
     together = 2 if dtype == torch.bfloat16 else 1

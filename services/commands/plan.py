@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -50,7 +50,7 @@ class CacheGroup:
     sliding_window: int | None
     """How many tokens they keep of a sequence; None: all."""
     token: int
-    """Bytes of one token, in all of these layers."""
+    """Bytes that a block has for one token, in all of these layers: with padding, as many in every group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Model:
     active_weights: float
     """That a token meets in the layers and the output projection: of experts, those that it is routed to."""
     token: int
-    """Bytes that the KV cache holds of one token, all layers."""
+    """Bytes that the KV cache takes for one token, in a block of every group."""
     groups: tuple[CacheGroup, ...]
 
 
@@ -171,7 +171,8 @@ def plan(
     outline = _outline(checkpoint)
     budget = hardware.memory * memory_share
     runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
-    memory = _memory(checkpoint, outline, budget, runtime, max_num_seqs, demand)
+    block = _block_bytes(outline, on_gpu=gpu is not None)
+    memory = _memory(checkpoint, outline, block, budget, runtime, max_num_seqs, demand)
     cost = _cost(checkpoint, outline)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -181,7 +182,7 @@ def plan(
         planned = plan_ring(seconds, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    described = _describe(outline, cost)
+    described = _describe(outline, cost, block)
     click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
 
 
@@ -221,12 +222,30 @@ def _cpu_runtime(budget: float) -> float:
     return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
 
 
+def _block_bytes(model: LanguageModel, *, on_gpu: bool) -> int:
+    """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
+    from engine_core.attention.base import AttentionBackend
+    from engine_core.attention.native import NativeAttention
+    from engine_core.layers.native_packing import padded_width
+
+    spec = model.kv_cache_spec(BLOCK_SIZE)
+    if on_gpu:
+        return AttentionBackend.bytes_per_block(spec)
+    return NativeAttention.bytes_per_block(
+        replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
+    )
+
+
 def _memory(
-    checkpoint: Checkpoint, model: LanguageModel, usable: float, runtime: float, max_num_seqs: int, demand: Demand
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    block: int,
+    usable: float,
+    runtime: float,
+    max_num_seqs: int,
+    demand: Demand,
 ) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
-    from engine_core.attention.base import AttentionBackend
-
     shape = checkpoint.config
     widest = max(part.outputs_per_row for part in model.layer_parts)
     row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
@@ -237,7 +256,7 @@ def _memory(
         angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
         activations=4 * STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
         runtime=runtime,
-        block=AttentionBackend.bytes_per_block(model.kv_cache_spec(BLOCK_SIZE)),
+        block=block,
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,
     )
@@ -263,14 +282,10 @@ def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
     return StepCost.of_model(model, checkpoint.dtype.itemsize)
 
 
-def _describe(model: LanguageModel, cost: StepCost) -> Model:
-    kept = [model.config.cache_specs[layer].elements for layer in model.config.caching_layers]
-    element = cost.kv_bytes // sum(kept)
-    groups = (
-        CacheGroup(len(group.layers), group.sliding_window, element * sum(kept[layer] for layer in group.layers))
-        for group in model.kv_cache_groups
-    )
-    return Model(sum(part.num_weights for part in model.parts), cost.active, cost.kv_bytes, tuple(groups))
+def _describe(model: LanguageModel, cost: StepCost, block: int) -> Model:
+    token = block // BLOCK_SIZE
+    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in model.kv_cache_groups)
+    return Model(sum(part.num_weights for part in model.parts), cost.active, token * len(groups), groups)
 
 
 def _as_json(model: Model, memory: Memory, planned: Plan) -> str:

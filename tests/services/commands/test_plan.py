@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import GptOssConfig, LlamaConfig, OlmoConfig, Qwen2Config
+from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen2Config
 
 from engine_core.kv_cache_interface import group_layers
+from engine_core.model_loader.loader import make_model
 from services.cli import cli
 from services.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
 from services.commands.plan import GPUS, blocks_per_sequence
+from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
 
@@ -229,6 +231,48 @@ def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
     assert figures["memory"]["weights"] == 2 * model["weights"]
     text = ringline_plan(str(tmp_path), *load)
     assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
+
+
+ODD = {
+    "vocab_size": 200, "hidden_size": 80, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 512, "dtype": "bfloat16", "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+LATENTS = {
+    "kv_lora_rank": 20, "q_lora_rank": None, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 10,
+    "first_k_dense_replace": 3, "num_experts_per_tok": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**ODD, num_key_value_heads=2, architectures=["LlamaForCausalLM"]),  # heads of 20
+        GptOssConfig(
+            **ODD, num_key_value_heads=2, head_dim=18, num_local_experts=4, num_experts_per_tok=1, sliding_window=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, architectures=["GptOssForCausalLM"],
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+        ),
+        DeepseekV2Config(**ODD, **LATENTS, architectures=["DeepseekV2ForCausalLM"]),
+        OlmoConfig(**ODD, architectures=["OlmoForCausalLM"]),  # through transformers
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_path: Path) -> None:
+    """Where no width is a multiple of 16, to which the native kernels pad it; kernels on GPUs do not."""
+    config.save_pretrained(tmp_path)
+    load = ("--input-len", "64", "--output-len", "32", "--json")
+    figures = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *load))
+    checkpoint, attention = open_at(tmp_path, load_format="dummy"), chosen_attention()
+    caches = make_model(checkpoint, attention, layers_of(checkpoint), CPU).kv_cache_spec(16)
+    block, allocated = attention.bytes_per_block(caches), attention.allocate(caches, 3, CPU)
+    memories = {cache.data_ptr(): cache.untyped_storage().nbytes() for cache in allocated}
+    assert sum(memories.values()) == 3 * block
+    assert figures["memory"]["block"] == block
+    groups = figures["model"]["groups"]
+    assert [group["token"] for group in groups] == len(groups) * [block // 16]
+    assert figures["model"]["token"] == sum(group["token"] for group in groups)
+    on_gpu = json.loads(ringline_plan(str(tmp_path), "--gpu", "h100", *load))
+    assert on_gpu["memory"]["block"] < block
 
 
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:
