@@ -75,10 +75,7 @@ class QuantMethod(ABC):
 
     @abstractmethod
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type.
-
-        Raises ``UnsupportedModelError`` for a layer that cannot be stored so.
-        """
+        """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type."""
 
     @abstractmethod
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:

@@ -28,18 +28,24 @@ class Int8(QuantMethod):
         """``kernels`` is None where weights are only counted, not loaded."""
         self._kernels = kernels
 
+    def tensors(self, shape: LinearShape) -> dict[str, tuple[int, ...]]:
+        require_summable(", ".join(shape.names), shape.inputs.count)
+        return super().tensors(shape)
+
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
-        require_summable(shape.names[0], shape.inputs.count)
         weight = packed_bytes(shape.outputs.count, shape.inputs.count)
         return weight + (shape.outputs.count * itemsize if shape.bias else 0)
 
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         assert self._kernels is not None
+        require_summable(", ".join(shape.names), shape.inputs.groups * shape.inputs.padded(backend))
         bias = take_bias(shape, weights, backend)
         return Int8Linear(take_weight(shape, weights, backend), bias, self._kernels)
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
         assert self._kernels is not None
+        for place, inputs in zip(("gate", "down"), padded_sizes(shape), strict=True):
+            require_summable(f"the {place} projection of experts", inputs)
         if backend.padded(shape.hidden_size) != padded_sizes(shape)[0]:
             raise UnsupportedModelError(
                 f"experts of {shape.hidden_size} inputs cannot be computed in 8 bits with layers by torch"

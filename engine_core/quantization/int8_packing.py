@@ -17,19 +17,18 @@ MOST_INPUTS = 2**17
 """This many products of 127 · 127 can be summed in 32 bits."""
 
 
-def require_summable(name: str, inputs: int) -> None:
-    """Raise ``UnsupportedModelError`` for a layer with too many inputs."""
-    if inputs > MOST_INPUTS:
-        raise UnsupportedModelError(
-            f"{name} has {inputs:,} inputs, and --quantization int8 takes at most {MOST_INPUTS:,}, whose products can "
-            "be summed in 32 bits; serve the model without it"
-        )
-
-
 def packed_bytes(outputs: int, inputs: int) -> int:
     """Of one weight [N, K], with its padding, scales and column sums."""
     scale_and_sum = 8
     return -(-outputs // PANEL) * PANEL * (-(-inputs // WORD) * WORD + scale_and_sum)
+
+
+def require_summable(name: str, inputs: int) -> None:
+    """Raise ``UnsupportedModelError`` for a layer with too many inputs."""
+    if inputs > MOST_INPUTS:
+        raise UnsupportedModelError(
+            f"{name} has {inputs} inputs; in 8 bits at most {MOST_INPUTS} can be summed: leave out --quantization int8"
+        )
 
 
 class Int8Weights:
@@ -40,7 +39,7 @@ class Int8Weights:
 
     def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Int8Kernels) -> None:
         """Memory for ``count`` weights, all zeros."""
-        require_summable("a layer", inputs)
+        assert inputs <= MOST_INPUTS
         self._kernels = kernels
         panels, words = -(-outputs // PANEL), -(-inputs // WORD)
         self.weight = empty_for_streaming((count, panels, words, PANEL, WORD), torch.int8).zero_()

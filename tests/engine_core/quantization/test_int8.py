@@ -20,7 +20,10 @@ from engine_core.kernels.library import (
     load_int8_kernels,
 )
 from engine_core.layers import selector
+from engine_core.layers.activation import Activation
+from engine_core.layers.base import ExpertsShape
 from engine_core.layers.selector import choose_quant_method
+from engine_core.layers.torch_backend import TorchBackend
 from engine_core.quantization.base import Features, LinearShape
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
@@ -220,11 +223,14 @@ def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:
 
 
 def test_a_layer_too_wide_to_sum_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"131,073 inputs, .* at most 131,072"):
-        Int8Linear(torch.zeros(1, MOST_INPUTS + 1), None, KERNELS[0])
-    wide = LinearShape(("down",), (1,), Features(1, MOST_INPUTS + 1), Features(1, 1), bias=False)
-    with pytest.raises(UnsupportedModelError, match="down has 131,073 inputs"):
-        Int8(None).weight_bytes(wide, 2)
+    """Before any weight is read, by its name."""
+    shape = LinearShape(("x.down_proj",), (1,), Features(1, MOST_INPUTS + 1), Features(1, 1), bias=False)
+    told = "x.down_proj has 131073 inputs; in 8 bits at most 131072 can be summed: leave out --quantization int8$"
+    with pytest.raises(UnsupportedModelError, match=told):
+        Int8(KERNELS[0]).tensors(shape)
+    experts = ExpertsShape(2, 1, 16, MOST_INPUTS + 1, Activation.SILU)
+    with pytest.raises(UnsupportedModelError, match="down projection of experts has 131088 inputs"):
+        Int8(KERNELS[0]).experts(experts, torch.float32, TorchBackend())
 
 
 def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
