@@ -130,7 +130,7 @@ class CollectiveExecutor(Executor):
         """
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
         self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
-        longest = f"the largest step takes about {self.largest_step_seconds:.1g} s"
+        longest = f"the largest step takes about {float(f'{self.largest_step_seconds:.1g}'):g} s"
         found = "a row's bits do not depend on its batch"
         if not all(each.is_bitwise_stable for each in ready):
             self.numerics = f"unstable {uuid.uuid4().hex}"

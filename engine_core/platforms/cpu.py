@@ -27,8 +27,8 @@ from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
 _WITHOUT_KERNELS = (
     "Torch computes the model instead: several times slower, and a result depends on what else is in its batch. "
-    "To change that, install g++ (the package g++ or gcc-c++) and start again; --kernel-cache-dir names the folder "
-    "that the kernels are built into where they may not be beside their package."
+    "To change that, install g++ (the package g++ or gcc-c++) if it is missing, let --kernel-cache-dir name a folder "
+    "of this user's own if there is none for the kernels, and start again."
 )
 
 

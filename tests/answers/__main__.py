@@ -46,6 +46,8 @@ def main() -> int:
     parser.add_argument("checkpoint", type=Path, help="directory of a model with a chat template")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer, at most (default: 64)")
     given = parser.parse_args()
+    if not given.checkpoint.is_dir():
+        parser.error(f"there is no directory {given.checkpoint}")
     reference = Reference(given.checkpoint, given.tokens)
     asked = {"LLM": offline(given.checkpoint, given.tokens, reference)} | served(given.checkpoint, given.tokens)
     problems = 0

@@ -63,6 +63,7 @@ def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(model: str, 
     for words in ("cannot be built: there is no g++", "several times slower", "depends on what else is in its batch"):
         assert words in str(warning["reason"])
     assert "install g++" in str(warning["reason"])
+    assert "--kernel-cache-dir name a folder of this user's own" in str(warning["reason"])
 
 
 def test_offline_it_is_a_warning_of_python(model: str, package: Path) -> None:
