@@ -294,7 +294,10 @@ def _ropes(
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     # As transformers' modules do: this puts an original_max_position_embeddings beside the parameters in theirs' place.
-    config.standardize_rope_params()
+    try:
+        config.standardize_rope_params()
+    except TypeError as error:  # a field may have the name of what this calls
+        raise CheckpointError(f"rope_parameters cannot be read: {error}") from error
     told: Mapping[str, Any] = config.rope_parameters or {}
     by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
     if by_kind and not hasattr(config, "layer_types"):

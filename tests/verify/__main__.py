@@ -108,13 +108,15 @@ def run(suite: Suite, results: Results) -> Result:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a suite and all that it started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-    with contextlib.suppress(ProcessLookupError):  # nothing is left of it
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+    finally:  # also when this is interrupted itself, by whoever does not want to wait
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _show(result: Result, remark: str) -> None:

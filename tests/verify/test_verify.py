@@ -111,6 +111,22 @@ def test_an_interruption_ends_the_suite_and_leaves_no_result(checkout: Path) -> 
     assert not list(checkout.glob(".verify/*/*.json"))
 
 
+def test_a_second_interruption_ends_a_suite_that_takes_its_time(checkout: Path) -> None:
+    interrupts_twice = """
+import os, signal, time
+def interrupt(*_):
+    os.kill(os.getppid(), signal.SIGINT)
+signal.signal(signal.SIGINT, interrupt)
+print(os.getpid(), flush=True)
+interrupt()
+time.sleep(60)
+"""
+    results, stays = Results(checkout), suite(interrupts_twice)
+    with pytest.raises(KeyboardInterrupt):
+        verify([stays], results)
+    assert not runs(results.log(stays).read_text().split()[0])
+
+
 @pytest.mark.parametrize(
     ("name", "output", "figure"),
     [

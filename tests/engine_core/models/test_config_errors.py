@@ -107,6 +107,11 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             "original_max_position_embeddings=None is not usable: expected a number",
         ),
         (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": None}}, "factor=None is not usable"),
+        (LLAMA | {"standardize_rope_params": 5}, "rope_parameters cannot be read: 'int' object is not callable"),
+        (
+            LLAMA | {"attribute_map": {"rope_theta": 2.0}},
+            "rope_parameters cannot be read: attribute name must be string",
+        ),
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
