@@ -179,7 +179,8 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
     _check_counts(raw)
     if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: a token sees none behind it"
+            f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: expected true, "
+            "as no token may attend to later ones"
         )
     choice.model.check_raw_config(raw)
     try:

@@ -36,7 +36,9 @@ class GemmaConfig(ArchitectureConfig):
 def gemma_fields(config: PretrainedConfig) -> dict[str, Any]:
     """What both read alike."""
     if config.use_bidirectional_attention:
-        raise UnsupportedModelError("use_bidirectional_attention=True is not supported: a token sees none behind it")
+        raise UnsupportedModelError(
+            "use_bidirectional_attention=True is not supported: no token may attend to later ones"
+        )
     fields = common_fields(config, activation="hidden_activation")
     return fields | {
         "sliding_windows": windows_of_layers(config, fields["num_layers"]),

@@ -75,7 +75,9 @@ class Gemma4ForCausalLM(CausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> Gemma4Config:
         if config.use_bidirectional_attention == "all":  # "vision" is about images
-            raise UnsupportedModelError("use_bidirectional_attention='all' is not supported: a token sees none behind")
+            raise UnsupportedModelError(
+                "use_bidirectional_attention='all' is not supported: no token may attend to later ones"
+            )
         kinds = layer_types(config, positive(config, "num_hidden_layers", MOST_LAYERS))
         heads = _heads(config, kinds)
         windows = windows_of_layers(config, len(kinds))

@@ -98,7 +98,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (LLAMA | {"is_causal": False}, "config.json: is_causal=False is not supported: a token sees none behind it"),
+        (LLAMA | {"is_causal": False}, "config.json: is_causal=False is not supported: expected true, as no token"),
         (LLAMA | {"is_causal": None}, "is_causal=None is not supported"),
         (OPT | {"is_causal": False}, "is_causal=False is not supported"),
         (named("StableLmForCausalLM", "stablelm", is_causal=False), "is_causal=False is not supported"),
@@ -165,7 +165,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (GLM4 | {"hidden_act": "mish"}, "hidden_act 'mish' is not supported; known are gelu"),
         (
             GEMMA4 | {"use_bidirectional_attention": "all"},
-            "use_bidirectional_attention='all' is not supported: a token sees none behind",
+            "use_bidirectional_attention='all' is not supported: no token may attend",
         ),
         (GEMMA4 | {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not usable: expected a whole number from"),
         (
