@@ -211,7 +211,12 @@ def _checkpoint(config: ModelConfig) -> Checkpoint:
 def _outline(checkpoint: Checkpoint) -> LanguageModel:
     from engine_core.model_loader.loader import model_outline
 
-    return model_outline(checkpoint)
+    try:
+        model = model_outline(checkpoint)
+        model.tensors()  # refuses what an engine refuses before it loads them
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    return model
 
 
 def _cpu_runtime(budget: float) -> float:

@@ -17,6 +17,7 @@ from engine_core.model_loader.loader import make_model
 from services.cli import cli
 from services.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
 from services.commands.plan import GPUS, blocks_per_sequence
+from services.config.errors import FatalError
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
@@ -273,6 +274,15 @@ def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_
     assert figures["model"]["token"] == sum(group["token"] for group in groups)
     on_gpu = json.loads(ringline_plan(str(tmp_path), "--gpu", "h100", *load))
     assert on_gpu["memory"]["block"] < block
+
+
+def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
+    config = LlamaConfig(**ODD | {"intermediate_size": 131_088}, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--quantization", "int8"]
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, FatalError)
+    assert "model.layers.0.mlp.down_proj has 131088 inputs; in 8 bits at most 131072" in str(result.exception)
 
 
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:
