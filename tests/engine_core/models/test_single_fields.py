@@ -65,10 +65,13 @@ class Sweep:
             return REFUSED_BY_BOTH
 
     def _of_refusal(self, change: Change, message: str) -> str:
-        """A refusal names the field, or shows another that the change contradicts."""
-        alias = self._config.attribute_map.get(change.field, change.field)
+        """A refusal names the field, or shows another that the change contradicts; or names one that is not usable
+        without the field.
+        """
+        aliases = (name for pair in self._config.attribute_map.items() if change.field in pair for name in pair)
         shown = (f"{name}={value!r}" in message for name, value in self._raw.items())
-        if any(name in message for name in (change.field, alias, *change.inside)) or any(shown):
+        others = self._raw if change.value in (ABSENT, None) else ()
+        if any(name in message for name in (change.field, *aliases, *change.inside, *others)) or any(shown):
             return REFUSED
         try:
             _reference_model(_reference_config(self._directory))
