@@ -57,7 +57,7 @@ SUITES = (
         name="models",
         what="every family of models, beside transformers",
         arguments=(*_PYTEST, "--models"),
-        minutes=8,
+        minutes=12,
         inputs=(*_PRODUCT, "tests/engine_core", ":(glob)tests/*.py"),
         figures=_TESTS,
     ),
