@@ -223,7 +223,11 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     """Writes the checkpoint in bfloat16. A chat ends with its turn, plain text with the end of the document."""
     ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        eos_token_id=ends, pad_token_id=ends[1]
+        eos_token_id=ends,
+        pad_token_id=ends[1],
+        do_sample=True,
+        temperature=0.8,
+        top_p=0.95,  # degenerate.py says why
     )
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
