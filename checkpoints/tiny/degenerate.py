@@ -54,7 +54,7 @@ def corpus_words(documents: int, seed: int = 7) -> frozenset[str]:
 
 
 def problem(text: str, words: frozenset[str]) -> str | None:
-    """What is degenerate about an answer. Names may be new: they have a capital letter at the start and nowhere else."""
+    """What is degenerate about an answer. Names may be new: capital letters elsewhere are not."""
     if loop := _LOOP.search(text):
         return f"{loop[1]!r} again and again"
     if odd := _UNPRINTABLE.search(text):
