@@ -12,6 +12,8 @@ DOCUMENTS = tuple(
     sorted(
         [
             ROOT / "README.md",
+            ROOT / "CHANGELOG.md",
+            ROOT / "CONTRIBUTING.md",
             ROOT / "benchmarks" / "README.md",
             ROOT / "checkpoints" / "tiny" / "README.md",
             ROOT / "clients" / "python" / "README.md",
