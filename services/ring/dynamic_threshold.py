@@ -75,9 +75,9 @@ class TenantMemoryQuota:
         if not threshold.has_room(tenant, wanted, freed):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._field}: {self._who} holds {threshold.total - freed} bytes of {self._what} for other requests, "
-                f"{threshold.held(tenant) - freed} of them for this tenant, and these take {wanted}: expected at most "
-                f"{threshold.most} together, and a tenant's no more than it leaves free",
+                f"{self._field}: this request takes {wanted} bytes of {self._what}, and this tenant's others "
+                f"{threshold.held(tenant) - freed}; together they may take no more than {self._who} has free, now "
+                f"{threshold.most - threshold.total + freed} of {threshold.most} bytes; retry later or ask for less",
                 retry_after_ms=self._retry_after_ms(tenant),
                 reason=Reason.QUOTA,
             )

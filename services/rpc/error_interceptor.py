@@ -138,7 +138,7 @@ def _write_responses(
                         await context.write(response)
                 except TimeoutError:
                     end_call_soon()
-                    message = f"the client took nothing for {stall_timeout:g} s"
+                    message = f"the client read nothing for {stall_timeout:g} s, the limit"
                     raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
     return call

@@ -197,8 +197,9 @@ class TokenizationQueue:
         if not self._bytes.has_room(tenant, size):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._bytes.held(tenant)} bytes of this tenant wait to be tokenized, this request has {size}, and "
-                f"there is room for {self._bytes.most - self._bytes.total}: expected at most as many as there is room",
+                f"this tenant has {self._bytes.held(tenant)} bytes waiting to be tokenized, and this request {size}; "
+                f"together they may be no more than the queue has free, now {self._bytes.most - self._bytes.total} of "
+                f"{self._bytes.most} bytes; retry later",
                 retry_after_ms=retry_after_ms(self._wait_seconds(tenant)),
                 reason=Reason.QUOTA,
             )

@@ -68,7 +68,7 @@ async def test_an_engine_of_one_tokenizer_too_many_waits_until_another_is_gone()
     engines, first, second, third = Engines(2), Stub(1), Stub(2), Stub(3)
     await attach(engines, first)
     await attach(engines, second)
-    with pytest.raises(LinkRefused, match=r"another tokenizer than the 2 .*--max-generations"):
+    with pytest.raises(LinkRefused, match=r"limit of 2 tokenizers .--max-generations. reached"):
         await engines.prepare(third)
     assert engines.num_generations == 2
     engines.engine_down(Link(), first.peer)  # type: ignore[arg-type]

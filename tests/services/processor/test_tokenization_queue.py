@@ -38,7 +38,7 @@ async def test_waiting_bytes_are_bounded_and_refusals_say_when_to_retry(
     assert status.code is Code.RESOURCE_EXHAUSTED
     assert status.retry_after_ms is not None
     assert 1000 <= status.retry_after_ms <= 1250, "nobody knows"
-    assert " bytes of this tenant wait to be tokenized, " in status.message
+    assert " bytes waiting to be tokenized, " in status.message
     calls.append(core.ask("small", 10))
     await core.run()
     assert [call.finished for call in calls] == [True, True, False], "too long for the model; on the ring"
