@@ -220,7 +220,8 @@ class Ledgers:
         if old is None and len(self._entries) + len(self._unreleased) >= self._max_entries:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"limit of {self._max_entries} requests on this engine reached, each until its Done; retry later",
+                f"limit of {self._max_entries} requests on this engine reached, each until it is Done and no longer "
+                "computed; retry later",
                 retry_after_ms=self._retry_after_ms(),
                 reason=Reason.QUOTA,
             )

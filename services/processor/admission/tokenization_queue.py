@@ -198,8 +198,8 @@ class TokenizationQueue:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"this tenant has {self._bytes.held(tenant)} bytes waiting to be tokenized, and this request {size}; "
-                f"together they may be no more than the queue has free, now {self._bytes.most - self._bytes.total} of "
-                f"{self._bytes.most} bytes; retry later",
+                "together they may be no more than the queue has free, now "
+                f"{max(0, self._bytes.most - self._bytes.total)} of {self._bytes.most} bytes; retry later",
                 retry_after_ms=retry_after_ms(self._wait_seconds(tenant)),
                 reason=Reason.QUOTA,
             )

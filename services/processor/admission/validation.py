@@ -235,9 +235,8 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
                 f"{len(resumed.token_ids)} ids: expected at most max_tokens, {request.stopping.max_tokens}",
             )
     if not request.resume.model_digest and any(resumed.token_ids for resumed in request.resume.choices):
-        raise refuse(
-            "resume.model_digest", "absent: a resume needs the model_digest that Admitted or the last Started returned"
-        )
+        problem = "absent: a resume needs the model_digest that Admitted or the last Started returned"
+        raise refuse("resume.model_digest", problem)
 
 
 def _check_strings(field: str, strings: Sequence[str], most: int, most_bytes: int) -> None:

@@ -79,5 +79,5 @@ async def test_an_engine_whose_tokenizer_was_forgotten_before_it_was_attached_is
     engines, first, second = Engines(1), Stub(1), Stub(2)
     model = await engines.prepare(first)
     await engines.prepare(second)
-    with pytest.raises(LinkRefused, match="forgotten"):
+    with pytest.raises(LinkRefused, match="dropped for later ones"):
         engines.engine_up(Link(), first.peer, model)  # type: ignore[arg-type]

@@ -364,7 +364,7 @@ async def test_requests_in_flight_are_bounded_by_their_memory(core: QueueHarness
     ended = [response for response in core.stream.take().responses if response.HasField("refused")]
     (refused,) = ended
     assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
-    assert refused.refused.status.message.startswith("prompt: this processor holds ")
+    assert refused.refused.status.message.startswith("prompt: this request takes ")
     assert refused.refused.status.details, "when to come again"
     (live,) = [call for call in calls if call.admitted]
     core.in_flight.end(live, FinishReason.CANCELLED)
