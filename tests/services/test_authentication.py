@@ -241,7 +241,7 @@ async def test_a_tenant_has_so_many_tokens_a_minute(secured: SecuredRing) -> Non
 
 async def test_a_tenant_has_so_many_tokens_waiting(secured: SecuredRing) -> None:
     async with secured.client(user_token("short")) as client:
-        with pytest.raises(ringline.Overloaded, match="this one has 4: expected at most 3 together"):
+        with pytest.raises(ringline.Overloaded, match=r"limit of 3 queued prompt tokens exceeded: .* this one has 4;"):
             await client.generate(token_ids=[5, 6, 7, 8], max_tokens=1)
         await client.generate(token_ids=[5, 6, 7], max_tokens=1)
 
