@@ -178,7 +178,7 @@ async def _errors_as_status(
 async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
     error_id = secrets.token_hex(4)
     log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
-    await _abort(context, Status(Code.INTERNAL, f"internal error; the server's log has it as {error_id}"))
+    await _abort(context, Status(Code.INTERNAL, f"internal error; find {error_id} in the server's log"))
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:

@@ -13,7 +13,6 @@ RIDDLES = (  # what people had to read twice, with what to write instead; add to
     r"as there is room\b",  # "no more than the queue has free, now 3 of 8"
     r"\bleaves? free\b",  # likewise
     r"\blets(;|$)",  # "limit of 8 waiting requests reached"
-    r"more waits than may\b",  # "more than 8 bytes wait, the limit for one reader"
     r"\bcome again\b",  # "retry in 3.0 s"
     r"\bmeans nothing\b",  # "unknown option"
     r"\bas \w+ must be\b",  # say how

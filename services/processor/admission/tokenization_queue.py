@@ -308,7 +308,7 @@ class TokenizationQueue:
             on_resolved(request, outcome.status)
         elif isinstance(outcome, Exception):
             log.error("admission failed", request_id=request.request_id, error=repr(outcome))
-            text = f"internal error; the log has it under {request.request_id}"
+            text = f"internal error; find {request.request_id} in the processor's log"
             on_resolved(request, Status(Code.INTERNAL, text))
         elif not self._has_engines(message, outcome):
             job = self._job_of(request, message, on_resolved)
