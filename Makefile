@@ -24,7 +24,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-wide test-models test-answers test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint format stubs proto-baseline bench bench-gpu clean
+.PHONY: help setup demo test test-wide test-models test-answers test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"
+
+refusals:  ## print every error message on one page, to read aloud; ONLY="services/ring" to choose by file or words
+	$(PYTHON) -m tests.refusals $(ONLY)
 
 format: $(FULL)  ## rewrite the code and the protos in the one format
 	.venv/bin/ruff check --fix-only --quiet .

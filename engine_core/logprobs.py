@@ -60,7 +60,7 @@ class Logprobs(Sequence[TokenLogprobs]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
-                raise ValueError(f"a step of {step}: expected consecutive entries")
+                raise ValueError(f"a slice with a step of {step} is not supported; expected consecutive entries")
             return Logprobs(
                 k,
                 self.logprobs[start:stop],
@@ -88,7 +88,7 @@ class Logprobs(Sequence[TokenLogprobs]):
     def extend(self, other: Logprobs) -> None:
         """Append ``other``; raises ``ValueError`` if it has another number of alternatives."""
         if other.top_count != self.top_count:
-            raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
+            raise ValueError(f"{other.top_count} alternatives per token cannot follow {self.top_count}")
         self.logprobs += other.logprobs
         self.ranks += other.ranks
         self.top_ids += other.top_ids

@@ -172,14 +172,15 @@ def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
     banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
     allowed: Iterable[int] = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if all(token_id in banned for token_id in allowed):
-        raise InvalidRequestError("bad_words_token_ids", "bans every token that may be sampled; expected some left")
+        problem = "bans every allowed token; expected at least one that is not banned"
+        raise InvalidRequestError("bad_words_token_ids", problem)
     if params.min_tokens == 0:
         return
     banned |= params.stop_token_ids
     if not params.ignore_eos:
         banned.update(model.eos_token_ids)
     if all(token_id in banned for token_id in allowed):
-        problem = "leaves no token to sample before the output may stop; expected 0, or more tokens allowed"
+        problem = "every allowed token is banned or ends the output; expected 0, or an allowed token that does neither"
         raise InvalidRequestError("min_tokens", problem)
 
 
@@ -190,7 +191,8 @@ def _check_resume(request: Request, model: ModelSpec) -> None:
         if not 0 <= choice < params.n:
             _refuse("resume", f"for choice {written(choice)}", f"choices from 0 to {params.n - 1}, as n is {params.n}")
         if len(output) > longest:
-            _refuse("resume", f"{len(output)} tokens for choice {choice}", f"at most {longest}, as many as it may get")
+            accepted = f"at most {longest}, as max_tokens and the context allow"
+            _refuse("resume", f"{len(output)} tokens for choice {choice}", accepted)
         _check_ids("resume", output, model.vocab_size)
 
 

@@ -80,7 +80,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
         if request.request_id in self._sequences.groups:
-            raise InvalidRequestError("request_id", f"{request.request_id!r} is in use; expected one that is not live")
+            problem = f"{request.request_id!r} is in use; expected an id that no live request has"
+            raise InvalidRequestError("request_id", problem)
         self._check_queue(request)
         self._sequences.add(request, self._clock())
 
@@ -192,11 +193,11 @@ class Scheduler:
     def _check_queue(self, request: Request) -> None:
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
         if waiting >= limit:
-            raise QueueFullError(f"{limit} requests are waiting, as many as max_num_queued_reqs lets; try again later")
+            raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
         if self._config.policy == "priority" and not self._queue.has_room(request.tenant, limit):
             raise QueueFullError(
-                f"{limit - waiting} more requests may wait (max_num_queued_reqs), and as many of this tenant do "
-                "already; try again later"
+                "this tenant has too many requests waiting; a tenant may have no more than the queue has free places, "
+                f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
             )
 
     def _schedule_running(self, step: StepInFlight) -> None:

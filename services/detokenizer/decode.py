@@ -259,7 +259,7 @@ class EngineDecoder:
 
 
 def _internal_error(request_id: str) -> Status:
-    return Status(Code.INTERNAL, f"internal error; the detokenizer's log has it under {request_id}")
+    return Status(Code.INTERNAL, f"internal error; find {request_id} in the detokenizer's log")
 
 
 def _entries(

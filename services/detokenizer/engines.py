@@ -88,16 +88,15 @@ class Engines:
 
     def _learn(self, model: engine_pb2.GetModelResponse, tokenizer: Tokenizer) -> None:
         if not self._tokenizers.learn(model.tokenizer_digest, PeerId(model.name, model.incarnation), tokenizer):
-            raise LinkRefused(
-                f"it has another tokenizer than the {self._max_generations} of other engines: --max-generations"
-            )
+            raise LinkRefused(f"limit of {self._max_generations} tokenizers (--max-generations) reached")
         log.info("learned tokenizer", model=model.model, tokenizer_digest=model.tokenizer_digest)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """An engine is attached: give it a decoder. Raises ``LinkRefused`` if its tokenizer was evicted meanwhile."""
         tokenizer = self._tokenizers.get(model.tokenizer_digest)
         if tokenizer is None:
-            raise LinkRefused(f"its tokenizer was forgotten: {self._max_generations} others were asked for meanwhile")
+            problem = "its tokenizer was dropped for later ones"
+            raise LinkRefused(f"{problem}: limit of {self._max_generations} tokenizers (--max-generations) reached")
         self._tokenizers.engine_up(engine, model.tokenizer_digest)
         self._decoders[engine] = EngineDecoder(tokenizer, self.subscribers, self._tracing)
         self._models[engine] = model.model

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
 """Roles that may call each method."""
 MAX_FRAME_BYTES = 1 << 20
-_SUPERSEDED = Status(Code.ABORTED, "a newer stream of the same processor took this one's place")
+_SUPERSEDED = Status(Code.ABORTED, "superseded by a newer stream of the same processor")
 
 
 class Subscriber(OutputStream):
@@ -58,7 +58,7 @@ class Subscribers:
         """A processor subscribed; raises ``Refused`` if a newer incarnation or too many others are subscribed."""
         old = self._by_name.get(peer.name)
         if old is None and len(self._by_name) >= MAX_SUBSCRIBERS:
-            message = f"hello: {MAX_SUBSCRIBERS} are subscribed, and no more are taken"
+            message = f"hello: limit of {MAX_SUBSCRIBERS} subscribers reached; use another detokenizer"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA)
         if old is not None:
             if old.peer.incarnation > peer.incarnation:

@@ -207,7 +207,7 @@ class Attachment:
     def _check_model(self, submit: engine_pb2.Submit) -> None:
         """A request that began on one model must not continue on another."""
         if submit.model_digest not in ("", self._engine.model_digest):
-            problem = f"{submit.model_digest[:80]!r} is not served here, but {self._engine.model_digest!r}"
+            problem = f"{submit.model_digest[:80]!r} is not served here: expected {self._engine.model_digest!r}"
             raise Refused(
                 Code.FAILED_PRECONDITION,
                 f"model_digest: {problem}",
@@ -229,7 +229,7 @@ class Attachment:
             while (response := self._next(waker)) is not None:
                 await self._send(context, response)
             if self._engine.failure is not None:
-                raise Refused(Code.INTERNAL, f"{self._engine.failure}, and the engine ends")
+                raise Refused(Code.INTERNAL, f"{self._engine.failure}: this engine is stopping; use another")
 
     def _next(self, waker: LinkWaker) -> engine_pb2.AttachResponse | None:
         frame = waker.link.take()
@@ -255,7 +255,7 @@ class Attachment:
                 await context.write(response)
         except TimeoutError:
             end_call_soon()
-            message = f"the peer took nothing for {self._stall_timeout:g} s"
+            message = f"the peer read nothing for {self._stall_timeout:g} s, the limit"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
 
@@ -275,7 +275,7 @@ async def _end_superseded(waker: LinkWaker) -> None:
 
 def _superseded() -> Refused:
     end_call_soon()
-    return Refused(Code.ABORTED, "a newer stream of the same peer took this one's place")
+    return Refused(Code.ABORTED, "superseded by a newer stream of the same peer")
 
 
 def _rejection(command: engine_pb2.Command, ordinal: int, status: Status) -> RejectedCommand:

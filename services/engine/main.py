@@ -221,6 +221,6 @@ class _EngineProcess:
             self._watchdog.stop()
         loop = self._engine.step_loop
         if loop is not None and not loop.stop(_STOP_TIMEOUT):
-            raise FatalError(f"the step under way did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
+            raise FatalError(f"the current step did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)
         if self._started is not None:
             self._started.close()

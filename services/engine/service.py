@@ -90,7 +90,7 @@ class EngineService:
                 async with asyncio.timeout(self._stall_timeout):
                     await context.write(chunk)
         except TimeoutError:
-            message = f"the peer took nothing for {self._stall_timeout:g} s"
+            message = f"the peer read nothing for {self._stall_timeout:g} s, the limit"
             await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED))
 
     async def GetLoad(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.GetLoadResponse:
@@ -136,7 +136,7 @@ class EngineService:
                 loop.recorder = None
 
         if not await self._between_steps(loop, start, context):
-            await abort(context, Status(Code.FAILED_PRECONDITION, "a profile is being recorded already"))
+            await abort(context, Status(Code.FAILED_PRECONDITION, "another profile is being recorded; retry later"))
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await asyncio.shield(asyncio.wrap_future(profile.result))
@@ -173,11 +173,10 @@ class EngineService:
 
     async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
         if self._model is None or self._engine.step_loop is None:
-            await abort(context, Status(Code.UNAVAILABLE, "the engine is loading", retry_after_ms=1000))
+            await abort(context, Status(Code.UNAVAILABLE, "the engine is loading; retry later", retry_after_ms=1000))
         if self._engine.failure is not None:  # a peer that attached again would take the failure for a lost link
-            await abort(
-                context, Status(Code.UNAVAILABLE, f"{self._engine.failure}, and the engine ends", retry_after_ms=0)
-            )
+            message = f"{self._engine.failure}: this engine is stopping; use another"
+            await abort(context, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
         return self._engine.step_loop
 
     async def _between_steps(
@@ -187,8 +186,8 @@ class EngineService:
             async with asyncio.timeout(_CALL_TIMEOUT):
                 return await asyncio.wrap_future(loop.call(function))
         except TooManyCalls:
-            message = f"{MAX_CALLS} calls wait for the step under way to end already"
+            message = f"limit of {MAX_CALLS} calls waiting for the current step reached; retry later"
             await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=1000))
         except TimeoutError:
-            message = f"the step under way did not end within {_CALL_TIMEOUT:g} s"
+            message = f"the current step did not end within {_CALL_TIMEOUT:g} s; retry later"
             await abort(context, Status(Code.DEADLINE_EXCEEDED, message))

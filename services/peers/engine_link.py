@@ -117,9 +117,10 @@ class EngineLink:
                 await self._call.write(engine_pb2.AttachRequest(hello=hello_message(self._me)))
                 first = await self._call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
-                raise LinkRefused("it sent no welcome")
+                raise LinkRefused("it did not send a Welcome first")
             if engine != (answered := parse_welcome(first.welcome)):
-                raise LinkRefused(f"{answered.name} answered in the place of {engine.name} or of an earlier life")
+                expected = f"expected {engine.name} with incarnation {engine.incarnation}"
+                raise LinkRefused(f"{answered.name} with incarnation {answered.incarnation} answered: {expected}")
             backoff.reset()
             await self._run_stream(engine, model, first)
         finally:
@@ -154,7 +155,7 @@ class EngineLink:
                     async with asyncio.timeout(self._stall_timeout):
                         await self._call.write(engine_pb2.AttachRequest.FromString(b"".join(batch)))
                 except TimeoutError:
-                    self.give_up(f"it took no command for {self._stall_timeout:g} s")
+                    self.give_up(f"it read no command for {self._stall_timeout:g} s")
                     return
 
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:

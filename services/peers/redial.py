@@ -85,7 +85,7 @@ class PeerDedup:
         Raises ``LinkRefused`` if a link through another address has reserved it.
         """
         if self.has_another(peer, address):
-            raise LinkRefused(f"it is {peer.name}, which {self._addresses[peer]} leads to already")
+            raise LinkRefused(f"it is {peer.name}, already linked through {self._addresses[peer]}")
         self._addresses[peer] = address
         try:
             yield

@@ -68,7 +68,7 @@ class TokenizerFetcher(Generic[_T]):
             files = await fetch_tokenizer(stub)
             found = await asyncio.to_thread(fingerprint, files)
             if found != digest:
-                raise LinkRefused(f"its tokenizer's digest is {digest}, that of the files it sent {found}")
+                raise LinkRefused(f"the tokenizer files it sent have the digest {found}: expected {digest}")
             return await asyncio.to_thread(self._make, files)
         except ValueError as error:
             raise LinkRefused(f"its tokenizer cannot be used: {error}") from error
@@ -80,9 +80,9 @@ async def fetch_tokenizer(stub: Any) -> dict[str, bytes]:
     total = 0
     async for chunk in stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=TIMEOUT):
         if not is_tokenizer_file(chunk.name):
-            raise ValueError(f"the engine sent {chunk.name!r}, which is no tokenizer file")
+            raise ValueError(f"the engine sent {chunk.name!r}, which is not a tokenizer file")
         total += len(chunk.data)
         if total > MAX_TOTAL_BYTES:
-            raise ValueError(f"the engine's tokenizer is larger than {MAX_TOTAL_BYTES} bytes")
+            raise ValueError(f"the engine's tokenizer is larger than the limit of {MAX_TOTAL_BYTES} bytes")
         files.setdefault(chunk.name, bytearray()).extend(chunk.data)
     return {name: bytes(data) for name, data in files.items()}

@@ -98,7 +98,7 @@ def _parse_hashes(contents: Mapping[str, bytes]) -> Mapping[str, str]:
             raise UnusableFile(TOKEN_FLAG, f"line {number} is not usable: expected {form}")
         digest = match[2].lower()
         if found.setdefault(digest, match[1]) != match[1]:
-            raise UnusableFile(TOKEN_FLAG, f"line {number} gives a token to a second tenant")
+            raise UnusableFile(TOKEN_FLAG, f"line {number} gives a token to a second tenant: expected one per token")
     if not found:
         raise UnusableFile(TOKEN_FLAG, "it names no token")
     return found

@@ -75,7 +75,7 @@ class DetokenizerLink:
             async with asyncio.timeout(WELCOME_TIMEOUT):
                 first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("welcome"):
-                raise LinkRefused("it sent no welcome")
+                raise LinkRefused("it did not send a Welcome first")
             self._found = parse_welcome(first.welcome)
             with self._dedup.claim(self._found, self.address):
                 backoff.reset()

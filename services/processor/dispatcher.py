@@ -59,7 +59,9 @@ class Dispatcher:
         submit = submit_of(request, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
             # A message that is too large would end the link, and with it every other request there.
-            problem = f"with what was delivered, {size} bytes on the way to an engine: expected at most {most}"
+            problem = (
+                f"{size} bytes with the output so far: expected at most {most}, the largest message the engine takes"
+            )
             return invalid_field("prompt", problem, reason=Reason.TOO_LARGE).status
         moved = submit.epoch > 1
         self._record(request, route, Change.ENGINE if moved else None, reason)

@@ -143,11 +143,15 @@ class Failover:
             return None  # its next route brings a replay
         delivery = request.delivery
         delivery.redirects += 1
-        log.warning("frames did not fit", request_id=request.request_id, redirects=delivery.redirects)
+        log.warning("frames did not continue the output", request_id=request.request_id, redirects=delivery.redirects)
         if delivery.redirects > MAX_REDIRECTS:
-            return Status(Code.INTERNAL, f"its frames did not fit {delivery.redirects} times")
+            message = (
+                f"output frames did not continue what was delivered, {delivery.redirects} times in a row: expected at "
+                f"most {MAX_REDIRECTS}; send the request again"
+            )
+            return Status(Code.INTERNAL, message)
         if request.route is not None:
-            self._redirect(request, request.route, "frames did not fit")
+            self._redirect(request, request.route, "frames did not continue the output")
         return None
 
     def forget(self, request: Request) -> None:
@@ -189,7 +193,11 @@ class Failover:
         if (other := self._dispatcher.choose(request, route.engine)) is None:
             return False
         request.route_timeout.lost(time.monotonic())
-        self._redirect(request, other, f"detokenizer {route.detokenizer.name} does not hear, or is not heard")
+        self._redirect(
+            request,
+            other,
+            f"detokenizer {route.detokenizer.name} does not hear {route.engine.name}, or is not heard itself",
+        )
         return True
 
     def _resubmit(self, request: Request, reason: str) -> tuple[bool, Status | None]:
@@ -218,7 +226,7 @@ class Failover:
         self._dispatcher.clear_route(request)
         blame = request.poison.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
         if blame is Blame.POISON:
-            message = f"{request.poison.count} engines died while they had this request"
+            message = f"{request.poison.count} engines died while they had this request; it is not submitted again"
             return Status(Code.INTERNAL, message, given_reason=Reason.POISON)
         if blame is Blame.UNSURE:
             self._wait_for_route(request, reason, time.monotonic() + _BLAME_INTERVAL)

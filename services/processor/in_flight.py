@@ -61,7 +61,7 @@ class InFlightRequests:
         self._quota = TenantMemoryQuota(
             "prompt",
             "this processor",
-            "them",
+            "prompts and outputs",
             max_live_bytes,
             lambda tenant: retry_after_ms(backlog.stay(tenant)),
         )

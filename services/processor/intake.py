@@ -127,11 +127,14 @@ class Intake:
     ) -> None:
         try:
             if not message.request_id:
-                raise refuse("request_id", "empty: a session needs a name for each of its requests")
+                raise refuse("request_id", "empty: expected a name that is unique in the session")
             if stream.find(message.request_id) is not None:
-                raise refuse("request_id", f"{message.request_id[:80]!r} is live on this session already")
+                problem = f"{message.request_id[:80]!r} is the name of a live request of this session: expected another"
+                raise refuse("request_id", problem)
             if stream.num_live >= self._max_live_requests:
-                problem = f"this session has {self._max_live_requests} live requests"
+                problem = (
+                    f"limit of {self._max_live_requests} live requests per session reached; retry when one has ended"
+                )
                 raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=100, reason=Reason.QUOTA)
             self._receive(stream, message, ordinal, arrived_at, None)
         except Refused as refused:
@@ -181,9 +184,9 @@ class Intake:
             problem = "this processor is draining: try another"
         elif stream.is_valid is not None and not stream.is_valid():
             stream.drain()  # on another stream the client shows a valid token, if it has one
-            problem = "the token of this stream holds no longer: begin another stream"
+            problem = "the token of this stream is no longer valid: open another stream"
         elif stream.ending:
-            problem = "this stream was asked to end: begin another stream"
+            problem = "this stream is ending: open another stream"
         else:
             return
         raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)

@@ -29,8 +29,7 @@ _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.InvalidAudienceError, "the token is for another audience"),
     (jwt.InvalidIssuerError, "the token is of another issuer"),
     (jwt.InvalidSignatureError, "the token's signature is not valid"),
-    (jwt.MissingRequiredClaimError, "the token lacks a claim that it must have"),
-    (jwt.InvalidAlgorithmError, "the token is not signed as it must be"),
+    (jwt.InvalidAlgorithmError, "the token's signature algorithm is not accepted"),
 )
 
 
@@ -67,13 +66,15 @@ class JsonWebTokens:
             raise ValueError(_problem(error)) from None
         tenant, end = claims[self._claim], float(claims["exp"]) + LEEWAY
         if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH or not tenant.isprintable():
-            raise ValueError(f"the token's {self._claim} is not the name of a tenant")
+            raise ValueError(
+                f"the token's {self._claim} is not a tenant: expected 1 to {MAX_TENANT_LENGTH} printable characters"
+            )
         return Principal(tenant, lambda: self._now() < end and self._keys.value.get(name) == key)
 
     def _key_name(self, header: Mapping[str, Any], keys: Mapping[str, JsonWebKey]) -> str:
         """The name of the key that signed the token; a token may omit it where there is only one key."""
         if header.get("alg") not in self._algorithms:
-            raise ValueError("the token is not signed as it must be")
+            raise ValueError("the token's signature algorithm is not accepted")
         name = header.get("kid")
         if name is None and len(keys) == 1:
             return next(iter(keys))
@@ -83,6 +84,8 @@ class JsonWebTokens:
 
 
 def _problem(error: jwt.PyJWTError) -> str:
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"the token lacks the claim {error.claim}"
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the token cannot be read")
 
 
@@ -99,13 +102,13 @@ def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:
         keys = [key for key in signing if _known(key)]
         named = {key.get("kid") or "": key for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UnusableFile(JWKS_FLAG, "it is no set of JSON web keys") from None
+        raise UnusableFile(JWKS_FLAG, "it is not a JSON web key set (RFC 7517)") from None
     if not named:
         raise UnusableFile(JWKS_FLAG, "it holds no public key for signatures")
     if len(named) < len(keys):
-        raise UnusableFile(JWKS_FLAG, "two of its keys have one name (kid), or none")
+        raise UnusableFile(JWKS_FLAG, "two of its keys have the same name (kid), or lack one: expected distinct names")
     if others := [str(key.get("kid"))[:MAX_LOGGED_KID] for key in signing if key not in keys]:
-        log.warning("keys for web tokens are of no known kind and left out", kids=others[:MAX_LOGGED_KIDS])
+        log.warning("web token keys of an unknown kind are left out", kids=others[:MAX_LOGGED_KIDS])
     return named
 
 

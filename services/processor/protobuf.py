@@ -17,7 +17,7 @@ from services.rpc.protobuf import finish_from_proto, read_logprobs, status_to_pr
 
 _ENDED_EARLY = {
     FinishReason.CANCELLED: Status(Code.CANCELLED, "cancelled before it was admitted"),
-    FinishReason.DEADLINE: Status(Code.DEADLINE_EXCEEDED, "its time was over before it was admitted"),
+    FinishReason.DEADLINE: Status(Code.DEADLINE_EXCEEDED, "its deadline passed before it was admitted"),
 }
 
 

@@ -70,7 +70,7 @@ class AttachRegistry(Generic[CoreRequest]):
                 reason=Reason.SUPERSEDED,
             )
         if old is None and len(self._links) >= MAX_PEERS:
-            message = f"hello: {MAX_PEERS} peers are attached, and no more are taken"
+            message = f"hello: limit of {MAX_PEERS} attached peers reached; detach one or use another engine"
             raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.QUOTA)
         if old is not None:
             self._ledgers.orphan(old.peer, now)
@@ -174,7 +174,7 @@ class AttachRegistry(Generic[CoreRequest]):
         if epoch <= entry.epoch:
             raise Refused(Code.ALREADY_EXISTS, f"epoch: {epoch} is not higher than {entry.epoch}")
         if foreign := delivered.keys() - entry.choices.keys():
-            problem = f"{min(foreign)} is no choice of this request: expected some of {list(entry.choices)}"
+            problem = f"{min(foreign)} is not a choice of this request: expected choices from {list(entry.choices)}"
             raise invalid_field("delivered", problem)
         receiver = self._receiver(deliver_to or peer.name)
         if entry.deliver_to in self._links and entry.deliver_to != receiver.peer.name:
@@ -283,7 +283,8 @@ class AttachRegistry(Generic[CoreRequest]):
             raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0, reason=Reason.DRAINING)
         link = self._links.get(peer.name)
         if link is None or link.peer != peer:
-            raise Refused(Code.ABORTED, f"{peer.name} is attached no longer with incarnation {peer.incarnation}")
+            message = f"{peer.name} is no longer attached with incarnation {peer.incarnation}; attach again"
+            raise Refused(Code.ABORTED, message)
         submission.check(peer)
         old = self._ledgers.find(submission.request_id)
         if old is not None and submission.epoch <= old.epoch:

@@ -73,11 +73,12 @@ class TenantMemoryQuota:
         """Raise ``Refused`` unless a tenant may hold ``wanted`` bytes more, once it has given back ``freed``."""
         threshold = self._threshold
         if not threshold.has_room(tenant, wanted, freed):
+            free = max(0, threshold.most - threshold.total + freed)
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._field}: {self._who} holds {threshold.total - freed} bytes of {self._what} for other requests, "
-                f"{threshold.held(tenant) - freed} of them for this tenant, and these take {wanted}: expected at most "
-                f"{threshold.most} together, and a tenant's no more than it leaves free",
+                f"{self._field}: this request takes {wanted} bytes of {self._what}, and this tenant's others "
+                f"{threshold.held(tenant) - freed}; together they may take no more than {self._who} has free, "
+                f"now {free} of {threshold.most} bytes; retry later or ask for less",
                 retry_after_ms=self._retry_after_ms(tenant),
                 reason=Reason.QUOTA,
             )

@@ -51,14 +51,14 @@ def negotiate(name: str, incarnation: int, min_version: int, max_version: int) -
         problem = f"{name[:200]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9._-]"
         raise invalid_field("hello.name", problem)
     if incarnation == 0:
-        problem = "0 is not an incarnation: expected the start of this process, such as its time"
+        problem = "0 is not an incarnation: expected a number that grows with every start, such as the time"
         raise invalid_field("hello.incarnation", problem)
     version = min(max_version, MAX_VERSION)
     if version < max(min_version, MIN_VERSION):
         spoken = f"speaks versions {min_version} to {max_version}" if max_version else "names no version"
         raise Refused(
             Code.FAILED_PRECONDITION,
-            f"hello: {name} {spoken} of the contract: expected {MIN_VERSION} to {MAX_VERSION} among them",
+            f"hello: {name} {spoken} of the contract: expected one of {MIN_VERSION} to {MAX_VERSION}",
             reason=Reason.VERSION_MISMATCH,
         )
     return version

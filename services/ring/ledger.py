@@ -71,8 +71,8 @@ class Submission(Generic[CoreRequest]):
     def check(self, peer: PeerId) -> None:
         """Raise ``Refused`` for what ``peer`` may not submit."""
         if not is_ring_id_of(self.request_id, peer.incarnation):
-            problem = f"{self.request_id[:80]!r} is not '<incarnation>-<counter>' of this peer's incarnation"
-            raise invalid_field("request_id", f"{problem} {peer.incarnation}")
+            problem = f"{self.request_id[:80]!r} is not an id of this peer: expected '{peer.incarnation}-<counter>'"
+            raise invalid_field("request_id", problem)
         if self.epoch < 1:
             raise invalid_field("epoch", "0 is not an epoch: expected at least 1")
         if len(self.output_context) > MAX_OUTPUT_CONTEXT_BYTES:
@@ -220,7 +220,8 @@ class Ledgers:
         if old is None and len(self._entries) + len(self._unreleased) >= self._max_entries:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"this engine holds {self._max_entries} requests whose submitters have not said Done, or just have",
+                f"limit of {self._max_entries} requests on this engine reached, each until it is Done and no longer "
+                "computed; retry later",
                 retry_after_ms=self._retry_after_ms(),
                 reason=Reason.QUOTA,
             )
@@ -228,7 +229,7 @@ class Ledgers:
         logprobs, ids = (0, 0) if old is None or old.tenant != tenant else (old.logprob_bytes, old.id_bytes)
         if submission.logprob_bytes > self._logprobs.most:
             problem = (
-                f"those of this request may take {submission.logprob_bytes} bytes, 10 a token and 10 an alternative: "
+                f"they may take {submission.logprob_bytes} bytes, 10 per token and 10 per alternative: "
                 f"expected at most {self._logprobs.most}; lower max_tokens, n, logprobs or prompt_logprobs"
             )
             raise invalid_field("logprobs", problem, reason=Reason.TOO_LARGE)

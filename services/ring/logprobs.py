@@ -71,7 +71,7 @@ class PackedLogprobs:
             if not other.logprobs:
                 return
             if self.logprobs:
-                raise ValueError(f"{other.top_count} alternatives per token follow {self.top_count}")
+                raise ValueError(f"{other.top_count} alternatives per token cannot follow {self.top_count}")
             self.top_count = other.top_count
         self.logprobs += other.logprobs
         self.ranks += other.ranks

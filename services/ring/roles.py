@@ -101,8 +101,8 @@ class Identities:
         grants = [grant for name in names for grant in self._grants(name)]
         shown = ", ".join(name[:_SHOWN_LENGTH] for name in _identifying(names)[:_SHOWN_NAMES]) or "no name"
         if not grants:
-            problem = f"the certificate of {shown} is not that of a service of this ring"
-            raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected one of {', '.join(self._roles)}")
+            problem = f"the certificate of {shown} has no role in this ring"
+            raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected the name {' or '.join(self._roles)}")
         return PeerPrincipal(shown, tuple(grants))
 
     def _grants(self, name: str) -> list[Grant]:

@@ -110,7 +110,7 @@ class CallRegistry:
 
     def __init__(self, max_calls: int, max_connections: int) -> None:
         """``max_connections``: connections with calls that one client may have. Needs a running event loop."""
-        self.resets = RateLimitedLog(log, "call reset: its client took nothing")
+        self.resets = RateLimitedLog(log, "call reset: its client read nothing")
         self._max_calls = max_calls
         self._max_connections = max_connections
         self._clients: dict[str, _Client] = {}
@@ -182,9 +182,11 @@ class CallRegistry:
         name, connection = _client_of(call.peer)
         client = self._clients.get(name) or _Client()
         if connection not in client.connections and len(client.connections) >= self._max_connections:
-            return _exhausted(f"this client has calls on {self._max_connections} connections, as many as it may have")
+            limit = f"limit of {self._max_connections} connections with calls per client reached"
+            return _exhausted(f"{limit}; reuse one of them")
         if self._num_admitted >= self._max_calls and not self._make_room(len(client.calls)):
-            return _exhausted(f"this server has {self._max_calls} calls open, and this client its share of them")
+            limit = f"limit of {self._max_calls} open calls reached"
+            return _exhausted(f"{limit}, and this client has its share of them; retry later")
         self._clients[name] = client
         client.calls[call] = None
         client.connections[connection] += 1
@@ -212,7 +214,8 @@ class CallRegistry:
             return False
         newest = next(reversed(heaviest.calls))
         self.forget(newest)
-        newest.evict(_exhausted(f"this server has {self._max_calls} calls open, and another client its share"))
+        problem = f"limit of {self._max_calls} open calls reached: this one made room for another client; retry later"
+        newest.evict(_exhausted(problem))
         return True
 
 

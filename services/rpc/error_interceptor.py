@@ -138,7 +138,7 @@ def _write_responses(
                         await context.write(response)
                 except TimeoutError:
                     end_call_soon()
-                    message = f"the client took nothing for {stall_timeout:g} s"
+                    message = f"the client read nothing for {stall_timeout:g} s, the limit"
                     raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
     return call
@@ -178,7 +178,7 @@ async def _errors_as_status(
 async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
     error_id = secrets.token_hex(4)
     log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
-    await _abort(context, Status(Code.INTERNAL, f"internal error; the server's log has it as {error_id}"))
+    await _abort(context, Status(Code.INTERNAL, f"internal error; find {error_id} in the server's log"))
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:

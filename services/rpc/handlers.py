@@ -84,7 +84,7 @@ async def read_single_request(context: Context) -> Any:
         async with asyncio.timeout(MESSAGE_TIMEOUT):
             message = await context.read()
     except TimeoutError:
-        raise Refused(Code.DEADLINE_EXCEEDED, f"no whole message within {MESSAGE_TIMEOUT:g} s") from None
+        raise Refused(Code.DEADLINE_EXCEEDED, f"no complete message within {MESSAGE_TIMEOUT:g} s") from None
     if message is grpc.aio.EOF:
         raise Refused(Code.INVALID_ARGUMENT, "the call ended without a message")
     return message

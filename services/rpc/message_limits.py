@@ -108,7 +108,7 @@ def _check_fields(data: bytes, kind: Descriptor, max_fields: int) -> None:
             else:
                 position += _FIXED_BYTES[wire_type]
     except LookupError:  # it ends within a field, or has a group, which the contract does not use
-        raise MalformedMessage("its fields do not fit together") from None
+        raise MalformedMessage("a field is cut off, or has an unsupported wire type") from None
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -139,5 +139,5 @@ def _too_many(kinds: list[Descriptor], number: int, max_fields: int) -> Refused:
         names.append(next(field.name for field in kind.fields if field.message_type is inner))
     last = kinds[-1].fields_by_number.get(number)
     path = ".".join([*names, last.name if last is not None else str(number)])
-    problem = f"the message has more than {max_fields} fields, each entry of a list counted: expected at most that many"
+    problem = f"the message has too many fields: expected at most {max_fields}, counting each entry of a list"
     return invalid_field(path, problem, reason=Reason.TOO_LARGE)

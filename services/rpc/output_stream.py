@@ -41,8 +41,8 @@ class OutputStream:
     def stall_reason(self, stall_timeout: float) -> str:
         """Why the reader was given up, for a person."""
         if self.given_up:
-            return f"more waits than may, which is {self._outboxes.max_bytes} bytes for one reader"
-        return f"nothing was taken for {stall_timeout:g} s"
+            return f"more than {self._outboxes.max_bytes} bytes wait, the limit for one reader"
+        return f"nothing was read for {stall_timeout:g} s, the limit"
 
     def interrupt(self) -> None:
         """Wake the writer; the write under way ends as if its time were over."""

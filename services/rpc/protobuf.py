@@ -70,7 +70,7 @@ def finish_from_proto(
     """Why a choice ended. A reason of a later version of the contract reads as an error, never as success."""
     if reason in FinishReason._value2member_map_:
         return FinishReason(reason), None if error is None else status_from_proto(error)
-    unknown = Status(Code.UNKNOWN, f"it ended for a reason that is not known here ({reason})")
+    unknown = Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
     return FinishReason.ERROR, unknown if error is None else status_from_proto(error)
 
 

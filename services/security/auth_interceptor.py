@@ -115,4 +115,4 @@ class ServiceAuthorizer:
         # All are compared, in constant time: the time must not reveal how much of a token was right.
         matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in known]
         if True not in matches:
-            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: the token is not that of the services")
+            raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: unknown token: expected the services' token")

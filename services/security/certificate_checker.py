@@ -98,7 +98,7 @@ def check_chain(chain: Sequence[x509.Certificate], authorities: TrustedAuthoriti
                 break
         else:
             break
-    return Verdict(serial_number, "is of no authority that is believed", expires)
+    return Verdict(serial_number, "is not from a trusted authority", expires)
 
 
 class CertificateChecker:

@@ -30,7 +30,7 @@ def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     scheme, _, token = str(values[0]).partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not _TOKEN.fullmatch(token) or len(token) > MAX_TOKEN_LENGTH:
-        raise ValueError("expected 'Bearer' and a token")
+        raise ValueError("malformed: expected 'Bearer' and a token")
     return token
 
 

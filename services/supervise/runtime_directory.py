@@ -93,7 +93,7 @@ def _new_locked() -> tuple[Path, IO[str]]:
         try:
             path = Path(tempfile.mkdtemp(prefix="serve-", dir=base))
         except OSError as error:
-            raise FatalError(f"no directory for sockets in {base}: {error.strerror}; {_HINT}") from None
+            raise FatalError(f"cannot create a directory for sockets in {base}: {error.strerror}; {_HINT}") from None
         lock = _lock(path, "a")
         if lock is None:
             continue  # another process took it for a dead stack's, and is removing it
@@ -150,14 +150,12 @@ def _base_directory() -> Path:
     """The base directory, created if missing; raises ``FatalError`` if its path is too long or it is not private."""
     base = _base_path()
     if len(os.fsencode(base / _LONGEST_SOCKET)) > MAX_SOCKET_PATH_BYTES:
-        raise FatalError(
-            f"{base} is too long for sockets, whose paths have at most {MAX_SOCKET_PATH_BYTES} bytes: {_HINT}"
-        )
+        raise FatalError(f"{base} is too long: paths of sockets have at most {MAX_SOCKET_PATH_BYTES} bytes; {_HINT}")
     try:
         base.mkdir(mode=0o700, exist_ok=True)
         info = base.lstat()
     except OSError as error:
-        raise FatalError(f"no directory for sockets at {base}: {error.strerror}; {_HINT}") from None
+        raise FatalError(f"cannot create a directory for sockets at {base}: {error.strerror}; {_HINT}") from None
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise FatalError(f"{base} is not private to this user: remove it, or {_HINT}")
     return base

@@ -149,7 +149,9 @@ class ChatTemplates:
         if not messages:
             raise ChatTemplateError("a chat needs at least one message")
         if add_generation_prompt and continue_final_message:
-            raise ChatTemplateError("continue_final_message excludes add_generation_prompt")
+            raise ChatTemplateError(
+                "continue_final_message and add_generation_prompt are both set: expected one of the two"
+            )
         if clash := sorted(set(arguments) & set(_OWN_VARIABLES)):
             raise ChatTemplateError(f"template arguments must not be named {', '.join(clash)}")
         name = self._choose(template_name, tools is not None)
@@ -283,7 +285,7 @@ def _mark_final(chat: list[dict[str, Any]], source: str) -> str:
     content = final.get("content")
     if content is None or "content" not in source:
         raise ChatTemplateError(
-            "continue_final_message needs a last message with content, and a template that shows it"
+            "continue_final_message needs content in the last message, and a chat template that shows it"
         )
     if isinstance(content, str):
         final["content"] = content + _CONTINUE_MARKER

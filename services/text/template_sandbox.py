@@ -61,7 +61,7 @@ class _Budget:
     def charge(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
-            raise LimitExceededError(f"it made more than {MAX_WORK_CHARS} characters on its way")
+            raise LimitExceededError(f"it made more than {MAX_WORK_CHARS} characters of text in all")
 
 
 _budget: ContextVar[_Budget] = ContextVar("budget")
@@ -231,7 +231,7 @@ def _check_bits(bits: int) -> None:
 
 def _check_widths(wide: re.Pattern[str], pattern: str) -> None:
     if wide.search(pattern):
-        raise SecurityError("formatting with a width that is computed or above 999 is not allowed")
+        raise SecurityError("a format with a width that is computed or above 999 is not allowed")
 
 
 def _charge_replacing(text: str, old: str, new: str) -> None:
@@ -268,5 +268,5 @@ def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = Fal
 
 def _round(value: float, precision: int = 0, method: Any = "common") -> float:
     if abs(precision) > _MAX_DIGITS:
-        raise SecurityError("rounding to so many digits is not allowed")
+        raise SecurityError(f"rounding to more than {_MAX_DIGITS} digits is not allowed")
     return do_round(value, precision, method)

@@ -52,7 +52,7 @@ ENDS = [
     LOST,
     Abort(grpc.StatusCode.CANCELLED),
     Abort(grpc.StatusCode.INTERNAL),
-    Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the client took nothing for 10 s"),
+    Abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the client read nothing for 10 s, the limit"),
     Cut(),
 ]
 

@@ -52,7 +52,7 @@ def test_it_is_a_sequence_of_entries(given: tuple[int, list[TokenLogprobs]], par
 
 
 def test_what_does_not_follow_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 alternatives per token follow 1"):
+    with pytest.raises(ValueError, match="2 alternatives per token cannot follow 1"):
         packed(1, []).extend(packed(2, []))
     with pytest.raises(IndexError):
         packed(1, [])[0]

@@ -212,7 +212,7 @@ class Fuzzer:
 
 _LOST = "Internal error from Core"
 """With this grpc.aio replaces the status of a stream that ended while this process wrote to it."""
-_LATE = "its time was over before it was admitted"
+_LATE = "its deadline passed before it was admitted"
 _LITTLE_TIME_MS = 1000
 _FAILURES = (
     grpc.StatusCode.INTERNAL,

@@ -20,7 +20,7 @@ LOG_TIMEOUT = 60.0
 """Seconds; services of the draft log after 10 s why a link failed."""
 _REFUSALS = {
     "draft": "hello.contract_version: 0 is not spoken here: expected 1",
-    "this": "hello: {} names no version of the contract: expected 1 to 1 among them",
+    "this": "hello: {} names no version of the contract: expected one of 1 to 1",
 }
 """A service's answer to a Hello of the other release, by its own release."""
 _LINKED_EVENTS = ("engine attached", "detokenizer subscribed", "link ended")

@@ -43,10 +43,13 @@ def web_tokens(secured: SecuredRing) -> dict[str, tuple[str, str]]:
         "expired": (secured.web_token(age=timedelta(hours=1)), "the token has expired"),
         "audience": (secured.web_token(aud="others"), "the token is for another audience"),
         "issuer": (secured.web_token(iss="https://others.test"), "the token is of another issuer"),
-        "endless": (secured.web_token(exp=None), "the token lacks a claim that it must have"),
-        "nobody's": (secured.web_token(sub=None), "the token lacks a claim that it must have"),
-        "nameless": (secured.web_token(sub=""), "the token's sub is not the name of a tenant"),
-        "unsigned": (unsigned(**claims), "the token is not signed as it must be"),
+        "endless": (secured.web_token(exp=None), "the token lacks the claim exp"),
+        "nobody's": (secured.web_token(sub=None), "the token lacks the claim sub"),
+        "nameless": (
+            secured.web_token(sub=""),
+            "the token's sub is not a tenant: expected 1 to 128 printable characters",
+        ),
+        "unsigned": (unsigned(**claims), "the token's signature algorithm is not accepted"),
         "stranger's": (
             jwt.encode(claims, stranger, algorithm="ES256", headers={"kid": "one"}),
             "the token's signature is not valid",
@@ -57,7 +60,7 @@ def web_tokens(secured: SecuredRing) -> dict[str, tuple[str, str]]:
         ),
         "symmetric": (
             jwt.encode(claims, "a secret of at least thirty-two bytes", algorithm="HS256", headers={"kid": "one"}),
-            "the token is not signed as it must be",
+            "the token's signature algorithm is not accepted",
         ),
         "garbage": ("a.b.c", "the token cannot be read"),
     }
@@ -89,9 +92,9 @@ async def test_who_shows_nothing_that_holds_is_refused(secured: SecuredRing) -> 
     for shown, words in (
         (f"Bearer {CANARY_TOKEN}", "the token is not known"),
         (f"Bearer {secured.service_token}", "the token is not known"),
-        (f"Basic {blue}", "expected 'Bearer' and a token"),
-        ("Bearer", "expected 'Bearer' and a token"),
-        (f"Bearer {blue} {blue}", "expected 'Bearer' and a token"),
+        (f"Basic {blue}", "malformed: expected 'Bearer' and a token"),
+        ("Bearer", "malformed: expected 'Bearer' and a token"),
+        (f"Bearer {blue} {blue}", "malformed: expected 'Bearer' and a token"),
     ):
         assert await refusal(secured, ("authorization", shown)) == (code, prefix + words)
     twice = [("authorization", f"Bearer {blue}")] * 2
@@ -219,7 +222,9 @@ async def test_a_tenant_has_so_many_requests_at_a_time(secured: SecuredRing) -> 
         answers = await asyncio.gather(*asked, return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, ringline.Overloaded)]
         assert 1 <= len(refused) < 8
-        assert {str(error) for error in refused} == {"this tenant has 1 requests under way: expected at most 1"}
+        assert {str(error) for error in refused} == {
+            "limit of 1 concurrent requests reached; retry when one of this tenant's has ended"
+        }
         assert all(error.retry_after for error in refused)
         assert not [answer for answer in answers if isinstance(answer, BaseException) and answer not in refused]
         await client.generate("Once", max_tokens=1)
@@ -228,7 +233,7 @@ async def test_a_tenant_has_so_many_requests_at_a_time(secured: SecuredRing) -> 
 async def test_a_tenant_has_so_many_tokens_a_minute(secured: SecuredRing) -> None:
     async with secured.client(user_token("slow")) as client:
         await client.generate(token_ids=[5, 6, 7, 8], max_tokens=60, ignore_eos=True)
-        with pytest.raises(ringline.Overloaded, match="its 12 tokens of a minute") as caught:
+        with pytest.raises(ringline.Overloaded, match="rate limit of 12 tokens per minute reached") as caught:
             await client.generate("Once", max_tokens=1)
         assert caught.value.retry_after is not None
         assert caught.value.retry_after > 60
@@ -236,7 +241,7 @@ async def test_a_tenant_has_so_many_tokens_a_minute(secured: SecuredRing) -> Non
 
 async def test_a_tenant_has_so_many_tokens_waiting(secured: SecuredRing) -> None:
     async with secured.client(user_token("short")) as client:
-        with pytest.raises(ringline.Overloaded, match="this one has 4: expected at most 3 together"):
+        with pytest.raises(ringline.Overloaded, match=r"limit of 3 queued prompt tokens exceeded: .* this one has 4;"):
             await client.generate(token_ids=[5, 6, 7, 8], max_tokens=1)
         await client.generate(token_ids=[5, 6, 7], max_tokens=1)
 

@@ -77,8 +77,9 @@ class Backlog:
         if not self._places.has_room(tenant, 1):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._places.held(tenant)} requests of this tenant wait for an engine, and "
-                f"{self._limits.max_requests - self._places.total} more may: expected at most as many as may",
+                f"this tenant has {self._places.held(tenant)} requests waiting; a tenant may have no more than the "
+                f"queue has free places, now {self._limits.max_requests - self._places.total} of "
+                f"{self._limits.max_requests}; retry later",
                 retry_after_ms(self._wait(tenant, 0)),
                 reason=Reason.QUOTA,
             )
@@ -90,12 +91,15 @@ class Backlog:
         if max_tokens is not None:
             computing *= min(1.0, max_tokens * averages.requests / averages.tokens)
         if timeout is not None and _MARGIN * (seconds + computing) > timeout:
-            problem = f" and be computed for {computing:.1f} s: too long for its time of {timeout:.1f} s"
+            message = (
+                f"too little time: {timeout:.1f} s until the deadline, for an estimated {seconds:.1f} s of waiting and "
+                f"{computing:.1f} s of computing plus a margin of {_MARGIN - 1:.0%}; allow more time or retry later"
+            )
         elif seconds > self._limits.max_seconds:
-            problem = f": expected at most {self._limits.max_seconds:g} s"
+            limit = f"the limit of {self._limits.max_seconds:g} s"
+            message = f"the estimated wait of {seconds:.1f} s for an engine exceeds {limit}; retry later"
         else:
             return
-        message = f"it would wait {seconds:.1f} s for an engine{problem}"
         raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms(self._wait(tenant, 0)))
 
     def enter(self, request_id: str, tenant: str, now: float) -> None:

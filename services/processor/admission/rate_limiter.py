@@ -45,7 +45,7 @@ class _TokenBucket:
             seconds = (missing - per_minute + 1) * 60 / per_minute if per_minute else 60.0
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"this tenant has had its {per_minute} {what} of a minute: expected to come again in {seconds:.1f} s",
+                f"rate limit of {per_minute} {what} per minute reached; retry in {seconds:.1f} s",
                 math.ceil(1000 * seconds),
                 reason=Reason.RATE_LIMIT,
             )
@@ -84,7 +84,7 @@ class RateLimiter:
         if most is not None and usage.live_requests >= most:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"this tenant has {usage.live_requests} requests under way: expected at most {most}",
+                f"limit of {most} concurrent requests reached; retry when one of this tenant's has ended",
                 RETRY_AFTER_MS,
                 reason=Reason.QUOTA,
             )
@@ -105,8 +105,8 @@ class RateLimiter:
         if most is not None and usage.queued_tokens + tokens > most:
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{usage.queued_tokens} tokens of this tenant's prompts wait for an engine, this one has {tokens}: "
-                f"expected at most {most} together",
+                f"limit of {most} queued prompt tokens exceeded: this tenant's waiting prompts have "
+                f"{usage.queued_tokens}, and this one has {tokens}; retry later or shorten the prompt",
                 RETRY_AFTER_MS,
                 reason=Reason.QUOTA,
             )

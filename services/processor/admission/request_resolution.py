@@ -241,7 +241,10 @@ def _resolve_stopping(
         resolved.max_tokens = min(resolved.max_tokens, room)
     resolved.min_tokens = given.min_tokens
     if resolved.min_tokens > resolved.max_tokens:
-        raise refuse("stopping.min_tokens", f"{given.min_tokens} is out of range: the context has room for {room}")
+        problem = (
+            f"{given.min_tokens} is out of range: expected at most {room}, the room in the context after the prompt"
+        )
+        raise refuse("stopping.min_tokens", problem)
     resolved.include_stop_str_in_output = given.include_stop_str_in_output
     resolved.ignore_eos = given.ignore_eos
     return resolved

@@ -44,7 +44,8 @@ class TenantPolicies:
     def check_model(self, tenant: str, model: str) -> None:
         """Raise ``Refused`` unless a tenant may use a model; the error does not name the model."""
         if not self.permits(tenant, model):
-            raise Refused(Code.PERMISSION_DENIED, "model: this tenant may not use the one that is served here")
+            message = "model: this tenant may not use the served model; ask the operator for access"
+            raise Refused(Code.PERMISSION_DENIED, message)
 
     def permits(self, tenant: str, model: str) -> bool:
         """Whether a tenant may use a model."""
@@ -63,7 +64,7 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UnusableFile(FLAG, f"it is not TOML: {error}") from None
     if unknown := document.keys() - {"default", "tenants"}:
-        raise UnusableFile(FLAG, f"{min(unknown)!r} means nothing: expected [default] and [tenants.NAME]")
+        raise UnusableFile(FLAG, f"unknown entry {min(unknown)!r}: expected [default] and [tenants.NAME]")
     default = _policy("default", document.get("default", {}), _UNLIMITED)
     tenants = document.get("tenants", {})
     if not isinstance(tenants, dict):
@@ -81,7 +82,7 @@ def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
     if not isinstance(values, dict):
         raise UnusableFile(FLAG, f"{place}: expected a table")
     if unknown := values.keys() - _KNOWN:
-        raise UnusableFile(FLAG, f"{place}.{min(unknown)} means nothing: expected {', '.join(sorted(_KNOWN))}")
+        raise UnusableFile(FLAG, f"unknown option {place}.{min(unknown)}: expected {', '.join(sorted(_KNOWN))}")
     changes = dict(values)
     for name, value in values.items():
         if name == "models":

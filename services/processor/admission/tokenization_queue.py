@@ -197,8 +197,9 @@ class TokenizationQueue:
         if not self._bytes.has_room(tenant, size):
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
-                f"{self._bytes.held(tenant)} bytes of this tenant wait to be tokenized, this request has {size}, and "
-                f"there is room for {self._bytes.most - self._bytes.total}: expected at most as many as there is room",
+                f"this tenant has {self._bytes.held(tenant)} bytes waiting to be tokenized, and this request {size}; "
+                "together they may be no more than the queue has free, now "
+                f"{max(0, self._bytes.most - self._bytes.total)} of {self._bytes.most} bytes; retry later",
                 retry_after_ms=retry_after_ms(self._wait_seconds(tenant)),
                 reason=Reason.QUOTA,
             )
@@ -307,7 +308,7 @@ class TokenizationQueue:
             on_resolved(request, outcome.status)
         elif isinstance(outcome, Exception):
             log.error("admission failed", request_id=request.request_id, error=repr(outcome))
-            text = f"internal error; the log has it under {request.request_id}"
+            text = f"internal error; find {request.request_id} in the processor's log"
             on_resolved(request, Status(Code.INTERNAL, text))
         elif not self._has_engines(message, outcome):
             job = self._job_of(request, message, on_resolved)

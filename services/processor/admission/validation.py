@@ -119,7 +119,10 @@ def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) 
             raise refuse(f"sampling.logit_bias[{token}]", f"{_number(bias)} is out of range: expected -100 to 100")
     check_token_ids("sampling.logit_bias", sampling.logit_bias, limits)
     if len(sampling.allowed_token_ids) > limits.vocab_size:
-        raise refuse("sampling.allowed_token_ids", f"more than the vocabulary's {limits.vocab_size} ids")
+        problem = (
+            f"{len(sampling.allowed_token_ids)} ids: expected at most {limits.vocab_size}, the size of the vocabulary"
+        )
+        raise refuse("sampling.allowed_token_ids", problem)
     check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, limits)
 
 
@@ -139,14 +142,17 @@ def check_candidates(
     allowed = sampling.allowed_token_ids or range(limits.vocab_size)
     banned = {word[0] for word in bad_words if len(word) == 1}
     if banned.issuperset(allowed):
-        raise refuse("stopping.bad_words", "every token that may be sampled is one: expected some left")
+        raise refuse("stopping.bad_words", "every allowed token is banned: expected at least one that is not")
     if stopping.min_tokens == 0:
         return
     banned.update(stopping.stop_token_ids)
     if not stopping.ignore_eos:
         banned.update(eos_token_ids)
     if banned.issuperset(allowed):
-        raise refuse("stopping.min_tokens", "no token may be sampled before the output may stop: expected 0")
+        raise refuse(
+            "stopping.min_tokens",
+            "every allowed token is banned or ends the output: expected 0, or an allowed token that does neither",
+        )
 
 
 def _check_prompt(request: inference_pb2.GenerateRequest, limits: ModelLimits) -> None:
@@ -181,7 +187,8 @@ def _check_stopping(stopping: inference_pb2.StoppingParams, limits: ModelLimits)
         )
     if stopping.min_tokens >= limits.max_model_len:
         raise refuse(
-            "stopping.min_tokens", f"{stopping.min_tokens} is beyond the context of {limits.max_model_len} tokens"
+            "stopping.min_tokens",
+            f"{stopping.min_tokens} is out of range: expected less than {limits.max_model_len}, the model's context",
         )
     _check_strings("stopping.stop", stopping.stop, MAX_STOP_STRINGS, MAX_STOP_STRING_BYTES)
     together = sum(len(stop.encode()) for stop in stopping.stop)
@@ -225,10 +232,11 @@ def _check_resume(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
         if request.stopping.HasField("max_tokens") and len(resumed.token_ids) > request.stopping.max_tokens:
             raise refuse(
                 f"{field}.token_ids",
-                f"{len(resumed.token_ids)} ids are more than max_tokens, {request.stopping.max_tokens}",
+                f"{len(resumed.token_ids)} ids: expected at most max_tokens, {request.stopping.max_tokens}",
             )
     if not request.resume.model_digest and any(resumed.token_ids for resumed in request.resume.choices):
-        raise refuse("resume.model_digest", "absent: expected as the last Started said")
+        problem = "absent: a resume needs the model_digest that Admitted or the last Started returned"
+        raise refuse("resume.model_digest", problem)
 
 
 def _check_strings(field: str, strings: Sequence[str], most: int, most_bytes: int) -> None:

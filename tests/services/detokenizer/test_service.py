@@ -119,7 +119,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(slow)
         assert lost.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "more waits than may" in (lost.value.details() or "")
+        assert "bytes wait, the limit for one reader" in (lost.value.details() or "")
         other.cancel()
 
 

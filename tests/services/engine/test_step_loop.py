@@ -122,7 +122,7 @@ async def test_a_request_counts_until_the_core_has_let_go_of_it() -> None:
         engine.registry.done(ME, "1-1", 1)
         assert engine.registry.num_ledgers == 0
         code, message = code_of(lambda: submit(engine, "1-2"))
-        assert (code, "just have" in message) == (Code.RESOURCE_EXHAUSTED, True)
+        assert (code, "no longer computed" in message) == (Code.RESOURCE_EXHAUSTED, True)
         executor.may_end.set()
         async with asyncio.timeout(60):
             while True:

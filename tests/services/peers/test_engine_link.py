@@ -39,7 +39,7 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         superseded = self._streams[hello.name] = asyncio.Event()
         yield engine_pb2.AttachResponse(welcome=self._welcome)
         await superseded.wait()
-        await context.abort(grpc.StatusCode.ABORTED, "a newer stream of the same peer took this one's place")
+        await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream of the same peer")
 
 
 class LinkEvents:
@@ -131,7 +131,7 @@ async def test_two_addresses_of_one_engine_make_one_link(addresses: tuple[FakeEn
 @pytest.mark.parametrize(
     ("fake_engine", "problem"),
     [
-        (FakeEngine(welcomes_as="engine-1"), "answered in the place of engine-0"),
+        (FakeEngine(welcomes_as="engine-1"), "answered: expected engine-0 with incarnation"),
         (FakeEngine(version=MAX_VERSION + 1), f"engine-0 chose version {MAX_VERSION + 1} of the contract"),
         (FakeEngine(version=0), "engine-0 names no version of the contract"),
     ],

@@ -57,7 +57,7 @@ def test_a_request_is_taken_while_its_wait_is_within_the_limit(clock: Clock) -> 
         taken += 1
     assert taken == pytest.approx(200, abs=3), "they wait 10 s"
     assert status.code is Code.RESOURCE_EXHAUSTED
-    assert status.message.startswith("it would wait 10.")
+    assert status.message.startswith("the estimated wait of 10.")
     assert status.retry_after_ms is not None
     assert 4900 <= status.retry_after_ms <= 6400, "half of the queue, and a spread"
 
@@ -68,7 +68,7 @@ def test_a_request_that_would_wait_longer_than_its_time_is_refused_at_once(clock
     assert clock.refusal(timeout=3.5) is None
     status = clock.refusal(timeout=2.0)
     assert status is not None
-    assert "too long for its time of 2.0 s" in status.message
+    assert "too little time: 2.0 s until the deadline" in status.message
 
 
 def test_a_request_must_have_time_to_be_computed_too(clock: Clock) -> None:

@@ -143,9 +143,9 @@ def test_idle_tenants_are_forgotten(steps: list[tuple[str, int, float]]) -> None
     [
         ("", "is empty"),
         ("[tenants", "it is not TOML"),
-        ("[tenant.a]", "'tenant' means nothing"),
+        ("[tenant.a]", "unknown entry 'tenant'"),
         ("tenants = 1", "expected \\[tenants.NAME\\]"),
-        ("[tenants.a]\nmax_tokens = 1", "tenants.a.max_tokens means nothing: expected max_concurrent_requests"),
+        ("[tenants.a]\nmax_tokens = 1", "unknown option tenants.a.max_tokens: expected max_concurrent_requests"),
         ("[default]\nmax_queued_tokens = -1", "default.max_queued_tokens: expected an integer"),
         ("[default]\nmax_queued_tokens = true", "default.max_queued_tokens: expected an integer"),
         ("[default]\nmodels = 'm'", "default.models: expected a list of names"),

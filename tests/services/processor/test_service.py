@@ -144,7 +144,7 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
             await read_to_the_end(call)
         error = from_rpc(lost.value)
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STALLED")
-        assert "more waits than may" in str(error)
+        assert "bytes wait, the limit for one reader" in str(error)
         await cancel(beside, "beside")
         (end,) = await read_ends(beside, 1)
         assert end.request_id == "beside"

@@ -38,7 +38,7 @@ async def test_waiting_bytes_are_bounded_and_refusals_say_when_to_retry(
     assert status.code is Code.RESOURCE_EXHAUSTED
     assert status.retry_after_ms is not None
     assert 1000 <= status.retry_after_ms <= 1250, "nobody knows"
-    assert " bytes of this tenant wait to be tokenized, " in status.message
+    assert " bytes waiting to be tokenized, " in status.message
     calls.append(core.ask("small", 10))
     await core.run()
     assert [call.finished for call in calls] == [True, True, False], "too long for the model; on the ring"
@@ -364,7 +364,7 @@ async def test_requests_in_flight_are_bounded_by_their_memory(core: QueueHarness
     ended = [response for response in core.stream.take().responses if response.HasField("refused")]
     (refused,) = ended
     assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
-    assert refused.refused.status.message.startswith("prompt: this processor holds ")
+    assert refused.refused.status.message.startswith("prompt: this request takes ")
     assert refused.refused.status.details, "when to come again"
     (live,) = [call for call in calls if call.admitted]
     core.in_flight.end(live, FinishReason.CANCELLED)

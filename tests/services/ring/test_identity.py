@@ -76,7 +76,7 @@ def test_a_bad_hello_is_named_by_field(hello: tuple[str, int], field: str) -> No
     [(2, 2, "speaks versions 2 to 2 "), (2, 9, "speaks versions 2 to 9 "), (1, 0, "names no"), (0, 0, "names no")],
 )
 def test_a_peer_without_a_common_version_is_refused_by_name(lowest: int, highest: int, spoken: str) -> None:
-    with pytest.raises(Refused, match=f"engine-0 {spoken}.*expected {MIN_VERSION} to {MAX_VERSION} among") as caught:
+    with pytest.raises(Refused, match=f"engine-0 {spoken}.*expected one of {MIN_VERSION} to {MAX_VERSION}") as caught:
         negotiate("engine-0", 1, lowest, highest)
     assert caught.value.status.reason is Reason.VERSION_MISMATCH
 

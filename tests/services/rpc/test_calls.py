@@ -176,7 +176,7 @@ async def test_a_client_may_have_so_many_connections_with_calls() -> None:
         call = one.stream_stream(SESSION)()
         await call.write(b"go")
         assert await call.read() == LARGE
-        assert "calls on 1 connections" in await refused(two.stream_stream(SESSION)())
+        assert "limit of 1 connections" in await refused(two.stream_stream(SESSION)())
         call.cancel()
         await until(lambda: server.open_calls == 0)
         call = two.stream_stream(SESSION)()

@@ -47,7 +47,9 @@ def test_fields_are_counted_and_the_list_that_has_too_many_is_named() -> None:
         (bias, "commands.submit.sampling.logit_bias"),
         (stops, "generate.stopping.stop"),
     ):
-        with pytest.raises(Refused, match=f"^{field}[.a-z]*: the message has more than 100 fields") as refusal:
+        with pytest.raises(
+            Refused, match=f"^{field}[.a-z]*: the message has too many fields: expected at most 100"
+        ) as refusal:
             parse(type(message), message.SerializeToString(), LIMITS)
         assert refusal.value.status.code is Code.INVALID_ARGUMENT
 

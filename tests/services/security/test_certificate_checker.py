@@ -132,7 +132,7 @@ async def test_calls_end_when_their_authority_is_not_believed_any_more(ours: Cer
         call = await begin(inference_pb2_grpc.InferenceServiceStub(one))
         replace_file(tmp_path / "ca.pem", others.authority.certificate, 0o644)
         code, details = await ends(call)
-    assert (code, details.endswith("is of no authority that is believed")) == (grpc.StatusCode.UNAUTHENTICATED, True)
+    assert (code, details.endswith("is not from a trusted authority")) == (grpc.StatusCode.UNAUTHENTICATED, True)
 
 
 async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_one_comes(
@@ -214,7 +214,7 @@ def test_a_certificate_may_be_of_an_authority_below_one_that_is_believed(ours: C
     root = x509.load_pem_x509_certificate(ours.authority.certificate)
     other = x509.load_pem_x509_certificate(CertificateAuthority.make("other", valid=HOUR).certificate)
     assert check_chain([leaf], TrustedAuthorities((other, root))).problem is None
-    assert check_chain([leaf, root], TrustedAuthorities((other,))).problem == "is of no authority that is believed"
+    assert check_chain([leaf, root], TrustedAuthorities((other,))).problem == "is not from a trusted authority"
     assert check_chain([leaf], TrustedAuthorities((leaf,))).problem is None
     assert check_chain([leaf], TrustedAuthorities((root,))).expires == min(
         leaf.not_valid_after_utc, root.not_valid_after_utc

@@ -105,7 +105,9 @@ def test_a_directory_that_others_can_enter_is_not_used(monkeypatch):
 
 def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/no/such/directory")
-    with pytest.raises(FatalError, match=r"no directory for sockets at /no/such/directory/ringline.*XDG_RUNTIME_DIR"):
+    with pytest.raises(
+        FatalError, match=r"cannot create a directory for sockets at /no/such/directory/ringline.*XDG_RUNTIME_DIR"
+    ):
         runtime_directory().__enter__()
     assert running_stacks() == [], "to look is no reason to make it"
 
@@ -116,7 +118,9 @@ def refuse(*args, **kwargs):
 
 def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(FatalError, match=r"^no directory for sockets in .*: Permission denied; set XDG_RUNTIME_DIR"):
+    with pytest.raises(
+        FatalError, match=r"^cannot create a directory for sockets in .*: Permission denied; set XDG_RUNTIME_DIR"
+    ):
         runtime_directory().__enter__()
 
 
@@ -131,7 +135,7 @@ def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
             with runtime_directory() as directory:
                 assert len(directory.socket("detokenizer")) == length
         else:
-            with pytest.raises(FatalError, match="is too long for sockets, whose paths have at most 107 bytes"):
+            with pytest.raises(FatalError, match="is too long: paths of sockets have at most 107 bytes"):
                 runtime_directory().__enter__()
 
 

@@ -138,7 +138,7 @@ def test_messages_are_left_as_they_were():
     ("template", "arguments", "message"),
     [
         ("x", {"messages": []}, "at least one message"),
-        ("x", {"continue_final_message": True}, "excludes add_generation_prompt"),
+        ("x", {"continue_final_message": True}, "and add_generation_prompt are both set"),
         ("x", {"template_args": {"tools": 1}}, "must not be named tools"),
         ("{{ raise_exception('no\n such role') }}", {}, "the chat template failed: no such role"),
         ("{{ messages[7].content.x }}", {}, "the chat template failed: .* has no "),
