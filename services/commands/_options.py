@@ -15,7 +15,7 @@ import ringline
 
 from services.commands._connection import Connection
 from services.config.addresses import valid_address
-from services.config.flags import write_sections
+from services.config.flags import Command, write_sections
 from services.config.options import VARIABLE_PREFIX
 from services.config.settings import PROCESSOR_PORT
 from services.config.variable_names import (
@@ -194,7 +194,7 @@ _GENERATION_OPTIONS = (
 )
 
 
-class ClientCommand(click.Command):
+class ClientCommand(Command):
     """A command whose help begins with the options that most people need."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from services.config.errors import FatalError
+from services.config.flags import Command
 from services.ring.identity import PEER_NAME
 from services.ring.roles import Role
 from services.security.certificate_authority import CertificateAuthority
@@ -21,7 +22,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--host",

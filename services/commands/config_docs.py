@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from engine_core.config import EngineConfig
-from services.config.flags import section_title
+from services.config.flags import Command, section_title
 from services.config.options import Setting, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
@@ -38,7 +38,7 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-@click.command()
+@click.command(cls=Command)
 def config_docs() -> None:
     """Print docs/configuration.md."""
     click.echo(configuration_document(), nl=False)

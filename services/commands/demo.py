@@ -18,6 +18,7 @@ import ringline
 from services.commands.engine import engine_config
 from services.commands.serve import bundled_model, stack_options
 from services.config.errors import ExitCode, FatalError
+from services.config.flags import Command
 from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.supervise.child_logs import ChildLogs
 from services.supervise.runtime_directory import StackState, running_stacks
@@ -163,7 +164,7 @@ class _Timing:
         return tokens / self.last_token if self.last_token > 0 else 0.0
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prompt", help="What to ask; with --kill, a text to continue.")
 @click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
 @click.option(

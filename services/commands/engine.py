@@ -14,6 +14,8 @@ from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.location import check_location, local_directory
 from engine_core.progress import StartupProgress
+from engine_core.vllm_options import instead_of_vllm_options
+from services.config import vllm_options as server_options
 from services.config.errors import FatalError, unusable_option
 from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import build, settings_of
@@ -22,12 +24,16 @@ from services.engine.startup_log import StageLog
 from services.process.memory import collection_paused
 from services.telemetry.logs import configure_logs
 
+INSTEAD_OF_VLLM_OPTIONS = server_options.INSTEAD_OF_VLLM_OPTIONS | instead_of_vllm_options(
+    lambda name: "--" + name.replace("_", "-")
+)
+
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that send token ids."""

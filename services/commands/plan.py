@@ -25,8 +25,9 @@ from services.commands.capacity import (
     plan_ring,
     size,
 )
-from services.commands.engine import engine_extra
+from services.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
 from services.config.errors import FatalError
+from services.config.flags import Command
 from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ _SHARE = options_of(CacheConfig)["gpu_memory_utilization"]
 _MODEL_IMPL = options_of(ModelConfig)["model_impl"]
 
 
-@click.command("plan")
+@click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("model")
 @_positive("--rate", "Requests per second.", 1.0)
 @click.option("--input-len", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens not cached.")

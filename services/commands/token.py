@@ -7,10 +7,12 @@ from hashlib import sha256
 
 import click
 
+from services.config.flags import Command
+
 _BYTES = 32
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("tenant")
 def token(tenant: str) -> None:
     """Make a token for TENANT: on standard output the line for --auth-token-file, on standard error the token.
