@@ -36,7 +36,7 @@ _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transform
 @click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
-    """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that send token ids."""
+    """Run MODEL, a checkpoint's directory or hub id, for processors and other programs that send token ids."""
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
@@ -64,7 +64,7 @@ def engine_extra() -> Iterator[None]:
         if error.name not in _EXTRA:
             raise
         raise FatalError(
-            f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
+            f"the engine needs {error.name}, which is not installed: run pip install 'ringline-server[engine]'"
         ) from None
 
 

@@ -114,34 +114,48 @@ _MODEL_IMPL = options_of(ModelConfig)["model_impl"]
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("model")
 @_positive("--rate", "Requests per second.", 1.0)
-@click.option("--input-len", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens not cached.")
-@click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens.")
-@_positive("--max-gap-ms", "Longest time between two tokens of a stream, on average.  [default: any]")
+@click.option(
+    "--input-len",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt tokens of each request that are not in the prefix cache.",
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
+)
+@_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
 @click.option(
     "--gpu",
     type=click.Choice(sorted(GPUS)),
-    help="GPU of each engine. Without it, --memory-gb, --bandwidth-gbs and --tflops are required; beside it, they "
-    "replace the GPU's own values.",
+    help="GPU of each engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they replace"
+    " the GPU's own values.",
 )
-@_positive("--memory-gb", "Memory of what each engine runs on, in 10⁹ bytes.")
-@_positive("--bandwidth-gbs", "Memory bandwidth in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.")
-@_positive("--tflops", "Products in bfloat16, in 10¹² operations per second; measured likewise.")
-@_positive("--efficiency", "Share of bandwidth and operations that is reached.", 0.85, most=1)
+@_positive("--memory-gb", "Memory of the device of each engine, in 10⁹ bytes.")
+@_positive(
+    "--bandwidth-gbs", "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it."
+)
+@_positive(
+    "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
+)
+@_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
 @click.option(
     "--memory-share",
     type=_Number(_SHARE.minimum, _SHARE.maximum),
     default=CacheConfig().gpu_memory_utilization,
     show_default=True,
-    help="As an engine gets it by --gpu-memory-utilization.",
+    help="The engine's --gpu-memory-utilization.",
 )
-@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="As an engine gets it.")
-@click.option("--quantization", type=click.Choice(["int8"]), help="As an engine gets it.")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="The engine's --max-num-seqs."
+)
+@click.option("--quantization", type=click.Choice(["int8"]), help="The engine's --quantization.")
 @click.option(
     "--model-impl",
     type=click.Choice(_MODEL_IMPL.choices or ()),
     default=ModelConfig().model_impl,
     show_default=True,
-    help="As an engine gets it.",
+    help="The engine's --model-impl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
@@ -161,13 +175,15 @@ def plan(
     model_impl: str,
     as_json: bool,
 ) -> None:
-    """Estimate what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     checkpoint = _checkpoint(ModelConfig(model=model, quantization=quantization, model_impl=model_impl))
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
-        told = f"a request has {input_len:,} + {output_len:,} tokens, and the model takes {longest:,}"
-        raise FatalError(f"{told}: lower --input-len or --output-len")
+        raise FatalError(
+            f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
+            f"{longest:,} tokens; lower one of them"
+        )
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     budget = hardware.memory * memory_share
@@ -192,8 +208,8 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
-        told = "Say what an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops together."
-        raise click.UsageError(told if len(missing) == len(given) else f"{told} Missing: {', '.join(missing)}.")
+        needed = "Give what each engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
+        raise click.UsageError(needed if len(missing) == len(given) else f"{needed} Missing: {', '.join(missing)}.")
     scales = (_GB, _GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)

@@ -51,9 +51,9 @@ def stack_settings() -> list[Setting]:
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
 
-    They are linked by unix sockets; clients connect to --host and --port. A service that dies is restarted. Without
-    MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
-    processor's. Logs are for people, wherever they go, unless --log-format is json.
+    Clients connect to --host and --port; the services are linked by unix sockets, and restarted if they die. Without
+    MODEL, the small bundled model is served. The metrics ports of the engine and the detokenizer are 10 and 20 above
+    the processor's. Logs are readable text unless --log-format is json.
     """
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:

@@ -88,8 +88,8 @@ class Command(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             # Of -tp, click names the -t.
-            option = next(word.partition("=")[0] for word in words if word.startswith(error.option_name))
-            raise click.UsageError(self._unknown(option, ctx), ctx) from None
+            option = next((word for word in words if word.startswith(error.option_name)), error.option_name)
+            raise click.UsageError(self._unknown(option.partition("=")[0], ctx), ctx) from None
 
     def _unknown(self, option: str, ctx: click.Context) -> str:
         name = option.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")

@@ -99,7 +99,7 @@ def test_help_shows_what_most_people_need_and_where_the_rest_is():
 
 def test_all_of_the_help_has_every_option_in_its_section():
     whole = shown("--help-all")
-    assert "Where a service listens, and how it treats its peers:" in whole
+    assert "Address, connections and limits:" in whole
     assert "--metrics / --no-metrics" in whole
     assert all(setting.flag in whole for setting in settings_of(DetokenizerSettings()))
     assert "--help-all shows" not in whole
@@ -226,8 +226,8 @@ def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service
 def test_a_client_command_warns_of_a_misspelt_variable():
     done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
     warning, error = done.stderr.splitlines()
-    assert warning == "warning: RINGLINE_ADRESS is not a variable of Ringline; is it RINGLINE_ADDRESS?"
-    assert error.startswith("Error: 127.0.0.1:9 is not available")
+    assert warning == "warning: unknown variable RINGLINE_ADRESS; did you mean RINGLINE_ADDRESS?"
+    assert error.startswith("Error: no server at 127.0.0.1:9: ")
 
 
 def test_every_command_is_there():
@@ -270,10 +270,8 @@ def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path
 def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
     done = ringline(*command, "--address", "127.0.0.1:9")
     assert done.returncode == 1
-    expected = (
-        "127.0.0.1:9 is not available: Connection refused; `ringline serve` starts a server, --address names another"
-    )
-    assert done.stderr.splitlines() == [f"Error: {expected}"]
+    advice = "start one with `ringline serve`, or give another --address"
+    assert done.stderr.splitlines() == [f"Error: no server at 127.0.0.1:9: Connection refused; {advice}"]
     done = ringline(*command, "--address", "nowhere" if command[0] == "bench" else "127.0.0.1:9,nowhere")
     assert done.returncode == 2
-    assert "'nowhere' is not an address like host:port" in done.stderr
+    assert "'nowhere' is not an address: expected host:port" in done.stderr
