@@ -285,5 +285,5 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
         return f"{error.code.name}: {error}"
     reason = str(error)
     if reason.startswith(_NO_CONNECTION):
-        reason = f"{reason.rpartition(': ')[2].rstrip(']')}; start one with `ringline serve`, or give another --address"
-    return f"no server at {addresses}: {reason}"
+        reason = f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
+    return f"{addresses} is not available: {reason}"

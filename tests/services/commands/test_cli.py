@@ -227,7 +227,7 @@ def test_a_client_command_warns_of_a_misspelt_variable():
     done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
     warning, error = done.stderr.splitlines()
     assert warning == "warning: unknown variable RINGLINE_ADRESS; did you mean RINGLINE_ADDRESS?"
-    assert error.startswith("Error: no server at 127.0.0.1:9: ")
+    assert error.startswith("Error: 127.0.0.1:9 is not available")
 
 
 def test_every_command_is_there():
@@ -270,8 +270,10 @@ def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path
 def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
     done = ringline(*command, "--address", "127.0.0.1:9")
     assert done.returncode == 1
-    advice = "start one with `ringline serve`, or give another --address"
-    assert done.stderr.splitlines() == [f"Error: no server at 127.0.0.1:9: Connection refused; {advice}"]
+    expected = (
+        "127.0.0.1:9 is not available: Connection refused; `ringline serve` starts a server, --address names another"
+    )
+    assert done.stderr.splitlines() == [f"Error: {expected}"]
     done = ringline(*command, "--address", "nowhere" if command[0] == "bench" else "127.0.0.1:9,nowhere")
     assert done.returncode == 2
     assert "'nowhere' is not an address: expected host:port" in done.stderr

@@ -205,7 +205,7 @@ async def test_nobody_at_the_address(scripted_processor):
     scripted_processor.plays(hello)
     result = await asyncio.to_thread(CliRunner().invoke, generate, ["Hi", "--address", "127.0.0.1:1"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: no server at 127.0.0.1:1: ")
+    assert result.stderr.startswith("Error: 127.0.0.1:1 is not available")
     assert "Traceback" not in result.stderr
 
 
