@@ -101,7 +101,7 @@ def bias(text: str) -> tuple[int, float]:
 
 
 def _check_addresses(context: click.Context, parameter: click.Parameter, addresses: str) -> str:
-    """Refuse malformed addresses, and warn of unknown variables, one of which may have been meant."""
+    """Refuse malformed addresses, and warn of unknown variables: one may be a misspelled RINGLINE_ADDRESS."""
     for address in addresses.split(","):
         _check_form(address.strip())
     for name, nearest in unknown_variables(os.environ):

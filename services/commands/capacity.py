@@ -130,7 +130,7 @@ def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs:
 
 
 def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
-    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
+    """KV blocks of ``sequences`` running sequences, of which some compute their prompts, as in a steady state."""
     steps = math.ceil(demand.input_len / memory.step_tokens)
     prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
     return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
@@ -172,7 +172,7 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """To so many significant digits, for a person: 37,400 or 0.00285."""
+    """``value`` with ``digits`` significant digits, without an exponent: 37,400 or 0.00285."""
     return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 

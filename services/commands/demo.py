@@ -128,13 +128,13 @@ async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: 
     start, killed, waited = time.monotonic(), False, False
     coming = asyncio.ensure_future(anext(texts, None))
     while True:
-        since, told = time.monotonic(), False
+        since, shown = time.monotonic(), False
         while not (await asyncio.wait({coming}, timeout=_TICK))[0]:
-            if killed and (told or not waited):  # later pauses have other causes
-                click.echo("." if told else "\n\n  the stream waits .", nl=False)
-                waited = told = True
+            if killed and (shown or not waited):  # later pauses have other causes
+                click.echo("." if shown else "\n\n  the stream waits .", nl=False)
+                waited = shown = True
         text = coming.result()
-        if told:
+        if shown:
             pause = time.monotonic() - since
             click.echo(f" {pause:.1f} s. The {victim} is process {_pid(victim)} now, and the stream goes on:\n")
         if text is None:

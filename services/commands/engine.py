@@ -86,7 +86,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
 
 
 def _cache_directory() -> str | None:
-    """``$XDG_CACHE_HOME/ringline``; None where it is not set. A relative path there counts for nothing, says XDG."""
+    """``$XDG_CACHE_HOME/ringline``; None where that is not set, or is a relative path, which XDG says to ignore."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return str(Path(cache) / "ringline") if Path(cache).is_absolute() else None
 

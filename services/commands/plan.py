@@ -124,9 +124,14 @@ _MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
 def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: str) -> Callable[[Function], Function]:
     """An option of the engine."""
     flag, declared, default = "--" + name.replace("_", "-"), options_of(type(section))[name], getattr(section, name)
-    kind = click.Choice(declared.choices) if declared.choices else click.IntRange(declared.minimum, declared.maximum)
-    help = f"The engine's {flag}."
-    return click.option(flag, type=kind, default=default, show_default=default is not None, help=help)
+    text = f"The engine's {flag}."
+    kind: click.Choice[str] | click.IntRange
+    if declared.choices is not None:
+        kind = click.Choice(declared.choices)
+    else:
+        low, high = (None if bound is None else int(bound) for bound in (declared.minimum, declared.maximum))
+        kind = click.IntRange(low, high)
+    return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
 
 
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
