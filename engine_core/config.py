@@ -137,8 +137,8 @@ class CacheConfig(_Section):
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Size of the KV cache, which is then allocated at once. Default: the memory that the largest step "
-        "leaves, allocated as the cache fills.",
+        "Size of the KV cache, which is then allocated at once. Default: what weights and the largest step leave of "
+        "--gpu-memory-utilization, allocated as the cache fills.",
         minimum=1,
         unit="bytes",
     )

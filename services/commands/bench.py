@@ -149,8 +149,8 @@ def _check(plan: Plan, target: Target) -> None:
         )
     if target.max_live_requests is not None and (plan.concurrency or 0) > target.max_live_requests:
         raise LoadError(
-            f"--concurrency {plan.concurrency} is above the processor's --max-live-requests of "
-            f"{target.max_live_requests}; lower it"
+            f"--concurrency {plan.concurrency} is too high; lower it to the processor's --max-live-requests of "
+            f"{target.max_live_requests}"
         )
 
 

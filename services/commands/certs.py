@@ -81,7 +81,7 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name:
 
 def _check_name(name: str, roles: tuple[str, ...]) -> None:
     if len(roles) != 1 or roles[0] not in set(Role):
-        raise click.UsageError(f"--name needs one --role, which is {', '.join(Role)}")
+        raise click.UsageError(f"--name needs exactly one --role, out of {', '.join(Role)}.")
     if PEER_NAME.fullmatch(name) is None or name in (AUTHORITY, *ROLES):
         raise click.BadParameter(
             f"{name!r} cannot be the name of a service: expected 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and "

@@ -20,9 +20,9 @@ _HEAD = """\
 Every option is a flag and a variable: `--max-num-seqs 64` is `RINGLINE_MAX_NUM_SEQS=64`. A flag wins over a variable,
 and a variable over the default. A bool is switched on and off like `--metrics` and `--no-metrics`, and its variable
 takes `true` or `false` (or `1`, `yes`, `on`, and `0`, `no`, `off`). A list is separated by commas. A value that cannot
-be used ends the process with exit code 2 and one line that names the option, the value and what is accepted. An unknown
-flag, such as an option of vLLM that is missing here, ends it with what there is instead. An unknown `RINGLINE_…`
-variable is logged as a warning, with the name it may have been meant for; variables of other services are ignored.
+be used ends the process with exit code 2 and one line that names the option, the value and what is accepted. So does an
+unknown flag: the line suggests the nearest one, or says what there is instead of an option of vLLM. An unknown
+`RINGLINE_…` variable is only logged as a warning; variables of other services are ignored.
 
 `ringline serve` takes the options of all three services, except those that it sets itself (`--uds`, `--name`,
 `--engines`, `--detokenizers`, `--dns-refresh-interval`, `--service-token-file`, `--service-identities`). `--host`,

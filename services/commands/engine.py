@@ -64,7 +64,7 @@ def engine_extra() -> Iterator[None]:
         if error.name not in _EXTRA:
             raise
         raise FatalError(
-            f"the engine needs {error.name}, which is not installed: run pip install 'ringline-server[engine]'"
+            f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
         ) from None
 
 

@@ -52,8 +52,10 @@ def generate(
     **flags: Any,
 ) -> None:
     """Continue PROMPT; "-" reads it from standard input (without its last newline)."""
-    if (prompt is None) == (ids is None):
-        raise click.UsageError("PROMPT and --token-ids exclude each other, and one is needed: give one of them.")
+    if prompt is None and ids is None:
+        raise click.UsageError("PROMPT is missing: give a text, or --token-ids.")
+    if prompt is not None and ids is not None:
+        raise click.UsageError("PROMPT and --token-ids exclude each other: give one of them.")
     if chat and prompt is None:
         raise click.UsageError("--chat needs PROMPT, not --token-ids.")
     if system is not None and not chat:

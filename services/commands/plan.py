@@ -60,7 +60,7 @@ class Model:
     weights: int
     """Numbers, not bytes."""
     active_weights: float
-    """That a token meets in the layers and the output projection: of experts, those that it is routed to."""
+    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
     token: int
     """Bytes that the KV cache takes for one token, in a block of every group."""
     groups: tuple[CacheGroup, ...]
@@ -349,7 +349,7 @@ def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      weights: {figure(model.weights)}, of which a token meets {figure(model.active_weights)}; "
+            f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
