@@ -88,14 +88,14 @@ class ModelConfig(_Section):
 
     model: str = option("", "Checkpoint: a directory or a hub id.")
     served_model_name: str | None = option(
-        None, "Name that clients ask for. Default: the hub id, or the last part of the directory's path."
+        None, "Name of the model for clients. Default: the hub id, or the last part of the directory's path."
     )
     tokenizer: str | None = option(None, "Directory or hub id of the tokenizer; default: the checkpoint's own.")
     revision: str | None = option(None, "Branch, tag or commit of the model's hub id.")
     tokenizer_revision: str | None = option(
         None,
-        "Branch, tag or commit of the tokenizer's hub id; default: that of --revision, or none where --tokenizer names "
-        "another hub id than the model's.",
+        "Branch, tag or commit of the tokenizer's hub id; default: that of --revision, unless --tokenizer "
+        "names another hub id than the model's.",
     )
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
     dtype: str = option(
@@ -105,23 +105,23 @@ class ModelConfig(_Section):
     )
     max_model_len: int | None = option(
         None,
-        "Longest prompt plus output, in tokens; default: what the checkpoint allows. A model with LongRoPE takes its "
-        "factors for long sequences, for all of them, where this is above its original length.",
+        "Most tokens of a prompt and its output together; default: what the checkpoint allows. Above the "
+        "original length of a model with LongRoPE, its factors for long sequences are used for all sequences.",
         minimum=2,
     )
     quantization: str | None = option(
         None,
-        "int8 rounds the weights of linear layers and experts to 8 bits when they are loaded, and their inputs in "
-        "every step. Default: none, everything is computed in --dtype.",
+        "int8 rounds the weights of linear layers and experts to 8 bits when they are loaded, and their "
+        "inputs in every step. Default: no quantization.",
         choices=("int8",),
     )
     model_impl: str = option(
         "auto",
-        "Whose modules compute the model: ringline's own, or transformers' with Ringline's attention, cache and linear "
-        "layers (slower; dense decoders only). auto takes its own where there is one.",
+        "Implementation of the model: ringline, or transformers with Ringline's attention, cache and linear "
+        "layers (slower; dense decoders only). auto takes ringline where it has the architecture.",
         choices=("auto", "ringline", "transformers"),
     )
-    seed: int = option(0, "Seed of dummy weights.", minimum=0, maximum=2**64 - 1)
+    seed: int = option(0, "Seed of the random weights of --load-format dummy.", minimum=0, maximum=2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +130,15 @@ class CacheConfig(_Section):
 
     gpu_memory_utilization: float = option(
         0.9,
-        "Share of the device's memory that weights, activations and KV cache may take together "
-        "(on CPU: of the memory this process may use).",
+        "Share of the device's memory that weights, activations and KV cache may take together (on a CPU: of "
+        "the memory that this process may use).",
         minimum=0.01,
         maximum=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Size of the KV cache, which is then taken at once. Default: what profiling the largest step leaves, taken as "
-        "the cache fills.",
+        "Size of the KV cache, which is then allocated at once. Default: what weights and the largest step leave of "
+        "--gpu-memory-utilization, allocated as the cache fills.",
         minimum=1,
         unit="bytes",
     )
@@ -151,26 +151,27 @@ class SchedulerConfig(_Section):
     """Batching and admission."""
 
     max_num_batched_tokens: int = option(
-        2048, "Tokens computed per step, over all sequences.", minimum=1, maximum=2**20
+        2048, "Most tokens computed in one step, over all sequences.", minimum=1, maximum=2**20
     )
-    max_num_seqs: int = option(256, "Sequences computed per step.", minimum=1, maximum=2**16)
+    max_num_seqs: int = option(256, "Most sequences computed in one step.", minimum=1, maximum=2**16)
     max_num_queued_reqs: int = option(
         4096,
-        "Requests that may wait; more are refused with RESOURCE_EXHAUSTED. With --policy priority one tenant may have "
-        "as many as it leaves free.",
+        "Most requests that wait; more are refused with RESOURCE_EXHAUSTED. With --policy priority, one "
+        "tenant may take half of what the other tenants leave.",
         minimum=1,
         maximum=2**20,
     )
     policy: str = option(
         "priority",
-        "Order of waiting requests: priority (lower first, then fair across tenants, then arrival) or fcfs.",
+        "Order of waiting requests: priority (lowest number first, then fairly across tenants, then by "
+        "arrival) or fcfs (by arrival).",
         choices=("priority", "fcfs"),
     )
-    enable_chunked_prefill: bool = option(True, "Split long prompts over several steps.")
+    enable_chunked_prefill: bool = option(True, "Compute long prompts in several steps.")
     async_scheduling: bool | None = option(
         None,
-        "Plan a step while the one before it is computed; tokens are the same. Default: off on a CPU, whose cores "
-        "the planning would share, else on.",
+        "Schedule the next step while one is computed. Tokens stay the same. Default: on, except on a CPU, "
+        "where both would share the cores.",
     )
 
     def require_step_for(self, max_model_len: int) -> None:
@@ -186,7 +187,7 @@ class LoadConfig(_Section):
 
     load_format: str = option(
         "auto",
-        "auto reads safetensors; dummy makes random weights of the checkpoint's shape (for measuring).",
+        "auto reads safetensors; dummy makes random weights of the checkpoint's shapes, for measurements.",
         choices=("auto", "safetensors", "dummy"),
     )
 
@@ -196,30 +197,33 @@ class DeviceConfig(_Section):
     """What the model runs on."""
 
     device: str = option(
-        "auto", "Device; auto takes an NVIDIA GPU if torch sees one, else the CPU.", choices=("auto", "cpu", "cuda")
+        "auto",
+        "Device that computes the model; auto takes an NVIDIA GPU if torch sees one, else the CPU.",
+        choices=("auto", "cpu", "cuda"),
     )
     num_threads: int | None = option(
         None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1, maximum=1024
     )
     attention_backend: str | None = option(
         None,
-        "What computes attention. On a GPU: triton (own kernels, the default), varlen (torch's varlen_attn, from torch "
-        "2.12 on, with blocks of a multiple of 256) or flashinfer (where it is installed). On a CPU: native or torch; "
-        "default: the fastest that can.",
+        "Implementation of attention. On a GPU: triton (Ringline's own kernels, the default), varlen "
+        "(varlen_attn of torch 2.12 or later; needs a --block-size that is a multiple of 256) or flashinfer "
+        "(if it is installed). On a CPU: native or torch; default: the faster one that supports the model.",
         choices=("triton", "varlen", "flashinfer", "native", "torch"),
     )
     kernel_cache_dir: str | None = option(
         None,
-        "Where an engine on a CPU keeps the native kernels that it compiles if it may not write beside their package, "
-        "or read what is there. It must be this user's own. Default: ringline in $XDG_CACHE_HOME, or in ~/.cache.",
+        "On a CPU: directory for the native kernels that the engine compiles, used if their package's own "
+        "directory cannot be read or written. It must belong to this user. Default: ringline in "
+        "$XDG_CACHE_HOME, or in ~/.cache.",
     )
     enforce_eager: bool = option(
-        False, "On a GPU: launch each kernel in each step instead of replaying captured CUDA graphs."
+        False, "On a GPU: launch each kernel in every step instead of replaying captured CUDA graphs."
     )
     deterministic: bool = option(
         False,
-        "On a GPU: compute by kernels that give a row equal bits in every batch, so that equal requests get equal "
-        "tokens whatever runs beside them; slower. On a CPU the native kernels always do.",
+        "On a GPU: use kernels whose results do not depend on the batch, so that equal requests get equal "
+        "tokens whatever else is computed; slower. On a CPU the native kernels always do so.",
     )
 
 

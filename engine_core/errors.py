@@ -2,6 +2,7 @@
 
 EngineError
 ├── ConfigError            an option has a value that cannot be used (names option, value, what is accepted)
+│   └── UnknownOptionError     there is no such option
 ├── CheckpointError        a checkpoint is missing, damaged, or asks for what the engine does not have
 │   └── UnsupportedModelError
 ├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
@@ -39,6 +40,17 @@ class ConfigError(EngineError):
         self.option = option
         self.value = value
         self.accepted = accepted
+
+
+class UnknownOptionError(ConfigError):
+    """There is no such option."""
+
+    def __init__(self, option: str, value: object, message: str) -> None:
+        """``message`` names the option, and what there is instead."""
+        EngineError.__init__(self, message)
+        self.option = option
+        self.value = value
+        self.accepted = "no value"
 
 
 class CheckpointError(EngineError):

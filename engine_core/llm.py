@@ -10,7 +10,6 @@ into ids and output into text. Prompts of ids need none.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
+from engine_core.vllm_options import unknown_option
 
 _PARAMS = frozenset(field.name for field in fields(SamplingParams))
 
@@ -297,14 +297,13 @@ def default_params(model: ModelSpec) -> SamplingParams:
 def configure(**options: Any) -> EngineConfig:
     """An ``EngineConfig`` from options by name, from any section; paths and numpy's numbers are accepted, too.
 
-    Raises ``ConfigError`` for an unknown option, listing similar names, and for unusable values.
+    Raises ``UnknownOptionError``, which says what there is instead, and ``ConfigError`` for unusable values.
     """
     sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
     known = {option: name for name, section in sections.items() for option in options_of(section)}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for option, value in options.items():
         if option not in known:
-            close = difflib.get_close_matches(option, known, cutoff=0.5)
-            raise ConfigError(option, value, f"a known option; did you mean {' or '.join(close) or 'something else'}?")
+            raise unknown_option(option, value)
         chosen[known[option]][option] = fspath(value) if isinstance(value, PathLike) else plain(value)
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})

@@ -15,17 +15,17 @@ import click
 from services.config.errors import ExitCode, FatalError
 
 COMMANDS = {
-    "serve": "All three services on this machine, supervised.",
-    "engine": "The engine: schedules and runs a model.",
-    "processor": "The processor: takes requests, tokenizes and routes them.",
-    "detokenizer": "The detokenizer: turns token ids into text.",
-    "supervise": "One service, ended when it hangs: for containers.",
+    "serve": "Run all three services on this machine.",
+    "engine": "Run an engine, which schedules requests and computes the model.",
+    "processor": "Run a processor, which takes requests and sends them to engines.",
+    "detokenizer": "Run a detokenizer, which turns token ids into text.",
+    "supervise": "Run one service in a container, and end it if it hangs.",
     "generate": "Continue a prompt.",
     "chat": "Chat with a model.",
     "bench": "Measure throughput and latency under load.",
     "plan": "Estimate how many processes a load needs.",
     "status": "Show a server's services, their health and load.",
-    "health": "Ask whether a service is serving (exit code 0 or 1).",
+    "health": "Check whether a service is serving (exit code 0 or 1).",
     "certs": "Make certificates for development.",
     "token": "Make a bearer token for a tenant.",
     "demo": "Serve the bundled model, stream an answer, and stop; --kill shows a failover.",

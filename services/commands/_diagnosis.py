@@ -25,8 +25,8 @@ _SECONDS = 2.0
 """Timeout of each step of a handshake; a slower server is not diagnosed."""
 
 _NOT_LET_IN = (
-    "the TLS handshake failed, the server ended it: it may want a certificate that its authority issued, "
-    "--tls-cert-file with --tls-key-file"
+    "the server ended the TLS handshake: it may require a certificate that its authority issued, which --tls-cert-file "
+    "and --tls-key-file give"
 )
 
 FULL_NAMES = {
@@ -62,7 +62,10 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     with context.wrap_socket(plain):
-        return "the server wants TLS: --tls-ca-file names its authority's certificate, --tls believes the public ones"
+        return (
+            "the server requires TLS: give --tls if a public authority issued its certificate, else --tls-ca-file with "
+            "the authority's own"
+        )
 
 
 def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
@@ -76,15 +79,15 @@ def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | N
             return None if _goes_on(encrypted) else _NOT_LET_IN
     except ssl.SSLCertVerificationError as error:
         return (
-            f"the TLS handshake failed, the server's certificate was not verified ({error.verify_message}): "
-            "--tls-ca-file names the authority to believe, --tls-server-name whom the certificate must be for"
+            f"the server's certificate is not trusted ({error.verify_message}): --tls-ca-file gives the authority that "
+            "issued it, --tls-server-name the name that it is issued for"
         )
     except ssl.SSLError as error:
         if "ALERT" in (error.reason or ""):
             return _NOT_LET_IN
         return (
-            f"the TLS handshake failed ({error.reason or error}): the server may not use TLS, "
-            "which --tls and --tls-ca-file ask for"
+            f"the TLS handshake failed ({error.reason or error}): if the server does not use TLS, leave out --tls and "
+            "--tls-ca-file"
         )
 
 
@@ -116,12 +119,12 @@ def _http_trouble(address: str) -> str | None:
         web.close()
     service = _METRICS_OF.get(server)
     if service is None:
-        return "this port speaks HTTP/1, not gRPC"
+        return "this is an HTTP port, not a gRPC port; give the port of a processor"
     own = port - METRICS_PORT_OFFSET if port > METRICS_PORT_OFFSET else port + METRICS_PORT_OFFSET
     if service == "processor":
         return (
-            "this is a processor's metrics port, for Prometheus and browsers; unless it was set otherwise, clients "
-            f"connect to {join_address(host, own)}"
+            "this is a processor's metrics port, for Prometheus and browsers; by default, clients connect to "
+            f"{join_address(host, own)}"
         )
     return f"this is {_WITH_ARTICLE[service]}'s metrics port, for Prometheus; clients connect to a processor"
 

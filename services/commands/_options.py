@@ -15,7 +15,7 @@ import ringline
 
 from services.commands._connection import Connection
 from services.config.addresses import valid_address
-from services.config.flags import write_sections
+from services.config.flags import Command, write_sections
 from services.config.options import VARIABLE_PREFIX
 from services.config.settings import PROCESSOR_PORT
 from services.config.variable_names import (
@@ -43,24 +43,26 @@ _NO_CONNECTION = ("connections to all backends failing", "errors resolving")
 PATIENCE = 3.0
 """Seconds for which a command tries to reach a server; a mistyped address is reported only after this."""
 _CONNECTION_OPTIONS = (
-    click.option("--tls", is_flag=True, help="Use TLS; the server is verified by the public authorities."),
+    click.option("--tls", is_flag=True, help="Use TLS, and trust the public certificate authorities."),
     click.option(
         "--tls-ca-file",
         envvar=VARIABLE_PREFIX + "TLS_CA_FILE",
-        help="Use TLS; the server is verified by the authorities in this PEM file.",
+        help="Use TLS, and trust the certificate authorities in this PEM file.",
     ),
     click.option(
         "--tls-cert-file",
         envvar=VARIABLE_PREFIX + "TLS_CERT_FILE",
-        help="PEM file of the certificate to show (mutual TLS).",
+        help="PEM file of the client's certificate, for a server that asks for one (mutual TLS).",
     ),
-    click.option("--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="PEM file of its private key."),
+    click.option(
+        "--tls-key-file", envvar=VARIABLE_PREFIX + "TLS_KEY_FILE", help="PEM file of the certificate's private key."
+    ),
     click.option(
         "--tls-server-name",
         envvar=SERVER_NAME_VARIABLE,
-        help="Name in the server's certificate. Default: the host of the address.",
+        help="Name that the server's certificate must have. Default: the host of --address.",
     ),
-    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token."),
+    click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token to send."),
 )
 SECTIONS = {
     "Sampling": (
@@ -86,7 +88,7 @@ def token_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,2,3") from None
+        raise click.BadParameter(f"{text!r} is not a list of token ids: expected numbers such as 1,2,3") from None
 
 
 def bias(text: str) -> tuple[int, float]:
@@ -95,17 +97,16 @@ def bias(text: str) -> tuple[int, float]:
     try:
         return int(token_id), float(value)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a token id and a value such as 42:-1.5") from None
+        raise click.BadParameter(f"{text!r} is not a bias: expected a token id and a value such as 42:-1.5") from None
 
 
 def _check_addresses(context: click.Context, parameter: click.Parameter, addresses: str) -> str:
-    """Refuse malformed addresses, and warn of unknown variables, one of which may have been meant."""
+    """Refuse malformed addresses, and warn of unknown variables: one may be a misspelled RINGLINE_ADDRESS."""
     for address in addresses.split(","):
         _check_form(address.strip())
     for name, nearest in unknown_variables(os.environ):
-        click.echo(
-            f"warning: {name} is not a variable of Ringline" + (f"; is it {nearest}?" if nearest else ""), err=True
-        )
+        hint = f"did you mean {nearest}?" if nearest else "docs/configuration.md lists them all"
+        click.echo(f"warning: unknown variable {name}; {hint}", err=True)
     return addresses
 
 
@@ -117,7 +118,7 @@ def _check_address(context: click.Context, parameter: click.Parameter, address: 
 
 def _check_form(address: str) -> None:
     if not valid_address(address):
-        raise click.BadParameter(f"{address!r} is not an address like host:port, [v6]:port or unix:path")
+        raise click.BadParameter(f"{address!r} is not an address: expected host:port, [v6]:port or unix:path")
 
 
 def _address_option(
@@ -131,12 +132,12 @@ def _address_option(
         callback=check,
         show_default=True,
         show_envvar=True,
-        help=f"Where the processor listens; unix:PATH too.{more}",
+        help=f"Address of the processor, host:port or unix:path.{more}",
     )
 
 
 address_option = _address_option("HOST:PORT", _check_address, "")
-addresses_option = _address_option("HOST:PORT,…", _check_addresses, " Of several, one that works is asked.")
+addresses_option = _address_option("HOST:PORT,…", _check_addresses, " If there are several, one that answers is used.")
 
 
 def connection_options(function: Function) -> Function:
@@ -153,28 +154,44 @@ def connection_options(function: Function) -> Function:
 
 
 _GENERATION_OPTIONS = (
-    click.option("--model", help="Name of the model. Default: the one that is served."),
-    click.option("--max-tokens", type=int, help="Most output tokens of a choice. Default: what the context holds."),
-    click.option("--min-tokens", type=int, help="Fewest output tokens: neither eos nor a stop ends a choice before."),
-    click.option("--temperature", type=float, help="0 is greedy. Default: the model's own."),
-    click.option("--top-k", type=int, help="Sample from the k most probable tokens; 0: all."),
+    click.option("--model", help="Name of the model. Default: the model that is served."),
     click.option(
-        "--top-p", type=float, help="Sample from the most probable tokens that together have this probability."
+        "--max-tokens", type=int, help="Most tokens to generate for each choice. Default: until the context is full."
     ),
-    click.option("--min-p", type=float, help="Drop tokens less probable than this share of the most probable one."),
-    click.option("--frequency-penalty", type=float, help="Lowers a token's logit per occurrence in the output."),
-    click.option("--presence-penalty", type=float, help="Lowers a token's logit if it is in the output."),
-    click.option("--repetition-penalty", type=float, help="Divides the logit of tokens in the prompt or output."),
+    click.option(
+        "--min-tokens", type=int, help="Fewest tokens to generate for each choice, whatever would end it before."
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        help="0 always takes the most probable token; higher is more random. Default: the model's own.",
+    ),
+    click.option("--top-k", type=int, help="Sample from this many of the most probable tokens; 0: from all."),
+    click.option(
+        "--top-p", type=float, help="Sample from the most probable tokens whose probabilities add up to this."
+    ),
+    click.option(
+        "--min-p",
+        type=float,
+        help="Leave out tokens whose probability is below this share of the most probable token's.",
+    ),
+    click.option(
+        "--frequency-penalty", type=float, help="Subtracted from a token's logit for each time it is in the output."
+    ),
+    click.option("--presence-penalty", type=float, help="Subtracted once from the logit of each token in the output."),
+    click.option(
+        "--repetition-penalty", type=float, help="Above 1, makes tokens that are in the prompt or output less likely."
+    ),
     click.option(
         "--logit-bias", type=bias, metavar="ID:VALUE", multiple=True, help="Added to a token's logit. Can be repeated."
     ),
-    click.option("--allowed-token-ids", type=token_ids, metavar="ID,ID,…", help="Sample from these tokens alone."),
-    click.option("--seed", type=int, help="Seed of the random numbers. Default: drawn by the server."),
+    click.option("--allowed-token-ids", type=token_ids, metavar="ID,ID,…", help="Sample from these tokens only."),
+    click.option("--seed", type=int, help="Seed of sampling. Default: chosen by the server."),
     click.option("--stop", multiple=True, help="A string that ends the text. Can be repeated."),
     click.option(
         "--include-stop-str-in-output/--no-include-stop-str-in-output",
         default=None,
-        help="Leave the stop string in the text.",
+        help="Keep the stop string in the text.",
     ),
     click.option("--stop-token-ids", type=token_ids, metavar="ID,ID,…", help="Token ids that end a choice."),
     click.option("--ignore-eos/--no-ignore-eos", default=None, help="Go on after the model's end-of-text token."),
@@ -182,19 +199,21 @@ _GENERATION_OPTIONS = (
     click.option(
         "--skip-special-tokens/--no-skip-special-tokens", default=None, help="Leave special tokens out of the text."
     ),
-    click.option("--truncate-prompt-tokens", type=int, help="Keep only this many of the prompt's last tokens."),
+    click.option(
+        "--truncate-prompt-tokens", type=int, help="Use only the end of the prompt, at most this many tokens."
+    ),
     click.option(
         "--add-special-tokens/--no-add-special-tokens",
         default=None,
-        help="Add bos and the like. Default: to a text, not to a chat.",
+        help="Add the tokenizer's special tokens, such as bos, to the prompt. Default: yes for text, no for a chat.",
     ),
-    click.option("--priority", type=int, help="Lower runs first. Default: 0."),
-    click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
+    click.option("--priority", type=int, help="Requests with a lower number run first. Default: 0."),
+    click.option("--cache-salt", help="Share cached prompt prefixes only with requests that have the same salt."),
     click.option("--timeout", type=float, help="Seconds after which the request ends, finished or not."),
 )
 
 
-class ClientCommand(click.Command):
+class ClientCommand(Command):
     """A command whose help begins with the options that most people need."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

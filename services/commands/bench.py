@@ -45,12 +45,22 @@ class Plan:
 @click.command("bench", cls=ClientCommand)
 @address_option
 @connection_options
-@click.option("--engine", metavar="ADDRESS", help="Send token ids straight to this engine instead.")
-@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Requests in all.")
-@click.option("--concurrency", type=click.IntRange(1), help="Requests under way at any time.  [default: 16]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Start this many a second instead (Poisson).")
-@click.option("--input-len", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
-@click.option("--output-len", type=click.IntRange(1), default=64, show_default=True, help="Output tokens.")
+@click.option("--engine", metavar="ADDRESS", help="Send token ids straight to this engine, without a processor.")
+@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="Number of requests.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), help="Number of requests in progress at any time.  [default: 16]"
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests started per second at random (Poisson) times, in place of --concurrency.",
+)
+@click.option(
+    "--input-len", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens of each request."
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=64, show_default=True, help="Output tokens of each request."
+)
 @click.option(
     "--prefix-share",
     type=click.FloatRange(0, 1),
@@ -58,9 +68,13 @@ class Plan:
     show_default=True,
     help="Share of each prompt that is the same in all of them.",
 )
-@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests before the clock runs.")
 @click.option(
-    "--seed", type=int, help="Seed of prompts and arrivals. Default: another each time, so that no prompt is cached."
+    "--warmup", type=click.IntRange(0), default=2, show_default=True, help="Requests sent before the measurement."
+)
+@click.option(
+    "--seed",
+    type=int,
+    help="Seed of prompts and start times. Default: a new one each time, so that no prompt is cached.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
@@ -71,12 +85,13 @@ def bench(
     as_json: bool,
     **values: Any,
 ) -> None:
-    """Send random prompts of token ids, greedy and without a stop, over one stream, and measure the times.
+    """Send requests with random prompts over one stream, and print throughput and latency.
 
-    Exit code 1 if a request did not end with exactly the tokens asked for.
+    Each request samples greedily and ignores stops. The exit code is 1 if one did not return exactly --output-len
+    tokens.
     """
     if concurrency is not None and values["rate"] is not None:
-        raise click.UsageError("give either --concurrency or --rate")
+        raise click.UsageError("--concurrency and --rate exclude each other: give one of them.")
     if values["rate"] is None:
         concurrency = concurrency or 16
     if values["seed"] is None:
@@ -129,12 +144,13 @@ async def _measure(
 def _check(plan: Plan, target: Target) -> None:
     if plan.input_len + plan.output_len > target.max_model_len:
         raise LoadError(
-            f"--input-len {plan.input_len} and --output-len {plan.output_len} exceed the context of "
-            f"{target.max_model_len} tokens"
+            f"--input-len {plan.input_len} and --output-len {plan.output_len} are more than the model's context of "
+            f"{target.max_model_len} tokens; lower one of them"
         )
     if target.max_live_requests is not None and (plan.concurrency or 0) > target.max_live_requests:
         raise LoadError(
-            f"--concurrency {plan.concurrency}: a session may have {target.max_live_requests} live requests"
+            f"--concurrency {plan.concurrency} is too high; lower it to the processor's --max-live-requests of "
+            f"{target.max_live_requests}"
         )
 
 

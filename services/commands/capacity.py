@@ -19,9 +19,6 @@ MIN_CPU_TIERS = 2
 
 Seconds = Callable[[float, float, float, float], float]
 """Of a step, from the arguments of ``engine_core.models.roofline.StepCost.step``: rows, sampled, seen, cached."""
-BLOCK_SIZE = CacheConfig().block_size
-STEP_TOKENS = SchedulerConfig().max_num_batched_tokens
-"""As engines have them by default."""
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
@@ -39,11 +36,15 @@ class Memory:
     runtime: float
     """Interpreter, libraries, captured graphs, and what is set aside for requests."""
     block: int
-    """What one takes: keys and values of ``BLOCK_SIZE`` tokens in one group of layers."""
+    """What one takes: keys and values of ``block_size`` tokens in one group of layers."""
     sequence_blocks: int
     """Blocks that a sequence needs once its prompt is computed."""
     prompt_blocks: int
     """Blocks that it needs until then, if more: sliding windows leave a prompt's blocks only as it is computed."""
+    block_size: int = CacheConfig().block_size
+    """Tokens of a block."""
+    step_tokens: int = SchedulerConfig().max_num_batched_tokens
+    """Tokens of the largest step."""
 
     @property
     def cache(self) -> float:
@@ -129,8 +130,8 @@ def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs:
 
 
 def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
-    """KV blocks of so many running sequences, of which as many compute their prompts as do so in a steady state."""
-    steps = math.ceil(demand.input_len / STEP_TOKENS)
+    """KV blocks of ``sequences`` running sequences, of which some compute their prompts, as in a steady state."""
+    steps = math.ceil(demand.input_len / memory.step_tokens)
     prompts = min(sequences, math.ceil(sequences * steps / demand.output_len))
     return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
 
@@ -171,7 +172,7 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """To so many significant digits, for a person: 37,400 or 0.00285."""
+    """``value`` with ``digits`` significant digits, without an exponent: 37,400 or 0.00285."""
     return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 

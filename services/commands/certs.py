@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from services.config.errors import FatalError
+from services.config.flags import Command
 from services.ring.identity import PEER_NAME
 from services.ring.roles import Role
 from services.security.certificate_authority import CertificateAuthority
@@ -21,23 +22,37 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _AUTHORITY_DAYS = 3650
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--host",
     "hosts",
     multiple=True,
-    help="A name or address that the services are dialled at, besides their roles and localhost. Can be repeated.",
+    help="Another name or address of the services, besides their roles and localhost. Can be repeated.",
 )
-@click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, help="Only these. Can be repeated.")
-@click.option("--name", help="The one peer that a certificate of --role is for, written into DIRECTORY/NAME.")
-@click.option("--days", type=click.FloatRange(min=0.01), default=90, show_default=True, help="Days of validity.")
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice(ROLES),
+    multiple=True,
+    help="Make a certificate for this role only. Can be repeated.",
+)
+@click.option(
+    "--name", help="Make the certificate for the one service of --role that has this --name, in DIRECTORY/NAME."
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0.01),
+    default=90,
+    show_default=True,
+    help="Days for which the certificates are valid.",
+)
 def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name: str | None, days: float) -> None:
-    """Write tls.crt, tls.key and ca.crt into DIRECTORY/ROLE for each role: all the files it needs.
+    """Write a certificate for each role: tls.crt, tls.key and ca.crt in DIRECTORY/ROLE.
 
-    The authority's own key stays in DIRECTORY/authority; give that to no service. An existing authority is kept, and
-    the certificates are replaced: running services reload them. For development only: in production use the tool that
-    issues your other certificates.
+    The authority's own key stays in DIRECTORY/authority; give it to no service. An authority that is there already is
+    kept, and certificates are replaced; running services reload them. This is for development: in production use the
+    tool that issues your other certificates.
     """
     if name is not None:
         _check_name(name, roles)
@@ -66,9 +81,13 @@ def certs(directory: Path, hosts: tuple[str, ...], roles: tuple[str, ...], name:
 
 def _check_name(name: str, roles: tuple[str, ...]) -> None:
     if len(roles) != 1 or roles[0] not in set(Role):
-        raise click.UsageError(f"--name is for a certificate of one --role, of {', '.join(Role)}")
+        raise click.UsageError(f"--name needs exactly one --role, out of {', '.join(Role)}.")
     if PEER_NAME.fullmatch(name) is None or name in (AUTHORITY, *ROLES):
-        raise click.BadParameter(f"{name!r} is not the --name of a peer, or that of a role", param_hint="--name")
+        raise click.BadParameter(
+            f"{name!r} cannot be the name of a service: expected 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and "
+            f"'-', and none of {', '.join((AUTHORITY, *ROLES))}",
+            param_hint="--name",
+        )
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:

@@ -22,7 +22,7 @@ from services.commands._options import (
     usage_errors,
 )
 
-HELP = "/system TEXT sets the system message, /reset forgets the conversation, /exit ends; Ctrl-C stops an answer."
+HELP = "/system TEXT sets the system message, /reset begins a new conversation, /exit ends; Ctrl-C stops an answer."
 
 
 @click.command("chat", cls=ClientCommand, epilog=HELP)
@@ -36,11 +36,16 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
         with server_errors(address, connection):
-            model = next((model for model in client.models() if flags["model"] in (None, model.name)), None)
+            served = {model.name: model for model in client.models()}
+        model = next(iter(served.values()), None) if flags["model"] is None else served.get(flags["model"])
         if model is None:
-            raise click.ClickException(f"{address} does not serve a model {flags['model']!r}")
+            raise click.ClickException(
+                f"model {flags['model']!r} is not served at {address}; served: {', '.join(served) or 'none'}"
+            )
         if not model.has_chat_template:
-            raise click.ClickException(f"{model.name} has no chat template; `ringline generate` continues plain text")
+            raise click.ClickException(
+                f"model {model.name!r} has no chat template; `ringline generate` continues plain text without one"
+            )
         conversation = Conversation(client, address, connection, system, to_options(flags))
         if sys.stdin.isatty():
             click.echo(f"{model.name} at {address}. {HELP}", err=True)
@@ -96,7 +101,7 @@ class Conversation:
         elif command == "/system":
             self._system = argument.strip() or None
         elif command.startswith("/"):
-            click.echo(f"{command} is no command. {HELP}", err=True)
+            click.echo(f"unknown command {command}. {HELP}", err=True)
         elif text:
             self._answer(text, keep_going)
         return True

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from engine_core.config import EngineConfig
-from services.config.flags import section_title
+from services.config.flags import Command, section_title
 from services.config.options import Setting, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
@@ -20,13 +20,14 @@ _HEAD = """\
 Every option is a flag and a variable: `--max-num-seqs 64` is `RINGLINE_MAX_NUM_SEQS=64`. A flag wins over a variable,
 and a variable over the default. A bool is switched on and off like `--metrics` and `--no-metrics`, and its variable
 takes `true` or `false` (or `1`, `yes`, `on`, and `0`, `no`, `off`). A list is separated by commas. A value that cannot
-be used ends the process with exit code 2 and one line that names the option, the value and what is accepted. A
-`RINGLINE_…` variable that no service reads is warned of, with the name it is nearest to; one that another service reads
-is left to that one.
+be used ends the process with exit code 2 and one line that names the option, the value and what is accepted. So does an
+unknown flag: the line suggests the nearest one, or says what there is instead of an option of vLLM. An unknown
+`RINGLINE_…` variable is only logged as a warning; variables of other services are ignored.
 
-`ringline serve` takes the options of all three services but those that tell them who and where they are (`--uds`,
-`--name`, `--engines`, `--detokenizers`, `--dns-refresh-interval`); `--host`, `--port` and `--metrics-port` are then the
-processor's, and the metrics of the engine and the detokenizer are 10 and 20 ports above it.
+`ringline serve` takes the options of all three services, except those that it sets itself (`--uds`, `--name`,
+`--engines`, `--detokenizers`, `--dns-refresh-interval`, `--service-token-file`, `--service-identities`). `--host`,
+`--port` and `--metrics-port` are then the processor's; the metrics ports of the engine and the detokenizer are 10 and
+20 above `--metrics-port`.
 """
 
 _TABLE_HEAD = ("| flag | variable | default | accepts | what it is |", "|---|---|---|---|---|")
@@ -38,7 +39,7 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-@click.command()
+@click.command(cls=Command)
 def config_docs() -> None:
     """Print docs/configuration.md."""
     click.echo(configuration_document(), nl=False)

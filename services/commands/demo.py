@@ -18,6 +18,7 @@ import ringline
 from services.commands.engine import engine_config
 from services.commands.serve import bundled_model, stack_options
 from services.config.errors import ExitCode, FatalError
+from services.config.flags import Command
 from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.supervise.child_logs import ChildLogs
 from services.supervise.runtime_directory import StackState, running_stacks
@@ -127,13 +128,13 @@ async def _show(texts: AsyncIterator[str], victim: str, answer: Answer, tokens: 
     start, killed, waited = time.monotonic(), False, False
     coming = asyncio.ensure_future(anext(texts, None))
     while True:
-        since, told = time.monotonic(), False
+        since, shown = time.monotonic(), False
         while not (await asyncio.wait({coming}, timeout=_TICK))[0]:
-            if killed and (told or not waited):  # later pauses have other causes
-                click.echo("." if told else "\n\n  the stream waits .", nl=False)
-                waited = told = True
+            if killed and (shown or not waited):  # later pauses have other causes
+                click.echo("." if shown else "\n\n  the stream waits .", nl=False)
+                waited = shown = True
         text = coming.result()
-        if told:
+        if shown:
             pause = time.monotonic() - since
             click.echo(f" {pause:.1f} s. The {victim} is process {_pid(victim)} now, and the stream goes on:\n")
         if text is None:
@@ -163,7 +164,7 @@ class _Timing:
         return tokens / self.last_token if self.last_token > 0 else 0.0
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prompt", help="What to ask; with --kill, a text to continue.")
 @click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
 @click.option(

@@ -14,6 +14,8 @@ from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.location import check_location, local_directory
 from engine_core.progress import StartupProgress
+from engine_core.vllm_options import instead_of_vllm_options
+from services.config import vllm_options as server_options
 from services.config.errors import FatalError, unusable_option
 from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import build, settings_of
@@ -22,15 +24,19 @@ from services.engine.startup_log import StageLog
 from services.process.memory import collection_paused
 from services.telemetry.logs import configure_logs
 
+INSTEAD_OF_VLLM_OPTIONS = server_options.INSTEAD_OF_VLLM_OPTIONS | instead_of_vllm_options(
+    lambda name: "--" + name.replace("_", "-")
+)
+
 _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
 """Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
 
 
 @with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
-    """Serve MODEL, a checkpoint's directory or hub id, to processors and other backends that send token ids."""
+    """Run MODEL, a checkpoint's directory or hub id, for processors and other programs that send token ids."""
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:
         raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
@@ -80,7 +86,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
 
 
 def _cache_directory() -> str | None:
-    """``$XDG_CACHE_HOME/ringline``; None where it is not set. A relative path there counts for nothing, says XDG."""
+    """``$XDG_CACHE_HOME/ringline``; None where that is not set, or is a relative path, which XDG says to ignore."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return str(Path(cache) / "ringline") if Path(cache).is_absolute() else None
 

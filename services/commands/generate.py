@@ -30,12 +30,16 @@ from services.commands._options import (
 @addresses_option
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
-@click.option("--chat", is_flag=True, help="The prompt is a user's message, rendered by the model's chat template.")
+@click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, by the model's chat template.")
 @click.option("--system", help="With --chat: the system message.")
-@click.option("--token-ids", "ids", type=token_ids, metavar="ID,ID,…", help="Token ids instead of a prompt.")
+@click.option(
+    "--token-ids", "ids", type=token_ids, metavar="ID,ID,…", help="Token ids to continue, in place of PROMPT."
+)
 @click.option("--n", type=int, help="Number of choices.")
-@click.option("--logprobs", type=int, help="With --json: alternatives reported per output token; 0: its own alone.")
-@click.option("--prompt-logprobs", type=int, help="With --json: the same for the prompt.")
+@click.option(
+    "--logprobs", type=int, help="With --json: log probabilities of each output token and of this many alternatives."
+)
+@click.option("--prompt-logprobs", type=int, help="With --json: the same for the tokens of the prompt.")
 @generation_options
 def generate(
     prompt: str | None,
@@ -48,15 +52,17 @@ def generate(
     **flags: Any,
 ) -> None:
     """Continue PROMPT; "-" reads it from standard input (without its last newline)."""
-    if (prompt is None) == (ids is None):
-        raise click.UsageError("give either PROMPT or --token-ids")
+    if prompt is None and ids is None:
+        raise click.UsageError("PROMPT is missing: give a text, or --token-ids.")
+    if prompt is not None and ids is not None:
+        raise click.UsageError("PROMPT and --token-ids exclude each other: give one of them.")
     if chat and prompt is None:
-        raise click.UsageError("--chat needs PROMPT")
+        raise click.UsageError("--chat needs PROMPT, not --token-ids.")
     if system is not None and not chat:
-        raise click.UsageError("--system needs --chat")
+        raise click.UsageError("--system needs --chat.")
     options = to_options(flags)
     if not as_json and not options.keys().isdisjoint(("logprobs", "prompt_logprobs")):
-        raise click.UsageError("--logprobs and --prompt-logprobs are shown with --json")
+        raise click.UsageError("--logprobs and --prompt-logprobs need --json, which shows them.")
     if "prompt_logprobs" in options:
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt

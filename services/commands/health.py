@@ -20,9 +20,9 @@ from services.peers.channels import check_health, open_channel
 @click.option("--timeout", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="Seconds to wait.")
 @connection_options
 def health(address: str, service: str, timeout: float, connection: Connection) -> int:
-    """Say whether the server at ADDRESS (host:port or unix:path) is serving; exit code 0 if it is, else 1."""
+    """Print whether the server at ADDRESS (host:port or unix:path) is serving; the exit code is 0 if it is, else 1."""
     if not valid_address(address):
-        raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path", param_hint="ADDRESS")
+        raise click.BadParameter(f"{address!r} is not an address such as host:port or unix:path", param_hint="ADDRESS")
 
     credentials = connection.credentials()
 

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, LoadConfig, ModelConfig, options_of
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.commands.capacity import (
-    BLOCK_SIZE,
-    STEP_TOKENS,
     Demand,
     Impossible,
     Memory,
@@ -25,8 +23,10 @@ from services.commands.capacity import (
     plan_ring,
     size,
 )
-from services.commands.engine import engine_extra
+from services.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
 from services.config.errors import FatalError
+from services.config.flags import Command
+from services.config.options import build
 from services.process.memory import collection_paused
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Model:
     weights: int
     """Numbers, not bytes."""
     active_weights: float
-    """That a token meets in the layers and the output projection: of experts, those that it is routed to."""
+    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
     token: int
     """Bytes that the KV cache takes for one token, in a block of every group."""
     groups: tuple[CacheGroup, ...]
@@ -88,13 +88,26 @@ GPUS = {
 """From the manufacturers' data sheets."""
 
 
-class _Number(click.FloatRange):
-    """Refuses NaN too, which click finds in every range."""
+class _Number(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A number above 0; unlike ``click.FloatRange`` it refuses NaN, and leaves its limit out of the help."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value} is not a number.", param, ctx)
+    name = "number"
+
+    def __init__(self, most: float, least: float | None = None) -> None:
+        self._most = most
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        enough = number > 0 if self._least is None else number >= self._least
+        if not (enough and number <= self._most):
+            limits = (
+                f"above 0, at most {self._most:g}" if self._least is None else f"from {self._least:g} to {self._most:g}"
+            )
+            self.fail(f"{value!r} is not usable: expected a number {limits}", param, ctx)
         return number
 
 
@@ -102,46 +115,67 @@ def _positive(
     flag: str, text: str, default: float | None = None, *, most: float = 1e12
 ) -> Callable[[Function], Function]:
     """An option that is a number above 0."""
-    kind = _Number(0, most, min_open=True)
+    return click.option(flag, type=_Number(most), default=default, show_default=default is not None, help=text)
+
+
+_MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
+
+
+def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: str) -> Callable[[Function], Function]:
+    """An option of the engine."""
+    flag, declared, default = "--" + name.replace("_", "-"), options_of(type(section))[name], getattr(section, name)
+    text = f"The engine's {flag}."
+    kind: click.Choice[str] | click.IntRange
+    if declared.choices is not None:
+        kind = click.Choice(declared.choices)
+    else:
+        low, high = (None if bound is None else int(bound) for bound in (declared.minimum, declared.maximum))
+        kind = click.IntRange(low, high)
     return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
 
 
-_SHARE = options_of(CacheConfig)["gpu_memory_utilization"]
-_MODEL_IMPL = options_of(ModelConfig)["model_impl"]
-
-
-@click.command("plan")
+@click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("model")
 @_positive("--rate", "Requests per second.", 1.0)
-@click.option("--input-len", type=click.IntRange(1), default=512, show_default=True, help="Prompt tokens not cached.")
-@click.option("--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens.")
-@_positive("--max-gap-ms", "Longest time between two tokens of a stream, on average.  [default: any]")
+@click.option(
+    "--input-len",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt tokens of each request that are not in the prefix cache.",
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
+)
+@_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
 @click.option(
     "--gpu",
     type=click.Choice(sorted(GPUS)),
-    help="GPU of each engine. Without it, --memory-gb, --bandwidth-gbs and --tflops are required; beside it, they "
-    "replace the GPU's own values.",
+    help="GPU of each engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they replace"
+    " the GPU's own values.",
 )
-@_positive("--memory-gb", "Memory of what each engine runs on, in 10⁹ bytes.")
-@_positive("--bandwidth-gbs", "Memory bandwidth in 10⁹ bytes per second; `python -m benchmarks.limits` measures it.")
-@_positive("--tflops", "Products in bfloat16, in 10¹² operations per second; measured likewise.")
-@_positive("--efficiency", "Share of bandwidth and operations that is reached.", 0.85, most=1)
+@_positive("--memory-gb", "Memory of the device of each engine, in 10⁹ bytes.")
+@_positive(
+    "--bandwidth-gbs", "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it."
+)
+@_positive(
+    "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
+)
+@_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
 @click.option(
     "--memory-share",
-    type=_Number(_SHARE.minimum, _SHARE.maximum),
-    default=CacheConfig().gpu_memory_utilization,
+    type=_Number(1.0, least=options_of(CacheConfig)["gpu_memory_utilization"].minimum),
+    default=_CACHE.gpu_memory_utilization,
     show_default=True,
-    help="As an engine gets it by --gpu-memory-utilization.",
+    help="The engine's --gpu-memory-utilization.",
 )
-@click.option("--max-num-seqs", type=click.IntRange(1), default=256, show_default=True, help="As an engine gets it.")
-@click.option("--quantization", type=click.Choice(["int8"]), help="As an engine gets it.")
-@click.option(
-    "--model-impl",
-    type=click.Choice(_MODEL_IMPL.choices or ()),
-    default=ModelConfig().model_impl,
-    show_default=True,
-    help="As an engine gets it.",
-)
+@_engine_option(_MODEL, "dtype")
+@_engine_option(_MODEL, "max_model_len")
+@_engine_option(_MODEL, "quantization")
+@_engine_option(_MODEL, "model_impl")
+@_engine_option(_CACHE, "block_size")
+@_engine_option(_SCHEDULER, "max_num_batched_tokens")
+@_engine_option(_SCHEDULER, "max_num_seqs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,
@@ -155,34 +189,35 @@ def plan(
     tflops: float | None,
     efficiency: float,
     memory_share: float,
-    max_num_seqs: int,
-    quantization: str | None,
-    model_impl: str,
     as_json: bool,
+    **engine_options: Any,
 ) -> None:
-    """Estimate what a load on MODEL, a checkpoint's directory or hub id, needs. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
-    checkpoint = _checkpoint(ModelConfig(model=model, quantization=quantization, model_impl=model_impl))
+    config = build(EngineConfig(), {"model": model, **engine_options})
+    checkpoint = _checkpoint(config.model)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
-        told = f"a request has {input_len:,} + {output_len:,} tokens, and the model takes {longest:,}"
-        raise FatalError(f"{told}: lower --input-len or --output-len")
+        raise FatalError(
+            f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
+            f"{longest:,} tokens; lower one of them"
+        )
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     outline = _outline(checkpoint)
     budget = hardware.memory * memory_share
     runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
-    block = _block_bytes(outline, on_gpu=gpu is not None)
-    memory = _memory(checkpoint, outline, block, budget, runtime, max_num_seqs, demand)
+    block = _block_bytes(outline, config.cache.block_size, on_gpu=gpu is not None)
+    memory = _memory(checkpoint, outline, block, budget, runtime, config, demand)
     cost = _cost(checkpoint, outline)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
         return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
 
     try:
-        planned = plan_ring(seconds, memory, demand, max_num_seqs=max_num_seqs, headroom=_HEADROOM)
+        planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    described = _describe(outline, cost, block)
+    described = _describe(outline, cost, block, config.cache.block_size)
     click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
 
 
@@ -191,8 +226,8 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
-        told = "Say what an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops together."
-        raise click.UsageError(told if len(missing) == len(given) else f"{told} Missing: {', '.join(missing)}.")
+        needed = "Give what each engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
+        raise click.UsageError(needed if len(missing) == len(given) else f"{needed} Missing: {', '.join(missing)}.")
     scales = (_GB, _GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
     values = zip(given.values(), scales, defaults, strict=True)
@@ -227,13 +262,13 @@ def _cpu_runtime(budget: float) -> float:
     return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
 
 
-def _block_bytes(model: LanguageModel, *, on_gpu: bool) -> int:
+def _block_bytes(model: LanguageModel, block_size: int, *, on_gpu: bool) -> int:
     """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
     from engine_core.attention.base import AttentionBackend
     from engine_core.attention.native import NativeAttention
     from engine_core.layers.native_packing import padded_width
 
-    spec = model.kv_cache_spec(BLOCK_SIZE)
+    spec = model.kv_cache_spec(block_size)
     if on_gpu:
         return AttentionBackend.bytes_per_block(spec)
     return NativeAttention.bytes_per_block(
@@ -247,27 +282,32 @@ def _memory(
     block: int,
     usable: float,
     runtime: float,
-    max_num_seqs: int,
+    config: EngineConfig,
     demand: Demand,
 ) -> Memory:
     """An estimate; an engine measures its largest step and runtime memory."""
     shape = checkpoint.config
     widest = max(part.outputs_per_row for part in model.layer_parts)
     row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
-    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand)
+    block_size, step_tokens = config.cache.block_size, config.scheduler.max_num_batched_tokens
+    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand, block_size, step_tokens)
     return Memory(
         usable=usable,
         weights=model.expected_weight_bytes,
         angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
-        activations=4 * STEP_TOKENS * row + 8 * max_num_seqs * shape.vocab_size,
+        activations=4 * step_tokens * row + 8 * config.scheduler.max_num_seqs * shape.vocab_size,
         runtime=runtime,
         block=block,
         sequence_blocks=sequence_blocks,
         prompt_blocks=prompt_blocks,
+        block_size=block_size,
+        step_tokens=step_tokens,
     )
 
 
-def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple[int, int]:
+def blocks_per_sequence(
+    groups: Sequence[KVCacheGroup], demand: Demand, block_size: int, step_tokens: int
+) -> tuple[int, int]:
     """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
 
     The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
@@ -275,9 +315,9 @@ def blocks_per_sequence(groups: Sequence[KVCacheGroup], demand: Demand) -> tuple
     """
     whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
     decoding = [
-        max(group.held_blocks(whole, 1, BLOCK_SIZE), group.held_blocks(half, 1, BLOCK_SIZE) + 1) for group in groups
+        max(group.held_blocks(whole, 1, block_size), group.held_blocks(half, 1, block_size) + 1) for group in groups
     ]
-    prompt = [group.held_blocks(demand.input_len, STEP_TOKENS, BLOCK_SIZE) for group in groups]
+    prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
@@ -287,8 +327,8 @@ def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
     return StepCost.of_model(model, checkpoint.dtype.itemsize)
 
 
-def _describe(model: LanguageModel, cost: StepCost, block: int) -> Model:
-    token = block // BLOCK_SIZE
+def _describe(model: LanguageModel, cost: StepCost, block: int, block_size: int) -> Model:
+    token = block // block_size
     groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in model.kv_cache_groups)
     return Model(sum(part.num_weights for part in model.parts), cost.active, token * len(groups), groups)
 
@@ -309,7 +349,7 @@ def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      weights: {figure(model.weights)}, of which a token meets {figure(model.active_weights)}; "
+            f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "

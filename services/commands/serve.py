@@ -11,7 +11,7 @@ import click
 import structlog
 
 from engine_core.config import EngineConfig
-from services.commands.engine import engine_config, with_model
+from services.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_config, with_model
 from services.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.config.options import Setting, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
@@ -34,6 +34,7 @@ _DECIDED_HERE = (
     "service_identities",
 )
 """Options of the services that the stack sets itself."""
+_NOT_OF_A_STACK = dict.fromkeys(_DECIDED_HERE, "is not an option of `ringline serve`, which links its services itself")
 
 ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSettings()))
 
@@ -45,14 +46,14 @@ def stack_settings() -> list[Setting]:
 
 
 @with_settings(stack_settings())
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS | _NOT_OF_A_STACK)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
     """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
 
-    They are linked by unix sockets; clients connect to --host and --port. A service that dies is restarted. Without
-    MODEL the small bundled one is served. Metrics of the engine and the detokenizer are 10 and 20 ports above the
-    processor's. Logs are for people, wherever they go, unless --log-format is json.
+    Clients connect to --host and --port; the services are linked by unix sockets, and restarted if they die. Without
+    MODEL, the small bundled model is served. The metrics ports of the engine and the detokenizer are 10 and 20 above
+    the processor's. Logs are readable text unless --log-format is json.
     """
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:

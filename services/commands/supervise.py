@@ -21,9 +21,9 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @click.argument("service", type=click.Choice(["engine", "processor", "detokenizer"]))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def supervise(service: str, options: tuple[str, ...]) -> int:
-    """Run `ringline SERVICE [OPTIONS]` as a child, and end when it ends, with its exit code.
+    """Run `ringline SERVICE [OPTIONS]` as a child process; end with its exit code when it ends.
 
-    A child whose heartbeats stop is killed. Restarting is left to the container runtime. Signals are passed on.
+    A child that hangs is killed. The container runtime restarts it. Signals are passed on to the child.
     """
     # -P: do not import from a folder named "services" in the working directory.
     return run_child((sys.executable, "-P", "-m", "services.cli", service, *options), HEARTBEAT_LIMITS)

@@ -18,7 +18,9 @@ def join_address(host: str, port: int) -> str:
 def check_addresses(option_name: str, addresses: tuple[str, ...]) -> None:
     """Raise ``SettingError`` unless there is at least one address and each is ``host:port`` or ``unix:path``."""
     if not addresses:
-        raise SettingError(option_name, ",".join(addresses), "at least one address")
+        raise SettingError(
+            option_name, ",".join(addresses), "at least one address such as host:port, [v6]:port or unix:path"
+        )
     for address in addresses:
         if not valid_address(address):
             raise SettingError(option_name, address, "addresses like host:port, [v6]:port or unix:path")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
 
-from services.config.options import Setting, SettingError, build
+from services.config.options import TYPO_SIMILARITY, Setting, SettingError, build
 
 T = TypeVar("T")
 COMMON_OPTIONS = (
@@ -73,7 +74,37 @@ class _SettingOption(click.Option):
         self.setting = setting
 
 
-class SettingsCommand(click.Command):
+class Command(click.Command):
+    """A command that answers an unknown option with what there is instead, or with the name that was misspelled."""
+
+    def __init__(self, *args: Any, instead: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """``instead``: by the name of an option that the command lacks, how a sentence beginning with it goes on."""
+        super().__init__(*args, **kwargs)
+        self._instead = instead or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = tuple(args)  # click empties ``args``
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            # Of -tp, click names the -t.
+            option = next((word for word in words if word.startswith(error.option_name)), error.option_name)
+            raise click.UsageError(self._unknown(option.partition("=")[0], ctx), ctx) from None
+
+    def _unknown(self, option: str, ctx: click.Context) -> str:
+        name = option.lstrip("-").partition(".")[0].replace("-", "_").removeprefix("no_")
+        instead = self._instead.get(name) or self._instead.get(name.rstrip("0123456789"))  # -tp2 is -tp 2
+        if instead is not None:
+            return f"{option} {instead}."
+        flags = [flag for param in self.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)]
+        near = difflib.get_close_matches(option.replace("_", "-"), flags, n=1, cutoff=TYPO_SIMILARITY)
+        if near:
+            return f"unknown option {option}; did you mean {near[0]}?"
+        help_flag = "--help-all" if "--help-all" in flags else "--help"
+        return f"unknown option {option}; `{ctx.command_path} {help_flag}` lists them all."
+
+
+class SettingsCommand(Command):
     """A command whose ``--help`` shows the common options, and ``--help-all`` all of them by section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

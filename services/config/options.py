@@ -16,6 +16,8 @@ from fractions import Fraction
 from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VARIABLE_PREFIX = "RINGLINE_"
+TYPO_SIMILARITY = 0.8
+"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
 
 _BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -18,39 +18,43 @@ JWT_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256",
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """TLS of a service's own address and of its links to peers."""
+    """TLS, for callers of a service and for its links to peers."""
 
     tls_cert_file: str | None = option(
         None,
-        "PEM file of this service's certificate, followed by the intermediate ones. The service then accepts only "
-        "TLS, and shows the certificate to its peers, too. This file and the next two are read again when they change.",
+        "PEM file of this service's certificate, followed by intermediate certificates if it has any. The "
+        "service then accepts only TLS, and shows the certificate to its peers, too. Read again when it "
+        "changes.",
     )
-    tls_key_file: str | None = option(None, "PEM file of the certificate's private key, without a passphrase.")
+    tls_key_file: str | None = option(
+        None, "PEM file of the certificate's private key, without a passphrase. Read again when it changes."
+    )
     tls_ca_file: str | None = option(
         None,
-        "PEM file of the trusted authorities. With it peers are dialled by TLS (except on unix sockets).",
+        "PEM file of the trusted certificate authorities. Connections to peers then use TLS, except on unix "
+        "sockets. Read again when it changes.",
     )
     tls_crl_file: str | None = option(
         None,
-        "PEM file of the authorities' revocation lists. Callers with a revoked certificate are refused, and their "
-        "calls end when it is revoked. Read again when it changes.",
+        "PEM file of the authorities' revocation lists. Callers with a revoked certificate are refused, and "
+        "their running calls end. Read again when it changes.",
     )
     tls_client_auth: str | None = option(
         None,
-        "Whether callers must show a certificate of an authority in --tls-ca-file (mutual TLS). Default: require at "
-        "an engine or detokenizer with that file, else none.",
+        "Whether callers must show a certificate of an authority in --tls-ca-file (mutual TLS). Default: "
+        "require for an engine or detokenizer that has --tls-ca-file, else none.",
         choices=("none", "require"),
     )
 
     def __post_init__(self) -> None:
         check_section(self)
         if self.tls_cert_file is not None and self.tls_key_file is None:
-            raise SettingError("tls_cert_file", self.tls_cert_file, "--tls-key-file with it")
+            raise SettingError("tls_cert_file", self.tls_cert_file, "--tls-key-file to be given, too")
         if self.tls_key_file is not None and self.tls_cert_file is None:
-            raise SettingError("tls_key_file", self.tls_key_file, "--tls-cert-file with it")
+            raise SettingError("tls_key_file", self.tls_key_file, "--tls-cert-file to be given, too")
         if self.tls_client_auth == "require" and (self.tls_cert_file is None or self.tls_ca_file is None):
             raise SettingError(
-                "tls_client_auth", "require", "--tls-cert-file, --tls-key-file and --tls-ca-file with it"
+                "tls_client_auth", "require", "--tls-cert-file, --tls-key-file and --tls-ca-file to be given, too"
             )
 
 
@@ -60,8 +64,8 @@ class PeerSettings:
 
     service_token_file: str | None = option(
         None,
-        "File of the tokens by which services authenticate to each other: the first line is sent to peers; engines and "
-        "detokenizers accept each line. Read again when it changes.",
+        "File of tokens, one per line, by which services authenticate to each other: the first is sent to "
+        "peers; engines and detokenizers accept each of them. Read again when it changes.",
     )
 
     def __post_init__(self) -> None:
@@ -74,14 +78,14 @@ class ServiceAuthSettings:
 
     service_identities: tuple[str, ...] = option(
         SERVICE_IDENTITIES,
-        "Under mutual TLS: the names in certificates (URIs or DNS names) that give a role, each as ROLE=NAME. Callers "
-        "without a role, such as clients of the same authority, and calls that the role may not make get "
-        "PERMISSION_DENIED.",
+        "With mutual TLS: which name in a caller's certificate (a URI or DNS name) has which role, each as "
+        "ROLE=NAME. Callers without a role, such as clients of the same authority, and calls that the role "
+        "may not make get PERMISSION_DENIED.",
     )
 
     def __post_init__(self) -> None:
         check_section(self)
-        form = f"ROLE=NAME, of which ROLE is one of {', '.join(Role)}"
+        form = f"ROLE=NAME, where ROLE is one of {', '.join(Role)}"
         if not self.service_identities:
             raise SettingError("service_identities", "", form)
         try:
@@ -96,37 +100,39 @@ class ClientAuthSettings:
 
     auth_token_file: str | None = option(
         None,
-        "File of bearer tokens, one a line: the tenant, a space, and sha256: with the token's hash (`ringline token` "
-        "makes both). Clients must send one of them; it determines their tenant. Read again when it changes.",
+        "File of bearer tokens, one per line: the tenant, a space, and sha256: with the token's hash, as "
+        "`ringline token` prints it. Clients must send one of these tokens; it determines their tenant. Read "
+        "again when it changes.",
     )
     auth_jwks_file: str | None = option(
         None,
-        "File of the public keys (JWKS) that JSON web tokens are verified with. Clients must send such a token, or "
-        "one of --auth-token-file. Read again when it changes.",
+        "File of the public keys (JWKS) by which JSON web tokens are verified. Clients must send such a "
+        "token, or one of --auth-token-file. Read again when it changes.",
     )
     auth_jwt_issuer: str | None = option(None, "Issuer (iss) that JSON web tokens must name.")
     auth_jwt_audience: str | None = option(None, "Audience (aud) that JSON web tokens must name.")
     auth_jwt_algorithms: tuple[str, ...] = option(
-        ("RS256", "ES256", "EdDSA"), f"Accepted signature algorithms, of {', '.join(JWT_ALGORITHMS)}."
+        ("RS256", "ES256", "EdDSA"), f"Accepted signature algorithms: one or more of {', '.join(JWT_ALGORITHMS)}."
     )
     auth_jwt_tenant_claim: str = option("sub", "Claim of a JSON web token that names the tenant.")
     tenants_file: str | None = option(
         None,
-        "TOML file of what tenants may do: models, max_concurrent_requests, max_queued_tokens, max_requests_per_minute "
-        "and max_tokens_per_minute, in [tenants.NAME] or [default]. Read again when it changes.",
+        "TOML file of the tenants' limits: models, max_concurrent_requests, max_queued_tokens, "
+        "max_requests_per_minute and max_tokens_per_minute, in [tenants.NAME] or [default]. Read again when "
+        "it changes.",
     )
 
     def __post_init__(self) -> None:
         check_section(self)
         for name, value in (("auth_jwt_issuer", self.auth_jwt_issuer), ("auth_jwt_audience", self.auth_jwt_audience)):
             if value is not None and self.auth_jwks_file is None:
-                raise SettingError(name, value, "--auth-jwks-file with it")
+                raise SettingError(name, value, "--auth-jwks-file to be given, too")
             if not value and self.auth_jwks_file is not None:
                 flags = "--auth-jwt-issuer and --auth-jwt-audience"
-                raise SettingError("auth_jwks_file", self.auth_jwks_file, f"{flags} with it")
+                raise SettingError("auth_jwks_file", self.auth_jwks_file, f"{flags} to be given, too")
         if not self.auth_jwt_algorithms or not set(self.auth_jwt_algorithms) <= set(JWT_ALGORITHMS):
             given = ",".join(self.auth_jwt_algorithms)
-            raise SettingError("auth_jwt_algorithms", given, f"some of {', '.join(JWT_ALGORITHMS)}")
+            raise SettingError("auth_jwt_algorithms", given, f"one or more of {', '.join(JWT_ALGORITHMS)}")
         if not self.auth_jwt_tenant_claim:
             raise SettingError("auth_jwt_tenant_claim", "", "the name of a claim")
 
@@ -141,7 +147,9 @@ def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
 def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
     """Raise ``SettingError`` for revocation lists where callers need no certificate."""
     if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
-        raise SettingError("tls_crl_file", tls.tls_crl_file, "--tls-client-auth require with it")
+        raise SettingError(
+            "tls_crl_file", tls.tls_crl_file, "--tls-client-auth require, without which callers show no certificate"
+        )
 
 
 def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
@@ -150,12 +158,16 @@ def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Itera
     ``secrets``: the options that require tokens of callers, each with its value.
     """
     if uds is not None and tls.tls_cert_file is not None:
-        raise SettingError("tls_cert_file", tls.tls_cert_file, "--host and --port: a unix socket has no TLS")
+        raise SettingError(
+            "tls_cert_file", tls.tls_cert_file, "--host and --port instead of --uds: a unix socket has no TLS"
+        )
     exposed = uds is None and tls.tls_cert_file is None and not is_loopback(host)
     for name, value in secrets:
         if value is not None and exposed:
             raise SettingError(
-                name, value, f"--tls-cert-file with it: tokens would cross the network of {host} in clear"
+                name,
+                value,
+                f"--tls-cert-file to be given, too: without TLS, tokens would be sent to {host} unencrypted",
             )
 
 
@@ -166,7 +178,7 @@ def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
         raise SettingError(
             "tls_cert_file",
             tls.tls_cert_file,
-            "--tls-ca-file or --service-token-file with it, or --tls-client-auth none",
+            "--tls-ca-file or --service-token-file to be given, too, or --tls-client-auth none to accept every caller",
         )
 
 
@@ -177,7 +189,7 @@ def check_dialling(tls: TlsSettings, service_token_file: str | None, hosts: Iter
         raise SettingError(
             "service_token_file",
             service_token_file,
-            f"--tls-ca-file with it: it would be sent to {exposed[0]} in clear",
+            f"--tls-ca-file to be given, too: without TLS, the token would be sent to {exposed[0]} unencrypted",
         )
 
 

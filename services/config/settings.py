@@ -54,44 +54,45 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings(_Section):
-    """Where a service listens, and how it treats its peers."""
+    """Address, connections and limits."""
 
     host: str = option("127.0.0.1", "Interface to listen on; 0.0.0.0 accepts connections from other machines.")
     port: int = option(0, "TCP port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
     uds: str | None = option(None, "Path of a unix socket to listen on, instead of host and port.")
     name: str | None = option(
         None,
-        "Stable name of this process in the ring: 1 to 128 characters of A-Z, a-z, 0-9, '.', '_' and '-'. "
-        "Default: the service, the machine's name and the port.",
+        "Name of this process in the ring, which should stay the same over restarts: 1 to 128 characters of "
+        "A-Z, a-z, 0-9, '.', '_' and '-'. Default: the service, the machine's name and the port.",
     )
     max_message_bytes: int = option(
         4 * 2**20,
-        "Largest gRPC message accepted; a larger one ends its stream.",
+        "Largest gRPC message that is accepted. A larger one ends its stream.",
         minimum=2 * 2**20,  # twice the largest frame of a link
         maximum=2**31 - 1,
         unit="bytes",
     )
     max_connections: int = option(
         4096,
-        "Connections at a time; more are closed as they come. When less than a quarter is free, idle connections of "
-        "the clients with the most are closed.",
+        "Most open connections; further ones are closed at once. When fewer than a quarter are free, idle "
+        "connections are closed, first those of the clients with the most connections.",
         minimum=1,
         maximum=2**31 - 1,
     )
     max_connections_per_client: int = option(
         512,
-        "Connections with calls that one client, which is an IP address, may have; calls on more are refused with "
-        "RESOURCE_EXHAUSTED.",
+        "Most connections with calls of one client, that is of one IP address. Calls on further connections "
+        "are refused with RESOURCE_EXHAUSTED.",
         minimum=1,
         maximum=2**31 - 1,
     )
     max_streams_per_connection: int = option(
-        1024, "Calls at a time on one connection; clients queue more.", minimum=1, maximum=2**31 - 1
+        1024, "Most calls at a time on one connection. A client queues further calls.", minimum=1, maximum=2**31 - 1
     )
     max_calls: int = option(
         8192,
-        "Calls at a time. At the limit, the client with the most calls loses its newest to a client with fewer; a "
-        "client with as many is refused. Both get RESOURCE_EXHAUSTED.",
+        "Most calls at a time. At the limit, a new call takes the place of the newest call of the client with"
+        " the most calls; it is refused if its own client has as many. Refused and replaced calls get "
+        "RESOURCE_EXHAUSTED.",
         minimum=1,
         maximum=2**31 - 1,
     )
@@ -104,22 +105,23 @@ class ServerSettings(_Section):
     )
     memory_budget: int = option(
         2**30,
-        "Memory of a processor or detokenizer, and of an engine beyond its model and cache. Above half of it, "
-        "connections are closed, first those that hold most bytes of incomplete messages.",
+        "Memory that a processor or detokenizer may use, or an engine in addition to its model and KV cache. "
+        "Above half of it, connections are closed, first those that hold the most bytes of incomplete "
+        "messages.",
         minimum=128 * 2**20,
         maximum=2**50,
         unit="bytes",
     )
     stall_timeout: float = option(
         30.0,
-        "The stream of a peer or client that reads nothing for this long is ended.",
+        "A stream is ended when its reader, a peer or client, reads nothing for this long.",
         minimum=0.1,
         maximum=86400,
         unit="seconds",
     )
     drain_grace: float = option(
         30.0,
-        "After SIGTERM, how long present requests may go on.",
+        "How long running requests may go on after SIGTERM.",
         minimum=0,
         maximum=86400,
         unit="seconds",
@@ -145,26 +147,26 @@ class TelemetrySettings(_Section):
     log_level: str = option("info", "Lowest level to log.", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
         "auto",
-        "json writes one object per line; console is for people; auto is console on a terminal, else json. "
-        "For `ringline serve`, auto is console.",
+        "console is readable text, json is one object per line; auto is console on a terminal, else json. For"
+        " `ringline serve`, auto is always console.",
         choices=("auto", "console", "json"),
     )
     metrics: bool = option(True, "Serve /metrics for Prometheus.")
     metrics_port: int | None = option(
         None,
-        "Port of /metrics; 0 takes a free one. Default: the service's port + 10000 (− 10000 where that is too high); "
-        "none on a unix socket.",
+        "Port of /metrics; 0 takes a free one. Default: the service's port plus 10000, or minus 10000 where "
+        "the sum is above 65535; with --uds, no metrics.",
         minimum=0,
         maximum=65535,
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "OpenTelemetry collector to send traces to, by gRPC: http://host:port, or https:// for TLS. Needs "
-        "ringline-server[tracing]. Default: no traces.",
+        "OpenTelemetry collector (gRPC) that traces are sent to: http://host:port, or https://host:port for "
+        "TLS. Needs ringline-server[tracing]. Default: no traces.",
     )
     traces_sample_ratio: float = option(
         1.0,
-        "Share of requests to trace, of those whose caller has not decided that (by a traceparent).",
+        "Share of requests that are traced. If a caller sends a traceparent, that decides instead.",
         minimum=0,
         maximum=1,
     )
@@ -215,7 +217,7 @@ class DiscoverySettings(_Section):
 
     dns_refresh_interval: float = option(
         5.0,
-        "How often the names among the peers are resolved by DNS.",
+        "How often the host names of peers are resolved again by DNS.",
         minimum=0.1,
         maximum=3600,
         unit="seconds",
@@ -228,8 +230,8 @@ class ReaderSettings(_Section):
 
     max_unread_bytes: int = option(
         MAX_UNREAD_BYTES,
-        "A stream is ended when more than this waits for its reader. For all streams together twice as much may wait; "
-        "beyond that the stream with the most is ended, of the tenant with the most.",
+        "Most bytes of one stream that wait for its reader; with more, the stream is ended. All streams "
+        "together may have twice as many; with more, the tenant with the most bytes loses its largest stream.",
         minimum=2 * 2**20,  # twice the largest frame
         unit="bytes",
     )
@@ -241,9 +243,9 @@ class RolloutSettings(_Section):
 
     max_generations: int = option(
         4,
-        "Models served side by side while engines are replaced by engines of another model: each takes the memory of "
-        "its tokenizer. An engine of one more model is not linked until another model has no engine and no request "
-        "left.",
+        "Most models that are served side by side while engines are replaced by engines of another model. "
+        "Each takes the memory of its tokenizer. An engine of a further model is not linked until one of "
+        "these models has no engines and no requests left.",
         minimum=1,
         maximum=64,
     )
@@ -258,61 +260,68 @@ class ProcessorSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=PROCESSOR_PORT))
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
-        "The engines, separated by commas: host:port or unix:path. If a host is a name, each of its addresses "
-        "is an engine.",
+        "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "
+        "addresses is an engine.",
     )
-    detokenizers: tuple[str, ...] = option((f"127.0.0.1:{DETOKENIZER_PORT}",), "The detokenizers, like the engines.")
+    detokenizers: tuple[str, ...] = option(
+        (f"127.0.0.1:{DETOKENIZER_PORT}",), "Addresses of the detokenizers, in the form of --engines."
+    )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
     max_live_requests: int = option(
-        4096, "Live requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
+        4096, "Most unfinished requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
     max_queued_requests: int = option(
         4096,
-        "Requests that may wait for an engine to begin them. One tenant may have at most as many as remain free; more "
-        "are refused with RESOURCE_EXHAUSTED.",
+        "Most requests that wait for an engine; more are refused with RESOURCE_EXHAUSTED. One tenant may take"
+        " half of what the other tenants leave.",
         minimum=1,
     )
     max_queue_time: float = option(
         60.0,
-        "A request that would wait for an engine longer than this, or than its own time, is refused with "
-        "RESOURCE_EXHAUSTED.",
+        "Longest wait for an engine. A request that is expected to wait longer, or longer than its own "
+        "timeout, is refused with RESOURCE_EXHAUSTED.",
         minimum=0,
         maximum=86400,
         unit="seconds",
     )
     max_connection_age: float = option(
         1800.0,
-        "After this, a client makes new calls on another connection, so that new processors get their share of "
-        "clients; Sessions get Draining, and calls under way go on.",
+        "Age at which clients are asked to open a new connection for new calls, so that new processors get "
+        "their share of clients. Calls that are running go on; Sessions get Draining.",
         minimum=0.1,
         maximum=31 * 86400,
         unit="seconds",
     )
     tenant_header: str = option(
         "x-ringline-tenant",
-        "Metadata key of the tenant's name, as a gateway sets it; calls without it are one tenant. Ignored where "
-        "clients authenticate by tokens.",
+        "gRPC metadata key in which a gateway names the tenant. All calls without it are one tenant. Ignored "
+        "if clients authenticate by tokens.",
     )
     patience: float = option(
         60.0,
-        "How long a request waits for an engine and a detokenizer, at its start or after it lost one.",
+        "How long a request waits for an engine and a detokenizer if there is none, at its start or after one"
+        " was lost.",
         minimum=0,
         maximum=86400,
         unit="seconds",
     )
     max_crash_resubmits: int = option(
         MAX_CRASH_RESUBMITS,
-        "A request that this many engines were computing when they died fails with INTERNAL: it may be the cause.",
+        "A request fails with INTERNAL if this many engines died while they computed it, because it may be the cause.",
         minimum=1,
     )
 
     def __post_init__(self) -> None:
         check_section(self)
         if not _METADATA_KEY.fullmatch(self.tenant_header) or self.tenant_header.startswith("grpc-"):
-            raise SettingError("tenant_header", self.tenant_header, "a metadata key: a-z, 0-9, '_', '-' and '.'")
+            raise SettingError(
+                "tenant_header",
+                self.tenant_header,
+                "a metadata key of a-z, 0-9, '_', '-' and '.' that neither begins with grpc- nor ends with -bin",
+            )
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
         secrets = [(name, getattr(self.auth, name)) for name in ("auth_token_file", "auth_jwks_file")]
@@ -330,8 +339,8 @@ class DetokenizerSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DETOKENIZER_PORT))
     engines: tuple[str, ...] = option(
         (f"127.0.0.1:{ENGINE_PORT}",),
-        "The engines, separated by commas: host:port or unix:path. If a host is a name, each of its addresses "
-        "is an engine.",
+        "Addresses of the engines, separated by commas: host:port or unix:path. If a host is a name, each of its "
+        "addresses is an engine.",
     )
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
@@ -354,7 +363,7 @@ class EngineServiceSettings(ServiceSettings):
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=ENGINE_PORT))
     orphan_grace: float = option(
         2.0,
-        "Requests whose submitter has been gone for this long are cancelled.",
+        "Requests are cancelled when the processor that sent them has been gone for this long.",
         minimum=0,
         maximum=3600,
         unit="seconds",
@@ -365,7 +374,11 @@ class EngineServiceSettings(ServiceSettings):
         check_section(self)
         _check_callee(self)
         if self.tls.tls_ca_file is not None and self.tls.tls_cert_file is None:
-            raise SettingError("tls_ca_file", self.tls.tls_ca_file, "--tls-cert-file with it: an engine dials nobody")
+            raise SettingError(
+                "tls_ca_file",
+                self.tls.tls_ca_file,
+                "--tls-cert-file to be given, too: an engine only accepts connections",
+            )
 
 
 def _check_callee(settings: ServiceSettings) -> None:

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 
-from services.config.options import VARIABLE_PREFIX, settings_of
+from services.config.options import TYPO_SIMILARITY, VARIABLE_PREFIX, settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 
 PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
@@ -80,5 +80,5 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     for name in sorted(environment):
         is_link = _SERVICE_LINK.search(name) or _LINK_VALUE.match(environment[name])
         if name.startswith(VARIABLE_PREFIX) and name not in known and not is_link:
-            nearest = difflib.get_close_matches(name.removeprefix(VARIABLE_PREFIX), words, n=1)
+            nearest = difflib.get_close_matches(name.removeprefix(VARIABLE_PREFIX), words, n=1, cutoff=TYPO_SIMILARITY)
             yield name, VARIABLE_PREFIX + nearest[0] if nearest else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,23 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine_core.config import EngineConfig, options_of
 from engine_core.engine import EngineCore
-from engine_core.errors import CheckpointError, ClosedError, ConfigError, EngineError, InvalidRequestError
+from engine_core.errors import (
+    CheckpointError,
+    ClosedError,
+    ConfigError,
+    EngineError,
+    InvalidRequestError,
+    UnknownOptionError,
+)
 from engine_core.llm import LLM, configure
 from engine_core.models.base import CausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
+from engine_core.vllm_options import instead_of_vllm_options
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
@@ -404,11 +414,25 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     assert advanced[-1][1] == advanced[-1][2] > 0
 
 
-def test_an_unknown_option_lists_what_may_have_been_meant() -> None:
-    with pytest.raises(ConfigError, match=r"max_model_length=5 .* did you mean max_model_len"):
-        configure(model="m", max_model_length=5)
-    with pytest.raises(ConfigError, match=r"something else\?"):
-        configure(model="m", xyzzy=1)
+def test_an_unknown_option_says_what_there_is_instead() -> None:
+    for option, message in {
+        "max_model_length": "unknown option max_model_length; did you mean max_model_len?",
+        "enable_xyzzy": "unknown option enable_xyzzy; engine_core/config.py and docs/configuration.md list all options",
+        "scheduling_policy": "scheduling_policy is called policy here",
+        "num_gpu_blocks_override": (
+            "num_gpu_blocks_override is not supported: kv_cache_memory_bytes sets the size of the KV cache"
+        ),
+    }.items():
+        with pytest.raises(UnknownOptionError, match=f"^{re.escape(message)}$") as caught:
+            configure(**{"model": "m", option: 5})
+        assert (caught.value.option, caught.value.value) == (option, 5)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is not supported yet: a model runs on"):
+        configure(model="m", tensor_parallel_size=1)
+
+
+def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not() -> None:
+    own = {name for section in fields(EngineConfig) for name in options_of(section.default_factory)}
+    assert own.isdisjoint(instead_of_vllm_options(str))
 
 
 def test_options_reach_their_sections() -> None:

@@ -123,11 +123,11 @@ async def test_a_run_that_cannot_go_on_says_why(scripted_processor):
     assert "Traceback" not in err
     code, _, err = await run(f"--address {scripted_processor.address}")
     assert code == 1
-    assert "exceed the context of 64 tokens" in err
+    assert "more than the model's context of 64 tokens" in err
     scripted_processor.service.limits.max_live_requests = 8
     code, _, err = await run(f"--address {scripted_processor.address} --input-len 4 --output-len 2 --concurrency 9")
     assert code == 1
-    assert "8 live requests" in err
+    assert "--max-live-requests of 8" in err
 
 
 async def test_an_engine_is_loaded_directly():

@@ -36,7 +36,7 @@ async def test_commands(scripted_processor):
     lines = "one\n/system Be kind.\n/colour red\n/reset\ntwo\n/system\nthree\n/exit\nfour\n"
     result = await run(scripted_processor, lines, "--system", "Be brief.")
     assert result.exit_code == 0
-    assert "/colour is no command" in result.stderr
+    assert "unknown command /colour" in result.stderr
     assert [said(request) for request in scripted_processor.service.requests] == [
         [("system", "Be brief."), ("user", "one")],
         [("system", "Be kind."), ("user", "two")],
@@ -56,7 +56,7 @@ async def test_a_model_without_a_template_is_refused(scripted_processor):
     scripted_processor.service.model.has_chat_template = False
     result = await run(scripted_processor, "Hi\n")
     assert result.exit_code == 1
-    assert "tiny has no chat template" in result.stderr
+    assert "model 'tiny' has no chat template" in result.stderr
 
 
 class Terminal:

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
 from services.commands._options import SECTIONS
+from services.commands.engine import INSTEAD_OF_VLLM_OPTIONS
+from services.commands.serve import stack_settings
 from services.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
 from services.config.options import settings_of
 from services.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
@@ -97,7 +99,7 @@ def test_help_shows_what_most_people_need_and_where_the_rest_is():
 
 def test_all_of_the_help_has_every_option_in_its_section():
     whole = shown("--help-all")
-    assert "Where a service listens, and how it treats its peers:" in whole
+    assert "Address, connections and limits:" in whole
     assert "--metrics / --no-metrics" in whole
     assert all(setting.flag in whole for setting in settings_of(DetokenizerSettings()))
     assert "--help-all shows" not in whole
@@ -139,7 +141,7 @@ def test_how_long_to_wait_is_under_no_title_of_a_generation():
         ),
         (("serve", "a", "--max-num-seqs", "65537"), "'65537' is not usable: expected an integer from 1 to 65536"),
         (("serve", "a", "--block-size", "big"), "--block-size (RINGLINE_BLOCK_SIZE): 'big' is not usable"),
-        (("serve", "--name", "x"), "No such option '--name'"),
+        (("serve", "--name", "x"), "--name is not an option of `ringline serve`, which links its services itself."),
         (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),
         (("health", "nowhere"), "'nowhere' is not an address"),
         (("fly",), "No such command 'fly'"),
@@ -150,6 +152,53 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ONE_DEVICE = (
+    "is not supported yet: a model runs on one device. For more devices run an engine on each, and list them in "
+    "`ringline processor --engines`."
+)
+
+
+@pytest.mark.parametrize(
+    ("command_line", "message"),
+    [
+        ("serve m --tensor-parallel-size 2", f"--tensor-parallel-size {ONE_DEVICE}"),
+        ("engine m --tensor_parallel_size=2", f"--tensor_parallel_size {ONE_DEVICE}"),
+        ("engine m -tp 2", f"-tp {ONE_DEVICE}"),
+        ("engine m -tp2", f"-tp2 {ONE_DEVICE}"),
+        (
+            "engine m --no-enable-lora",
+            "--no-enable-lora is not supported yet: merge the adapter into the model's weights, and serve the merged "
+            "checkpoint.",
+        ),
+        ("serve m --scheduling-policy fcfs", "--scheduling-policy is called --policy here."),
+        (
+            "serve m --compilation-config.level 3",
+            "--compilation-config.level is not supported: CUDA graphs are captured for fixed batch sizes; "
+            "--enforce-eager turns them off.",
+        ),
+        (
+            "processor --api-key k",
+            "--api-key is not supported: `ringline token` makes tokens, `ringline serve --auth-token-file` accepts "
+            "them.",
+        ),
+        ("serve m --ssl-keyfile f", "--ssl-keyfile is called --tls-key-file here."),
+        ("serve m --max-num-seq 3", "unknown option --max-num-seq; did you mean --max-num-seqs?"),
+        ("serve m --max_num_seqs 3", "unknown option --max_num_seqs; did you mean --max-num-seqs?"),
+        ("serve m --enable-xyzzy", "unknown option --enable-xyzzy; `ringline serve --help-all` lists them all."),
+        ("generate hi --max-token 3", "unknown option --max-token; did you mean --max-tokens?"),
+        ("token t -x", "unknown option -x; `ringline token --help` lists them all."),
+    ],
+)
+def test_an_unknown_option_says_what_there_is_instead(command_line, message):
+    with pytest.raises(click.UsageError) as caught:
+        cli.main(command_line.split(), prog_name="ringline", standalone_mode=False)
+    assert caught.value.format_message() == message
+
+
+def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not():
+    assert {setting.name for setting in stack_settings()}.isdisjoint(INSTEAD_OF_VLLM_OPTIONS)
 
 
 @pytest.mark.parametrize("arguments", ["--help", "serve --help", "config-docs", "fly 2>&1"])
@@ -177,7 +226,7 @@ def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service
 def test_a_client_command_warns_of_a_misspelt_variable():
     done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
     warning, error = done.stderr.splitlines()
-    assert warning == "warning: RINGLINE_ADRESS is not a variable of Ringline; is it RINGLINE_ADDRESS?"
+    assert warning == "warning: unknown variable RINGLINE_ADRESS; did you mean RINGLINE_ADDRESS?"
     assert error.startswith("Error: 127.0.0.1:9 is not available")
 
 
@@ -227,4 +276,4 @@ def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
     assert done.stderr.splitlines() == [f"Error: {expected}"]
     done = ringline(*command, "--address", "nowhere" if command[0] == "bench" else "127.0.0.1:9,nowhere")
     assert done.returncode == 2
-    assert "'nowhere' is not an address like host:port" in done.stderr
+    assert "'nowhere' is not an address: expected host:port" in done.stderr

@@ -66,7 +66,7 @@ def test_another_programs_web_port_is_told_from_ours() -> None:
         Thread(target=server.serve_forever, daemon=True).start()
         said = told("health", f"127.0.0.1:{server.server_address[1]}")
         server.shutdown()
-    assert "this port speaks HTTP/1, not gRPC" in said
+    assert "this is an HTTP port, not a gRPC port" in said
 
 
 @pytest.fixture(params=["engine", "detokenizer", "processor"])

@@ -71,7 +71,7 @@ def test_an_engine_runs_as_many_sequences_as_planned(
 ) -> None:
     """Of a cache made for twelve, the scheduler has at least twelve at a time, and few more."""
     demand = replace(DEMAND, input_len=input_len, output_len=output_len)
-    decoding, prompt = blocks_per_sequence(group_layers(windows), demand)
+    decoding, prompt = blocks_per_sequence(group_layers(windows), demand, block_size=16, step_tokens=2048)
     blocks = blocks_of(replace(MEMORY, sequence_blocks=decoding, prompt_blocks=prompt), demand, 12)
     longest = input_len + output_len
     engine = Harness(
@@ -288,16 +288,29 @@ def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--input-len", "1000000"])
     assert result.exit_code != 0
-    assert "a request has 1,000,000 + 128 tokens, and the model takes " in str(result.exception or result.output)
+    said = str(result.exception or result.output)
+    assert "--input-len 1,000,000 and --output-len 128 are more than the model's context of " in said
 
 
 def test_hardware_that_is_not_said_is_asked_for() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--memory-gb", "4"])
     assert result.exit_code == 2
-    assert "--gpu, or --memory-gb, --bandwidth-gbs and --tflops together. Missing: --bandwidth-gbs, --tflops.\n" in (
+    assert "--gpu, or --memory-gb, --bandwidth-gbs and --tflops. Missing: --bandwidth-gbs, --tflops.\n" in (
         result.output
     )
     assert "Missing:" not in CliRunner().invoke(cli, ["plan", str(MODEL)]).output
+
+
+def test_the_options_of_the_engine_count() -> None:
+    def memory(*flags: str) -> dict[str, float]:
+        result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--json", *flags])
+        return dict(json.loads(result.output)["memory"])
+
+    usual = memory("--dtype", "bfloat16")
+    assert memory("--dtype", "float32")["block"] == 2 * usual["block"]
+    assert memory("--dtype", "bfloat16", "--block-size", "32")["block"] == 2 * usual["block"]
+    assert memory("--max-num-batched-tokens", "512")["activations"] < usual["activations"]
+    assert memory("--max-model-len", "1024")["angles"] == usual["angles"] / 2
 
 
 @pytest.mark.parametrize(
@@ -306,7 +319,7 @@ def test_hardware_that_is_not_said_is_asked_for() -> None:
 def test_what_no_engine_can_have_is_refused(flags: tuple[str, str]) -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", *flags])
     assert result.exit_code == 2
-    assert f"Invalid value for '{flags[0]}': {flags[1]}" in result.output
+    assert f"Invalid value for '{flags[0]}': '{flags[1]}' is not usable: expected a number " in result.output
 
 
 def test_every_number_is_one_that_a_person_reads() -> None:

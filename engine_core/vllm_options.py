@@ -1,0 +1,122 @@
+"""Unknown options: those of vLLM that an engine does not have, with what there is instead, and misspelled ones.
+
+The change that adds an option of vLLM, under vLLM's name or another, deletes its entry.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import fields
+
+from engine_core.config import EngineConfig, options_of
+from engine_core.errors import UnknownOptionError
+
+_TYPO_SIMILARITY = 0.8
+"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
+
+_ONE_DEVICE = (
+    "is not supported yet: a model runs on one device. For more devices run an engine on each, and list them in "
+    "`ringline processor --engines`"
+)
+_ONE_PROCESS = "is not supported: an engine is one process on one device"
+_OWN_GRAPHS = "is not supported: CUDA graphs are captured for fixed batch sizes; {enforce_eager} turns them off"
+
+_INSTEAD: dict[tuple[str, ...], str] = {
+    # Several devices
+    ("tensor_parallel_size", "tp"): _ONE_DEVICE,
+    ("pipeline_parallel_size", "pp"): _ONE_DEVICE,
+    ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _ONE_DEVICE,
+    ("enable_expert_parallel", "ep", "enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _ONE_DEVICE,
+    ("data_parallel_size", "dp", "data_parallel_size_local", "dpl", "data_parallel_rank", "dpn"): _ONE_DEVICE,
+    ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ONE_DEVICE,
+    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb"): _ONE_DEVICE,
+    ("distributed_executor_backend", "nnodes", "node_rank", "master_addr", "master_port"): _ONE_PROCESS,
+    ("worker_cls", "worker_extension_cls", "ray_workers_use_nsight"): _ONE_PROCESS,
+    ("max_parallel_loading_workers", "disable_custom_all_reduce"): _ONE_PROCESS,
+    # The checkpoint
+    ("trust_remote_code", "code_revision"): (
+        "is not supported: no code from a checkpoint is executed; docs/models.md lists the models that run"
+    ),
+    ("tokenizer_mode", "skip_tokenizer_init"): (
+        "is not supported: the checkpoint's tokenizer is read from its files; {tokenizer} names another"
+    ),
+    ("hf_token",): "is not an option: set the environment variable HF_TOKEN",
+    ("hf_overrides", "hf_config_path", "config_format", "rope_scaling", "rope_theta"): (
+        "is not supported: the checkpoint's config.json counts; change it there"
+    ),
+    ("generation_config", "override_generation_config"): (
+        "is not supported: the checkpoint's generation_config.json gives the defaults of sampling, and each request "
+        "can set its own"
+    ),
+    ("task", "runner", "convert", "pooler_config", "override_pooler_config"): (
+        "is not supported: models generate text; there are no embeddings, scores or classes"
+    ),
+    ("model_loader_extra_config", "ignore_patterns", "pt_load_map_location", "safetensors_load_strategy"): (
+        "is not supported: weights are read from safetensors files, see {load_format}"
+    ),
+    ("q",): "is called {quantization} here",
+    # LoRA
+    ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_modules", "lora_dtype"): (
+        "is not supported yet: merge the adapter into the model's weights, and serve the merged checkpoint"
+    ),
+    # Memory and cache
+    ("swap_space",): "is not needed: a preempted sequence is computed again, nothing is swapped to the host",
+    ("cpu_offload_gb",): "is not supported: the weights must fit on the device; {quantization} makes them smaller",
+    ("kv_cache_dtype", "calculate_kv_scales"): "is not supported yet: the KV cache has the type that {dtype} sets",
+    ("num_gpu_blocks_override",): "is not supported: {kv_cache_memory_bytes} sets the size of the KV cache",
+    ("kv_transfer_config", "kv_events_config", "kv_offloading_size", "kv_offloading_backend"): (
+        "is not supported yet: an engine's KV cache stays on its device"
+    ),
+    ("enable_sleep_mode",): "is not supported: stop the engine to free its memory",
+    # Scheduling and steps
+    ("scheduling_policy",): "is called {policy} here",
+    ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold"): (
+        "is not supported: {max_num_batched_tokens} limits how many prompt tokens a step computes"
+    ),
+    ("speculative_config", "speculative_model", "num_speculative_tokens"): "is not supported yet",
+    ("compilation_config", "O", "optimization_level", "cuda_graph_sizes", "cudagraph_capture_sizes"): _OWN_GRAPHS,
+    ("max_seq_len_to_capture", "max_context_len_to_capture"): _OWN_GRAPHS,
+    # Requests and answers
+    ("guided_decoding_backend", "structured_outputs_config"): (
+        "is not supported yet: answers cannot be held to a grammar or JSON schema"
+    ),
+    ("reasoning_parser", "enable_reasoning"): "is not supported yet: an answer's reasoning is a part of its text",
+    ("logits_processors", "logits_processor_pattern"): (
+        "is not supported: requests have logit_bias, allowed_token_ids and bad_words"
+    ),
+    ("max_logprobs",): "is not an option: a request may ask for the log probabilities of up to 20 tokens",
+    ("enable_prompt_embeds",): "is not supported: prompts are text or token ids",
+    ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "mm_processor_cache_gb"): (
+        "is not supported: prompts are text, without images, audio or video"
+    ),
+    ("allowed_local_media_path", "allowed_media_domains", "disable_mm_preprocessor_cache"): (
+        "is not supported: prompts are text, without images, audio or video"
+    ),
+    ("disable_log_stats",): "is not needed: statistics are not logged",
+}
+"""By the names in Python, the short flags among them, how a sentence that begins with the name goes on. ``{name}`` is
+an option of ``EngineConfig``."""
+
+
+def instead_of_vllm_options(spelled: Callable[[str], str]) -> dict[str, str]:
+    """By name in Python, how a sentence that begins with the option goes on: "is not supported yet: …".
+
+    ``spelled`` writes the name of one of our own options as the reader knows it, such as ``dtype`` or ``--dtype``.
+    """
+    own = {name: spelled(name) for name in _own_options()}
+    return {name: text.format_map(own) for names, text in _INSTEAD.items() for name in names}
+
+
+def unknown_option(option: str, value: object) -> UnknownOptionError:
+    """The error for an option of ``LLM`` that does not exist."""
+    instead = instead_of_vllm_options(str).get(option)
+    if instead is not None:
+        return UnknownOptionError(option, value, f"{option} {instead}")
+    near = difflib.get_close_matches(option, _own_options(), n=1, cutoff=_TYPO_SIMILARITY)
+    hint = f"did you mean {near[0]}?" if near else "engine_core/config.py and docs/configuration.md list all options"
+    return UnknownOptionError(option, value, f"unknown option {option}; {hint}")
+
+
+def _own_options() -> list[str]:
+    return [name for section in fields(EngineConfig) for name in options_of(section.default_factory)]  # type: ignore[arg-type]

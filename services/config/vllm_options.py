@@ -1,0 +1,35 @@
+"""Options of vLLM's server that ours does not have, and what there is instead. Those of its engine are in
+``engine_core.vllm_options``.
+
+The change that adds an option of vLLM, under vLLM's name or another, deletes its entry.
+"""
+
+from __future__ import annotations
+
+_GRPC = "is not supported: clients connect by gRPC, there is no HTTP API"
+_TOOLS = "is not supported yet: a tool call is a part of the answer's text, which your program parses"
+_TEMPLATE = "is not supported: the checkpoint's chat template is used; put another into its chat_template.jinja"
+_NOT_LOGGED = "is not needed: requests are not logged"
+
+_INSTEAD: dict[tuple[str, ...], str] = {
+    ("api_key",): "is not supported: `ringline token` makes tokens, `ringline serve --auth-token-file` accepts them",
+    ("ssl_keyfile",): "is called --tls-key-file here",
+    ("ssl_certfile",): "is called --tls-cert-file here",
+    ("ssl_ca_certs",): "is called --tls-ca-file here; --tls-client-auth require makes clients show a certificate",
+    ("ssl_cert_reqs",): "is called --tls-client-auth here",
+    ("enable_ssl_refresh",): "is not needed: certificates are read again when their files change",
+    ("uvicorn_log_level", "disable_uvicorn_access_log", "log_config_file"): "is not supported: see --log-level",
+    ("allowed_origins", "allow_credentials", "allowed_methods", "allowed_headers"): _GRPC,
+    ("root_path", "middleware", "disable_fastapi_docs"): _GRPC,
+    ("h11_max_incomplete_event_size", "h11_max_header_count"): _GRPC,
+    ("api_server_count", "asc", "headless", "disable_frontend_multiprocessing"): (
+        "is not supported: for several front ends run `ringline processor` several times"
+    ),
+    ("config",): "is not supported: options are flags or RINGLINE_… variables",
+    ("enable_auto_tool_choice", "tool_call_parser", "tool_parser_plugin", "tool_server"): _TOOLS,
+    ("chat_template", "chat_template_content_format", "trust_request_chat_template", "response_role"): _TEMPLATE,
+    ("enable_log_requests", "disable_log_requests", "max_log_len"): _NOT_LOGGED,
+}
+
+INSTEAD_OF_VLLM_OPTIONS: dict[str, str] = {name: text for names, text in _INSTEAD.items() for name in names}
+"""By name in Python, how a sentence that begins with the flag goes on: "is called --tls-key-file here"."""
