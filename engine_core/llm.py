@@ -4,40 +4,49 @@
         [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
         print(result.choices[0].text)
 
-The engine below it knows only token ids. The model's tokenizer is loaded with the first text prompt; it turns prompts
-into ids and output into text. Prompts of ids need none.
+The engine below it knows only token ids. ``offline_text`` turns text into ids and back; it is loaded with the first
+text prompt, chat or stop string.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import count
 from os import PathLike, fspath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tqdm import tqdm
 
+from engine_core.byte_sizes import parse_bytes
 from engine_core.call_thread import Call, CallThread
-from engine_core.config import EngineConfig, ModelSpec, options_of
+from engine_core.config import EngineConfig, ModelSpec, Option, options_of
+from engine_core.conversations import read_conversations
+from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
-from engine_core.model_loader.tokenizer import Tokenizer, load_tokenizer, text_after
 from engine_core.numpy_to_python import plain, plain_params
+from engine_core.offline_params import SamplingParams, Tokenizer, with_text
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.prompts import Prompt, PromptInput, read_prompts
-from engine_core.request import Finish, Request, SamplingParams
+from engine_core.request import Finish, FinishReason, Request
+from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
 from engine_core.vllm_options import unknown_option
 
-_PARAMS = frozenset(field.name for field in fields(SamplingParams))
+if TYPE_CHECKING:
+    from engine_core.offline_text import ChoiceText, Text
+
+__all__ = ["LLM", "Completion", "Result", "SamplingParams", "Tokenizer", "configure"]
+
+_PARAMS = frozenset(each.name for each in fields(EngineSamplingParams))
 
 
 @dataclass(slots=True)
@@ -46,11 +55,13 @@ class Completion:
 
     token_ids: list[int] = field(default_factory=list)
     text: str | None = None
-    """The text of the ids, without special tokens; None where the prompt was ids."""
+    """The text of the ids; None where the prompt was ids, and no stop string was given."""
     logprobs: Logprobs | None = None
     """One per token, when asked for."""
     finish: Finish | None = None
     """Why it ended; set on every completion that ``generate`` returns."""
+    stop: int | str | None = None
+    """The stop token's id or the stop string that ended it, if one did."""
 
 
 @dataclass(slots=True)
@@ -72,14 +83,43 @@ class Result:
         """Whether every choice has ended."""
         return all(choice.finish is not None for choice in self.choices)
 
-    def take(self, output: SequenceOutput) -> None:
-        choice = self.choices[output.choice]
+
+@dataclass(slots=True)
+class _Live:
+    """A request that is computed, and what has come of it."""
+
+    request: Request
+    params: SamplingParams
+    prompt: Prompt
+    result: Result
+    texts: list[ChoiceText] = field(default_factory=list)
+    """Of each choice; empty where nobody wants text."""
+
+    def take(self, output: SequenceOutput, core: EngineCore) -> int:
+        """Add the news of a choice, which ends where a stop string is complete; returns how many ids it got."""
+        choice = self.result.choices[output.choice]
+        before = len(choice.token_ids)
         choice.token_ids += output.token_ids
         choice.logprobs = _joined(choice.logprobs, output.logprobs)
-        choice.finish = output.finish or choice.finish
         if output.cached_tokens is not None:
-            self.cached_tokens = output.cached_tokens
-        self.prompt_logprobs = _joined(self.prompt_logprobs, output.prompt_logprobs)
+            self.result.cached_tokens = output.cached_tokens
+        self.result.prompt_logprobs = _joined(self.result.prompt_logprobs, output.prompt_logprobs)
+        stopped = self.texts[output.choice].add(output.token_ids, output.finish) if self.texts else None
+        if stopped is not None:
+            core.cancel(output.request_id, output.choice, finish_reason=None)
+            choice.finish, choice.stop = Finish(FinishReason.STOP), stopped.stop
+            del choice.token_ids[stopped.end :]
+            choice.logprobs = choice.logprobs and choice.logprobs[: stopped.end]
+        elif output.finish is not None:
+            choice.finish, choice.stop = output.finish, output.finish.stop_token_id
+        return len(choice.token_ids) - before
+
+    def finish(self) -> Result:
+        """The result, with its text."""
+        for choice, text in zip(self.result.choices, self.texts, strict=bool(self.texts)):
+            choice.text = text.text
+        self.result.prompt = self.prompt.text
+        return self.result
 
 
 class LLM:
@@ -97,23 +137,32 @@ class LLM:
 
         ``tokenizer`` replaces the model's own: a directory, a hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
-        ``max_num_seqs=8``. Without ``progress``, what the start warns of is a ``RuntimeWarning``.
+        ``max_num_seqs=8``, ``kv_cache_memory_bytes="2GiB"``. Without ``progress``, warnings of the start are raised as
+        ``RuntimeWarning``.
         Raises ``ConfigError`` for an unknown or unusable option, and what ``start_engine`` raises.
         """
+        self._custom_tokenizer: Tokenizer | None = None
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
         else:
-            self.tokenizer = _checked(tokenizer)
+            self._custom_tokenizer = _checked(tokenizer)
         self._config = configure(model=model, **options)
         self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._request_ids = count()
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The model's, or the one given; loaded on first use. Raises ``CheckpointError`` where there is none."""
-        return load_tokenizer(self._config.model)
+        return self._text.tokenizer
+
+    @cached_property
+    def _text(self) -> Text:
+        from engine_core.offline_text import CustomText, ModelText
+
+        custom = self._custom_tokenizer
+        return ModelText(self._config.model) if custom is None else CustomText(custom)
 
     @property
     def model(self) -> ModelSpec:
@@ -134,10 +183,17 @@ class LLM:
         """As the last step left it; at any time, from any thread."""
         return self._stats
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's own generation_config.json recommends, and the engine's defaults for the rest."""
+        recommended: dict[str, Any] = dict(self.model.default_sampling)
+        if "top_k" in recommended:
+            recommended["top_k"] = int(recommended["top_k"]) or None  # 0 means all tokens there
+        return SamplingParams(**recommended)
+
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: EngineSamplingParams | Sequence[EngineSamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[Result]:
@@ -153,52 +209,82 @@ class LLM:
         after ``close``; then none is computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a
         step, before it raises. After ``ExecutorError`` the engine is unusable.
         """
-        read = read_prompts(prompts)
-        requests = self._requests(read, *self._params(sampling_params, len(read)))
-        with closing(_Progress(len(requests), shown=use_tqdm)) as progress:
-            results = self._thread.call(lambda call: self._complete(requests, progress, call))
-        for prompt, result in zip(read, results, strict=True):
-            if prompt.text is not None:
-                result.prompt = prompt.text
-                for choice in result.choices:
-                    choice.text = text_after(self.tokenizer, result.prompt_token_ids, choice.token_ids)
-        return results
+        return self._generate(read_prompts(prompts), sampling_params, use_tqdm=use_tqdm)
 
-    def _complete(self, requests: list[Request], progress: _Progress, call: Call) -> list[Result]:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: EngineSamplingParams | Sequence[EngineSamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_name: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[Result]:
+        """Answer a conversation, or each of a list of conversations, as ``generate`` completes prompts.
+
+        A message is in OpenAI's form: ``{"role": "user", "content": "Hello"}``, where ``content`` may be a list of
+        parts of text. The model's chat template makes the prompt of it, as in the ring: ``template_name`` chooses one
+        of several, ``tools`` and ``chat_template_kwargs`` are handed to it. ``add_generation_prompt`` opens the answer
+        (by default, unless ``continue_final_message`` goes on with the last message).
+        """
+        template = {
+            "tools": tools,
+            "template_name": template_name,
+            "add_generation_prompt": not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "template_args": chat_template_kwargs,
+        }
+        prompts = []
+        for conversation in read_conversations(messages):
+            text, token_ids = self._text.render(conversation.place, conversation.messages, **template)
+            prompts.append(Prompt(conversation.place, text, tuple(token_ids)))
+        return self._generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _generate(self, prompts: list[Prompt], params: object, *, use_tqdm: bool) -> list[Result]:
+        live = self._requests(prompts, *self._params(params, len(prompts)))
+        with closing(_Progress(len(live), shown=use_tqdm)) as progress:
+            self._thread.call(lambda call: self._complete(live, progress, call))
+        return [each.finish() for each in live]
+
+    def _complete(self, requests: list[_Live], progress: _Progress, call: Call) -> None:
         """Compute ``requests``. However this ends, the engine is left without them."""
         core = self._engine.core
-        results = {r.request_id: _empty_result(r) for r in requests}
-        waiting = deque(requests)
+        live = {each.request.request_id: each for each in requests}
+        waiting = deque(each.request for each in requests)
         try:
             while (waiting or core.has_work()) and not call.interrupted:
                 self._add_as_many_as_fit(waiting)
                 outputs = core.step()
                 self._stats = core.stats()
                 for output in outputs:
-                    result = results[output.request_id]
-                    result.take(output)
-                    progress.advance(len(output.token_ids), finished=output.finish is not None and result.finished)
+                    one = live[output.request_id]
+                    tokens = one.take(output, core)
+                    progress.advance(tokens, finished=one.result.finished)
         finally:
-            for request_id in results:
+            for request_id in live:
                 core.cancel(request_id, finish_reason=None)
             with suppress(ExecutorError):  # it has been raised already
                 while core.has_work():
                     core.step()
             self._stats = core.stats()
-        return list(results.values())
 
-    def _params(self, params: object, num_prompts: int) -> tuple[Sequence[SamplingParams], Sequence[str]]:
+    def _params(self, params: object, num_prompts: int) -> tuple[Sequence[EngineSamplingParams], Sequence[str]]:
         """Return the parameters of each prompt, and their places in the caller's arguments."""
         if params is None:
-            params = default_params(self.model)
-        if isinstance(params, SamplingParams):
+            params = self.get_default_sampling_params()
+        if isinstance(params, EngineSamplingParams):
             return [params] * num_prompts, ["sampling_params"] * num_prompts
         if not isinstance(params, list | tuple):
             problem = f"sampling_params is of type {type(params).__name__}"
             raise TypeError(f"{problem}; expected SamplingParams, or a list of them")
         places = [f"sampling_params[{index}]" for index in range(len(params))]
         for each, place in zip(params, places, strict=True):
-            if not isinstance(each, SamplingParams):
+            if not isinstance(each, EngineSamplingParams):
                 raise TypeError(f"{place} is of type {type(each).__name__}; expected SamplingParams")
         if len(params) != num_prompts:
             numbers = f"the number of sampling_params is {len(params)}, that of prompts is {num_prompts}"
@@ -206,24 +292,36 @@ class LLM:
         return params, places
 
     def _requests(
-        self, prompts: list[Prompt], params: Sequence[SamplingParams], places: Sequence[str]
-    ) -> list[Request]:
+        self, prompts: list[Prompt], params: Sequence[EngineSamplingParams], places: Sequence[str]
+    ) -> list[_Live]:
         """Check all requests before any is computed. ``places``: where the caller has each of ``params``."""
-        requests = []
-        converted = {id(each): each for each in params}
-        converted = {key: plain_params(each) for key, each in converted.items()}  # what prompts share stays shared
-        for prompt, chosen, place in zip(prompts, params, places, strict=True):
-            token_ids = prompt.token_ids
-            if token_ids is None:
-                token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
-            request = Request(f"offline-{next(self._request_ids)}", token_ids, converted[id(chosen)])
-            try:
-                validate_request(request, self.model)
-            except InvalidRequestError as error:
-                where = place if error.field in _PARAMS else prompt.place
-                raise InvalidRequestError(f"{where}: {error.field}", error.problem) from None
-            requests.append(request)
-        return requests
+        checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # what prompts share stays shared
+        for each, place in zip(params, places, strict=True):
+            if id(each) not in checked:
+                own = with_text(plain_params(each), place)
+                if own.stop_strings:
+                    self._text.check_stop(own, place)
+                checked[id(each)] = own, own.for_engine
+        return [
+            self._request(prompt, *checked[id(each)], place)
+            for prompt, each, place in zip(prompts, params, places, strict=True)
+        ]
+
+    def _request(self, prompt: Prompt, params: SamplingParams, for_engine: EngineSamplingParams, place: str) -> _Live:
+        token_ids = prompt.token_ids
+        if token_ids is None:
+            token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
+        request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine)
+        try:
+            validate_request(request, self.model)
+        except InvalidRequestError as error:
+            where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
+            raise InvalidRequestError(where, error.problem) from None
+        result = Result(list(token_ids), [Completion() for _ in range(for_engine.n)])
+        live = _Live(request, params, prompt, result)
+        if prompt.text is not None or params.stop_strings:
+            live.texts = [self._text.choice(token_ids, params) for _ in range(for_engine.n)]
+        return live
 
     def _add_as_many_as_fit(self, requests: deque[Request]) -> None:
         while requests:
@@ -273,25 +371,12 @@ def _checked(tokenizer: object) -> Tokenizer:
     return tokenizer
 
 
-def _empty_result(request: Request) -> Result:
-    params = request.params
-    return Result(list(request.prompt_token_ids), [Completion() for _ in range(params.n)])
-
-
 def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:
     """Concatenate; either may be None."""
     if known is None or more is None:
         return more if known is None else known
     known.extend(more)
     return known
-
-
-def default_params(model: ModelSpec) -> SamplingParams:
-    """What the checkpoint's own generation_config.json recommends, and the engine's defaults for the rest."""
-    recommended: dict[str, Any] = dict(model.default_sampling)
-    if "top_k" in recommended:
-        recommended["top_k"] = int(recommended["top_k"]) or None  # 0 means all tokens there
-    return SamplingParams(**recommended)
 
 
 def configure(**options: Any) -> EngineConfig:
@@ -305,5 +390,15 @@ def configure(**options: Any) -> EngineConfig:
     for option, value in options.items():
         if option not in known:
             raise unknown_option(option, value)
-        chosen[known[option]][option] = fspath(value) if isinstance(value, PathLike) else plain(value)
+        chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
+
+
+def _value(name: str, value: Any, declared: Option) -> Any:
+    """The value of an option as its section takes it."""
+    if declared.unit == "bytes" and isinstance(value, str):
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            raise ConfigError(name, value, str(error).removeprefix("expected ")) from None
+    return fspath(value) if isinstance(value, PathLike) else plain(value)

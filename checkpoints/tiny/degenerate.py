@@ -14,7 +14,7 @@ from pathlib import Path
 from corpus import document
 from transformers import PreTrainedTokenizerFast
 
-from engine_core.llm import LLM, default_params
+from engine_core.llm import LLM
 
 HERE = Path(__file__).parent
 TEXTS = ("Once upon a time",)
@@ -36,7 +36,7 @@ def main() -> None:
     chosen = {name: value for name in ("temperature", "top_p") if (value := getattr(asked, name)) is not None}
     with LLM(HERE) as llm:
         for name, prompt in zip((*TEXTS, *CHATS), prompts, strict=True):
-            params = replace(default_params(llm.model), max_tokens=asked.max_tokens, **chosen)
+            params = replace(llm.get_default_sampling_params(), max_tokens=asked.max_tokens, **chosen)
             ids = tokenizer.encode(prompt, add_special_tokens=False)
             results = llm.generate([ids] * asked.seeds, [replace(params, seed=seed) for seed in range(asked.seeds)])
             texts = [tokenizer.decode(r.choices[0].token_ids, skip_special_tokens=True) for r in results]

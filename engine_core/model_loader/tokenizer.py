@@ -1,7 +1,4 @@
-"""A model's tokenizer: where its files are, and for offline use, text to ids and back by transformers.
-
-An engine that is given ids needs none of this: a service only passes the files on.
-"""
+"""A model's tokenizer: where its files are, and how a ``tokenizer.json`` is made where there is none."""
 
 from __future__ import annotations
 
@@ -9,18 +6,14 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.checkpoint import tokenizer_source
 from engine_core.model_loader.tekken import TEKKEN_FILE
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _OTHER_KINDS = (
     (TEKKEN_FILE,),
@@ -34,48 +27,6 @@ _OTHER_KINDS = (
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\s")
 """A token in base64, and its rank."""
 _OTHERWISE = "--tokenizer names another directory or model"
-_CONTEXT_TOKENS = 16
-"""How many of a prompt's last tokens decide how the text after it begins."""
-_MOST_BYTES = 4
-"""The most bytes of a character, each of which may be a token."""
-_REPLACEMENT = "\ufffd"
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that belong around it."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
-
-
-def load_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The tokenizer that ``config`` names, or the model's own. Raises ``CheckpointError``.
-
-    As in the ring, ``tokenizer.json`` decides: transformers' classes for some families would make another one of it.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    with tokenizer_directory(config) as directory:
-        try:
-            return _Pretrained(PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True))
-        except Exception as error:  # whatever a broken file makes its parsers raise
-            raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
-
-
-def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
-    """What ``output`` adds to the text of ``prompt``: decoded alone, it may lose the space that it begins with."""
-    for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
-        context = list(prompt[-size:])
-        text = tokenizer.decode([*context, *output])
-        if not text.startswith(_REPLACEMENT):  # else it may begin inside a character, and spoil those after it
-            break
-    # Drop as much of the prompt's text as stands unchanged: a character that ``output`` completes does not.
-    before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
-    return text.removeprefix(next((each for each in before if text.startswith(each)), ""))
 
 
 @contextmanager
@@ -126,19 +77,3 @@ def _tiktoken_file(directory: Path) -> Path | None:
                 if _TIKTOKEN_LINE.match(file.read(1024)):
                     return path
     return None
-
-
-class _Pretrained:
-    """A tokenizer from transformers."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, verbose=False)["input_ids"]  # a prompt too long is refused elsewhere
-        return ids
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text

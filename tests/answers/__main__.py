@@ -21,8 +21,7 @@ import ringline
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from engine_core.llm import LLM
-from engine_core.request import SamplingParams
+from engine_core.llm import LLM, SamplingParams
 from tests.answers.questions import QUESTIONS
 from tests.engine_core.models.greedy import NEAR
 from tests.ring import start_ring, stop_ring
@@ -49,7 +48,7 @@ def main() -> int:
     if not given.checkpoint.is_dir():
         parser.error(f"there is no directory {given.checkpoint}")
     reference = Reference(given.checkpoint, given.tokens)
-    asked = {"LLM": offline(given.checkpoint, given.tokens, reference)} | served(given.checkpoint, given.tokens)
+    asked = {"LLM": offline(given.checkpoint, given.tokens)} | served(given.checkpoint, given.tokens)
     problems = 0
     for way, answers in asked.items():
         found = [reference.problem(question, answer) for question, answer in zip(QUESTIONS, answers, strict=True)]
@@ -62,15 +61,14 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def offline(checkpoint: Path, tokens: int, reference: Reference) -> list[Answer]:
-    """By ``LLM``, which takes prompts and no conversations."""
-    prompts = [reference.prompt(question) for question in QUESTIONS]
+def offline(checkpoint: Path, tokens: int) -> list[Answer]:
+    """By ``LLM``."""
     with LLM(checkpoint, dtype="float32", kv_cache_memory_bytes=CACHE) as llm:
-        results = llm.generate([list(ids) for ids in prompts], SamplingParams(temperature=0.0, max_tokens=tokens))
-    choices = [result.choices[0] for result in results]
+        asked = [_asks(question) for question in QUESTIONS]
+        results = llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=tokens))
     return [
-        Answer(prompt, tuple(choice.token_ids), reference.text(choice.token_ids))
-        for prompt, choice in zip(prompts, choices, strict=True)
+        Answer(tuple(each.prompt_token_ids), tuple(each.choices[0].token_ids), each.choices[0].text or "")
+        for each in results
     ]
 
 

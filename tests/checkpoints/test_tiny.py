@@ -226,10 +226,10 @@ def test_answers_are_sound_with_the_recommended_sampling(corpus):
     """At temperature 1, 15 of these 100 loop or have a word that the corpus never writes."""
     from degenerate import corpus_words, problem
 
-    from engine_core.llm import LLM, default_params
+    from engine_core.llm import LLM
 
     with LLM(TINY) as llm:
-        params = [replace(default_params(llm.model), max_tokens=48, seed=seed) for seed in range(100)]
+        params = [replace(llm.get_default_sampling_params(), max_tokens=48, seed=seed) for seed in range(100)]
         results = llm.generate(["Once upon a time"] * 100, params, use_tqdm=False)
     words = corpus_words(documents=10_000)
     degenerate = [text for result in results if problem(text := result.choices[0].text, words)]

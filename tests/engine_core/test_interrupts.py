@@ -14,7 +14,7 @@ import pytest
 from engine_core.engine import EngineCore
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kv_cache.manager import KVCacheManager
-from engine_core.llm import LLM, Result
+from engine_core.llm import LLM, _Live
 from engine_core.models.base import CausalLM
 from engine_core.request import SamplingParams
 from engine_core.sampling.sampler import Sampler
@@ -128,7 +128,7 @@ MOMENTS = [
     (InputBatch, "advance", 2),
     (InputBatch, "commit", 3),
     (Scheduler, "update", 3),
-    (Result, "take", 2),
+    (_Live, "take", 2),
 ]
 
 

@@ -1,0 +1,109 @@
+"""Conversations as callers of ``LLM.chat`` write them, in OpenAI's form: one list of messages, or a list of such lists.
+
+Anything else raises ``TypeError`` or ``ValueError``, which name the place: ``messages[0].content[1]``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+_MESSAGE = 'a message such as {"role": "user", "content": "Hello"}'
+_CALL = 'a call such as {"function": {"name": "add", "arguments": {"a": 1}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in the form that chat templates take."""
+
+    place: str
+    """Where the caller wrote it, such as ``messages[3]``."""
+    messages: tuple[Mapping[str, Any], ...]
+
+
+def read_conversations(messages: object) -> list[Conversation]:
+    """Every conversation, in order."""
+    items = _listed(messages, "messages", f"{_MESSAGE}, or a list of such lists")
+    if all(isinstance(item, Mapping) for item in items):
+        return [_read(items, "messages")]
+    places = [f"messages[{index}]" for index in range(len(items))]
+    return [_read(_listed(item, place, _MESSAGE), place) for place, item in zip(places, items, strict=True)]
+
+
+def _read(messages: Sequence[object], place: str) -> Conversation:
+    if not messages:
+        raise ValueError(f"{place} is empty; expected at least one message")
+    return Conversation(place, tuple(_message(each, f"{place}[{index}]") for index, each in enumerate(messages)))
+
+
+def _message(message: object, place: str) -> Mapping[str, Any]:
+    given = _mapping(message, place, _MESSAGE)
+    if unknown := [key for key in given if key not in _KEYS]:
+        raise TypeError(f"{place} has the key {unknown[0]!r}; expected {', '.join(_KEYS)}")
+    read: dict[str, Any] = {"role": _text(given.get("role"), f"{place}.role")}
+    if not read["role"]:
+        raise ValueError(f"{place}.role is empty; expected a role such as user or assistant")
+    calls = given.get("tool_calls") or ()
+    read["content"] = _content(given.get("content"), f"{place}.content", optional=bool(calls))
+    if calls:
+        listed = _listed(calls, f"{place}.tool_calls", _CALL)
+        read["tool_calls"] = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(listed)]
+    for key in ("name", "tool_call_id"):
+        if given.get(key) is not None:
+            read[key] = _text(given[key], f"{place}.{key}")
+    return read
+
+
+def _content(content: object, place: str, *, optional: bool) -> str:
+    """A text, or the text of parts, which are joined with a newline."""
+    if content is None and optional:
+        return ""
+    if not isinstance(content, list | tuple):
+        return _text(content, place)
+    texts = []
+    for index, each in enumerate(content):
+        part = _mapping(each, f"{place}[{index}]", 'a part such as {"type": "text", "text": "Hello"}')
+        if part.get("type") != "text":
+            raise ValueError(f"{place}[{index}] is a part of type {part.get('type')!r}; expected parts of type 'text'")
+        texts.append(_text(part.get("text"), f"{place}[{index}].text"))
+    return "\n".join(texts)
+
+
+def _call(call: object, place: str) -> Mapping[str, Any]:
+    given = _mapping(call, place, _CALL)
+    function = _mapping(given.get("function", given), f"{place}.function", '{"name": …, "arguments": …}')
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{place}.arguments is not JSON ({error}); expected an object") from None
+    read: dict[str, Any] = {"id": _text(given["id"], f"{place}.id")} if given.get("id") else {}
+    return read | {
+        "type": "function",
+        "function": {
+            "name": _text(function.get("name"), f"{place}.name"),
+            "arguments": _mapping(arguments, f"{place}.arguments", "an object"),
+        },
+    }
+
+
+def _listed(value: object, place: str, accepted: str) -> Sequence[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    raise TypeError(f"{place} is of type {type(value).__name__}; expected a list with {accepted}")
+
+
+def _mapping(value: object, place: str, accepted: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise TypeError(f"{place} is of type {type(value).__name__}; expected {accepted}")
+
+
+def _text(value: object, place: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"{place} is {'missing' if value is None else f'of type {type(value).__name__}'}; expected text")

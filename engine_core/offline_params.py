@@ -1,0 +1,60 @@
+"""What callers of ``LLM`` set: sampling parameters with those of text, and a tokenizer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, runtime_checkable
+
+from engine_core import request
+from engine_core.errors import InvalidRequestError
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that belong around it."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(request.SamplingParams):
+    """The engine's parameters, and how a choice becomes text."""
+
+    stop: str | Sequence[str] | None = None
+    """One string or several (at most 64, of at most 1,024 UTF-8 bytes each and 8,192 together): the choice ends with
+    STOP as soon as its text has one of them. The text ends before it, the ids with the token that completes it."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string in the text, or the text of the eos or stop token."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """``stop`` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def for_engine(self) -> request.SamplingParams:
+        """The engine's part, which knows token ids alone."""
+        return request.SamplingParams(**{f.name: getattr(self, f.name) for f in fields(request.SamplingParams)})
+
+
+def with_text(params: request.SamplingParams, place: str) -> SamplingParams:
+    """``params`` with those of text, by default where they are the engine's alone.
+
+    Raises ``InvalidRequestError``, naming ``place``, for one of the wrong type.
+    """
+    if not isinstance(params, SamplingParams):
+        return SamplingParams(**{f.name: getattr(params, f.name) for f in fields(params)})
+    if not isinstance(params.stop, str | list | tuple | None):
+        kind = type(params.stop).__name__
+        raise InvalidRequestError(f"{place}: stop", f"is of type {kind}; expected a string, or a list of strings")
+    for name in ("include_stop_str_in_output", "skip_special_tokens"):
+        if type(value := getattr(params, name)) is not bool:
+            raise InvalidRequestError(f"{place}: {name}", f"is of type {type(value).__name__}; expected True or False")
+    return params
