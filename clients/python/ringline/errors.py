@@ -18,6 +18,8 @@ When a generation fails, the error's ``partial`` holds what was delivered until 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
@@ -26,6 +28,8 @@ from ringline.outputs import Partial
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST_STATUS = "Internal error from Core"
 """grpc.aio replaces the status of a stream that ended during a write with this text."""
+_TIMED_OUT = "Deadline Exceeded"
+"""gRPC's own text where the server did not answer in time."""
 _DOMAIN = "ringline"
 
 
@@ -78,6 +82,8 @@ class Unavailable(RingError):
     """The server cannot be reached or takes no new requests."""
 
     code = grpc.StatusCode.UNAVAILABLE
+    unreached: Mapping[str, str] | None = None
+    """Set if the client has never reached a server: by address, why no connection could be made."""
 
 
 class Truncated(Unavailable):
@@ -158,6 +164,8 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
         error = invalid("message", f"the server takes no message as large as this one ({failure.details()})")
         error.reason = "TOO_LARGE"
         return error
+    if failure.details() == _TIMED_OUT:
+        return DeadlineExceeded("the timeout passed before the server answered")
     code = failure.code()
     return from_status(status_pb2.Status(code=code.value[0], message=failure.details() or ""))
 

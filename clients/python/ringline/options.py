@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 
 class ToolCall(TypedDict, total=False):
@@ -17,14 +17,21 @@ class ToolCall(TypedDict, total=False):
     function: Mapping[str, Any]
 
 
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(TypedDict, total=False):
     """One message of a conversation."""
 
     role: Required[str]
     """For example system, user, assistant or tool."""
-    content: str | None
-    """Text, possibly empty; None or absent only with tool_calls.
-    Lists of parts are not accepted: join those that are text."""
+    content: str | Sequence[TextPart] | None
+    """Text, possibly empty, or parts of type text, which are joined with newlines; None or absent only with tool_calls.
+    """
     tool_calls: Sequence[ToolCall] | None
     tool_call_id: str
     """The tool call that a tool's message answers."""

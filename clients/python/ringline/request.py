@@ -123,14 +123,32 @@ def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
             for number, call in enumerate(message["tool_calls"] or ()):
                 _add_tool_call(target.tool_calls.add(), call, f"{path}.tool_calls[{number}]")
         elif key == "content" and isinstance(value, list | tuple):
-            raise TypeError(
-                f"{path}.content: expected str, got {type(value).__name__}: a message's content is one text, "
-                f"so join the parts that are text; there is no place for others"
-            )
+            _join_parts(target, value, f"{path}.content")
         else:
             assign(target, key, value, option=f"{path}.{key}")
     if message.get("content") is None and not target.tool_calls:
-        raise invalid(f"{path}.content", "missing: only a message with tool_calls may have none")
+        raise invalid(f"{path}.content", "missing: expected a text; only a message with tool_calls may have none")
+
+
+def _join_parts(target: pb.ChatMessage, parts: Sequence[object], path: str) -> None:
+    """Set a message's content to the texts of its parts, with newlines between them."""
+    texts: list[str] = []
+    for number, part in enumerate(parts):
+        where = f"{path}[{number}]"
+        if not isinstance(part, Mapping):
+            raise TypeError(
+                f"{where}: expected a dict such as {{'type': 'text', 'text': 'Hello'}}, got {type(part).__name__}"
+            )
+        if (kind := part.get("type")) != "text":
+            problem = "its type is missing" if kind is None else f"a part of type {kind!r} is not supported"
+            raise invalid(where, f"{problem}: expected parts of type text")
+        if others := [key for key in part if key not in ("type", "text")]:
+            raise TypeError(f"{where}: unknown key {others[0]!r}: expected type and text")
+        assign(target, "content", part.get("text"), option=f"{where}.text")
+        texts.append(target.content)
+    if not texts:
+        raise invalid(path, "an empty list: expected a text, or at least one part of type text")
+    target.content = "\n".join(texts)
 
 
 def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:

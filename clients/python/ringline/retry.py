@@ -57,6 +57,7 @@ class RetryPolicy:
     patience: float
     retries: int
     retry_overloaded: bool
+    wait_for_ready: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for a number out of range."""
@@ -69,7 +70,8 @@ class RetryPolicy:
 class RetryState:
     """Decides for one request whether an error is retried.
 
-    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A request
+    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A client
+    that has never reached a server does not wait for one, unless ``wait_for_ready``. A request
     that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
     crashes the servers. A server that admits the request may still refuse it as Overloaded, because its engine is full:
     it has not taken it, and the outage goes on.
@@ -125,7 +127,10 @@ class RetryState:
         now = time.monotonic()
         if self._outage_began is None:
             self._outage_began = now
-        remaining = self._deadline.remaining()
+        try:
+            remaining = self._deadline.remaining()
+        except DeadlineExceeded:
+            raise DeadlineExceeded(f"the timeout passed; the last attempt failed: {error}") from None
         if now + delay - self._outage_began >= self._policy.patience or (remaining is not None and delay >= remaining):
             raise error
         return delay
@@ -140,7 +145,9 @@ class RetryState:
     def _least_delay(self, error: RingError) -> float | None:
         """None: the error is not retried."""
         if isinstance(error, Unavailable):
-            return None if error.reason == _MODEL_GONE else 0.0
+            never_reached = error.unreached is not None
+            final = error.reason == _MODEL_GONE or (never_reached and not self._policy.wait_for_ready)
+            return None if final else 0.0
         if isinstance(error, Overloaded):
             if self._taken:  # a resume is retried even if the policy does not retry overload
                 return self._backoff(error.retry_after or _FIRST_DELAY)
