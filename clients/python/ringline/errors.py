@@ -18,6 +18,7 @@ When a generation fails, the error's ``partial`` holds what was delivered until 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import grpc
@@ -159,9 +160,10 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
         if key == _DETAILS_KEY and isinstance(value, bytes):
             return from_status(status_pb2.Status.FromString(value))
     if failure.details() == _LOST_STATUS:
-        return Unavailable("the stream ended while it was written to")
+        return Unavailable("the connection was lost while a request was sent")
     if (failure.details() or "").startswith(_TOO_LARGE):
-        error = invalid("message", f"the server takes no message as large as this one ({failure.details()})")
+        size, limit = (*re.findall(r"\d+", failure.details() or ""), "?", "?")[:2]
+        error = invalid("message", f"{size} bytes: expected at most {limit}, the server's limit")
         error.reason = "TOO_LARGE"
         return error
     if failure.details() == _TIMED_OUT:
@@ -173,7 +175,11 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
 def from_lost_call(failure: grpc.RpcError) -> RingError:
     """Like ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
     error = from_rpc(failure)
-    return Unavailable(f"the call was cancelled at the other end: {error}") if isinstance(error, Cancelled) else error
+    return (
+        Unavailable(f"the server, or a proxy before it, cancelled the call: {error}")
+        if isinstance(error, Cancelled)
+        else error
+    )
 
 
 def _field(status: status_pb2.Status) -> str | None:

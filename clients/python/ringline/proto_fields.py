@@ -88,10 +88,12 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
     except (ValueError, OverflowError):
         low, high = _RANGES.get(field.type, (-_MAX_FLOAT, _MAX_FLOAT))
         accepted = f"at least {low}" if value < low else f"at most {high}"  # the other bound is only the type's
-        raise invalid(option, f"{_shown(value)} is out of range: expected {accepted}") from None
+        raise invalid(option, f"{shown(value)} is out of range: expected {accepted}") from None
 
 
-def _shown(number: int) -> str:
-    """The number; only its magnitude if it is so long that Python refuses to print it."""
+def shown(number: float) -> str:
+    """The number; only its magnitude if it is an int so long that Python refuses to print it."""
+    if isinstance(number, float):
+        return repr(number)
     digits = int(number.bit_length() * math.log10(2))
     return str(number) if digits < _MAX_DIGITS else f"{'-' if number < 0 else ''}1e{digits}"

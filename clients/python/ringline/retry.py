@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable, invalid
+from ringline.proto_fields import shown
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
@@ -17,17 +18,27 @@ _MOST_DOUBLINGS = 10
 _JITTER = 1.5
 _MODEL_GONE = "MODEL_GONE"
 """The error reason of a request that no server can continue, because its model is gone."""
+_LONGEST_TIMEOUT = (2**32 - 1) / 1000
+"""Seconds; what the contract's ``timeout_ms`` holds."""
 GRACE = 1.0
 """Seconds after its deadline at which a request is ended here if its server has not done so."""
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
 class Deadline:
     """A point in time on this process's monotonic clock, or none."""
 
     def __init__(self, timeout: float | None) -> None:
-        """``timeout`` is in seconds from now; raise InvalidRequest unless it is positive."""
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise invalid("timeout", f"{timeout!r} is not a positive number of seconds")
+        """``timeout`` is in seconds from now; raises InvalidRequest where it is out of range."""
+        if timeout is not None:
+            _check_number("timeout", timeout)
+            if not 0 < timeout <= _LONGEST_TIMEOUT:
+                expected = f"expected more than 0 and at most {_LONGEST_TIMEOUT:.0f} s"
+                raise invalid("timeout", f"{shown(timeout)} is out of range: {expected}")
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
@@ -36,7 +47,7 @@ class Deadline:
             return None
         left = self._end - time.monotonic()
         if left <= 0:
-            raise DeadlineExceeded("the timeout passed while no server had the request")
+            raise DeadlineExceeded("the timeout passed before a server took the request")
         return left
 
     def remaining_ms(self) -> int | None:
@@ -61,10 +72,10 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for a number out of range."""
-        if not self.patience >= 0:
-            raise invalid("patience", f"{self.patience!r} is not a number of seconds")
-        if not self.retries >= 0:
-            raise invalid("retries", f"{self.retries!r} is not a number of attempts")
+        for name, value in (("patience", self.patience), ("retries", self.retries)):
+            _check_number(name, value)
+            if not value >= 0:
+                raise invalid(name, f"{shown(value)} is out of range: expected at least 0")
 
 
 class RetryState:

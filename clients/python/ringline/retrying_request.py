@@ -79,7 +79,7 @@ class RetryingRequest:
             cut = self.reader.cut
             if cut is None or last is cut:
                 raise
-            ended = Truncated(f"{cut}; nor did it go on elsewhere: {last}")
+            ended = Truncated(f"{cut}; it could not be resumed: {last}")
             ended.reason = last.reason
             raise self.reader.ended(ended) from None
         self.reader.begin(())
