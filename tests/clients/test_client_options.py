@@ -219,11 +219,14 @@ def test_other_parts_are_refused_by_name(content, text):
     assert refused.value.field == text.partition(": ")[0]
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), pytest.param(10**5000, id="long")])
 async def test_a_timeout_must_be_a_time(server, seconds):
     with ringline.Client(server.address) as client, pytest.raises(ringline.InvalidRequest) as refused:
         client.stream("Hi", timeout=seconds)
     assert refused.value.field == "timeout"
+    assert str(refused.value).endswith(" is out of range: expected more than 0 and at most 4294967 s")
+    with ringline.Client(server.address) as client, pytest.raises(TypeError, match="timeout: expected a number"):
+        client.stream("Hi", timeout="3")
 
 
 async def test_the_resolved_options_repeat_the_request(server):

@@ -64,7 +64,7 @@ class Options(TokenizeOptions, total=False):
     request_id: str | None
     """An id for the request, unique among the live ones. Default: a generated one."""
     priority: int | None
-    """Lower runs first."""
+    """Requests with a lower number run first."""
     cache_salt: str | None
     """Cached prefixes are shared only between requests with the same salt."""
     requires: Sequence[str] | None
@@ -72,10 +72,10 @@ class Options(TokenizeOptions, total=False):
     traceparent: str | None
     """The caller's place in a distributed trace (W3C Trace Context)."""
     truncate_prompt_tokens: int | None
-    """Keep only this many of the prompt's last tokens."""
+    """Use only the end of the prompt, at most this many tokens."""
 
     temperature: float | None
-    """0 is greedy."""
+    """0 always takes the most probable token."""
     top_k: int | None
     top_p: float | None
     min_p: float | None
