@@ -93,7 +93,7 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
 
 def shown(number: float) -> str:
     """The number; only its magnitude if it is an int so long that Python refuses to print it."""
-    if isinstance(number, float):
+    if not isinstance(number, int):
         return repr(number)
     digits = int(number.bit_length() * math.log10(2))
     return str(number) if digits < _MAX_DIGITS else f"{'-' if number < 0 else ''}1e{digits}"
