@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 import grpc
 import ringline
+from ringline.connect_errors import connection_failure
 
 from services.commands._connection import Connection
 from services.config.addresses import valid_address
@@ -38,10 +39,8 @@ _CONNECTION_FLAGS = {
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
-_NO_CONNECTION = ("connections to all backends failing", "errors resolving")
-"""How gRPC's messages begin when no server answers; only their end is useful to a person."""
 PATIENCE = 3.0
-"""Seconds for which a command tries to reach a server; a mistyped address is reported only after this."""
+"""Seconds for which a command looks for a server again after it has lost one."""
 _CONNECTION_OPTIONS = (
     click.option("--tls", is_flag=True, help="Use TLS, and trust the public certificate authorities."),
     click.option(
@@ -283,7 +282,10 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
         return problem
     if type(error) is not ringline.Unavailable:
         return f"{error.code.name}: {error}"
-    reason = str(error)
-    if reason.startswith(_NO_CONNECTION):
-        reason = f"{reason.rpartition(': ')[2].rstrip(']')}; `ringline serve` starts a server, --address names another"
-    return f"{addresses} is not available: {reason}"
+    unreached = error.unreached or {}
+    if (reason := connection_failure(error)) is not None:
+        unreached = {addresses: reason}
+    if unreached:
+        tried = "; ".join(f"{address} is not available: {reason}" for address, reason in unreached.items())
+        return f"{tried}; `ringline serve` starts a server, --address names another"
+    return f"{addresses} is not available: {error}"

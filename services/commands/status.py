@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.commands._connection import Connection
 from services.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
+from services.commands._live_page import LivePage, read_live_page
 from services.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
 from services.config.addresses import host_and_port, is_dns_name, valid_address
 from services.config.errors import ExitCode, FatalError
@@ -42,6 +43,8 @@ class ServiceStatus:
     metrics: str | None = None
     models: list[dict[str, Any]] | None = None
     """Of a processor: the models that it serves."""
+    page: LivePage | None = None
+    """Of a processor: its requests and peers, as its live page shows them."""
     load: dict[str, Any] | None = None
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
     trouble: str | None = None
@@ -101,7 +104,7 @@ def status(
     elif not found:
         click.echo(_nothing(None if everything else processors[0]))
     else:
-        click.echo("\n\n".join(_stack_text(stack) for stack in found))
+        click.echo("\n\n".join(stack_text(stack) for stack in found))
     serving = found and all(service.health == "SERVING" for service in services)
     return ExitCode.OK if serving else ExitCode.FAILURE
 
@@ -193,11 +196,14 @@ async def _service(
     async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
         health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
         models = await _models(channel) if name == "processor" and health == "SERVING" else None
+        page = None
+        if name == "processor" and health in ("SERVING", "NOT_SERVING"):
+            page = await asyncio.to_thread(read_live_page, address, metrics)
         load = await _load(channel) if name == "engine" and health == "SERVING" else None
         trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
-    return ServiceStatus(name, address, health, pid, metrics, models, load, trouble)
+    return ServiceStatus(name, address, health, pid, metrics, models, page, load, trouble)
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
@@ -218,21 +224,36 @@ async def _load(channel: grpc.aio.Channel) -> dict[str, Any] | None:
     return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
 
 
-def _stack_text(stack: StackStatus) -> str:
+def stack_text(stack: StackStatus) -> str:
+    """What people are shown of a stack."""
     return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
+
+
+def _processor_lines(service: ServiceStatus) -> Iterator[str]:
+    """The requests of a processor, and what it lacks."""
+    page = service.page
+    if page is not None:
+        yield f"requests live {page.live_requests}, requests waiting {page.waiting_requests}"
+        yield from page.missing_peers()
+    if service.service == "processor" and service.health == "NOT_SERVING":
+        if page is None:
+            yield "no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
+        elif page.engines and page.detokenizers:
+            yield "the attached engines and detokenizers are draining, silent, or not linked to each other"
 
 
 def _lines(service: ServiceStatus) -> list[str]:
     pid = "" if service.pid is None else f"pid {service.pid}"
     lines = [f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"]
     lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
+    lines += [f"  {line}" for line in _processor_lines(service)]
     if service.trouble is not None:
         lines.append(f"  {service.trouble}")
     load = service.load
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]
         lines.append(
-            f"  running {load['running_choices']}, waiting {load['waiting_requests']}, "
+            f"  choices running {load['running_choices']}, requests waiting {load['waiting_requests']}, "
             f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )

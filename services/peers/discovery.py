@@ -90,6 +90,11 @@ class Discovery:
         self._dialled: dict[str, _Dialled] = {}
         self._left_out = 0
 
+    @property
+    def addresses(self) -> frozenset[str]:
+        """Where it looks for peers: the addresses dialled, and each name that has none."""
+        return frozenset(self._dialled).union(name for name, found in self._found.items() if not found)
+
     async def run(self) -> None:
         """Keep the links until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import structlog
 
@@ -159,8 +158,9 @@ class Failover:
         self._dispatcher.forget(request)
 
     def _timeout_error(self, request: Request) -> Status:
-        status = no_route(self._routes.preferred(), request.resolved.generation, self._route_timeout).status
-        return replace(status, message=f"{status.message}: {request.route_lost_reason}")
+        reasons = filter(None, (request.route_lost_reason, self._peers.no_route_reason()))
+        wanted = request.resolved.generation
+        return no_route(self._routes.preferred(), wanted, self._route_timeout, "; ".join(reasons)).status
 
     def _leave_silent_peers(self, now: float) -> Iterator[Failed]:
         """Move requests from suspected peers and partitioned pairs, as far as there are other routes.

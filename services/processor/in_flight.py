@@ -26,7 +26,7 @@ from services.processor.request_log import count_delta, count_request, log_finis
 from services.processor.served_models import ServedModels
 from services.ring.delivery import Verdict
 from services.ring.dynamic_threshold import TenantMemoryQuota
-from services.ring.errors import Status, retry_after_ms
+from services.ring.errors import Code, Status, retry_after_ms
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
 from services.rpc.protobuf import read_logprobs, status_from_proto
@@ -298,6 +298,8 @@ class InFlightRequests:
             self._metrics.request_refused(error.code.name, request.tenant)
         else:
             self._metrics.choice_ended(finish_reason.name.lower())
+        if finish_reason is FinishReason.DEADLINE and (reason := self._models.no_route_reason):
+            error = Status(Code.DEADLINE_EXCEEDED, f"the timeout passed while the request waited for a route: {reason}")
         refused = refused_before_admission(finish_reason, error)
         log_refused(request, refused)
         if request.trace is not None:

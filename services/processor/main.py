@@ -29,7 +29,7 @@ from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
-from services.processor.peers import Peers
+from services.processor.peers import KnownAddresses, Peers
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.tracing import RequestTraces
@@ -87,8 +87,10 @@ class _Processor:
         self._tracing = start_tracing(settings)
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
         self._routes = Routes(random.Random())
-        self._models = ServedModels(settings.rollout.max_generations, self._routes.preferred)
-        self._peers = Peers(self._routes)
+        self._peers = Peers(self._routes, lambda: KnownAddresses(*(found.addresses for found in self._discoveries)))
+        self._models = ServedModels(
+            settings.rollout.max_generations, self._routes.preferred, self._peers.no_route_reason
+        )
         self._dispatcher = Dispatcher(self._peers, self._routes)
         failover = Failover(
             self._dispatcher,

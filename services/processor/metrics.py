@@ -214,9 +214,9 @@ class ProcessorMetrics(ServiceMetrics):
         return self._generation_tokens
 
     @property
-    def ended_choices(self) -> int:
-        """Ends of choices since the start; a request that ends before it has choices counts as one."""
-        return self._ends.total()
+    def ended_requests(self) -> int:
+        """Requests that have ended since the start, answered or refused; however many choices they had."""
+        return sum(self._latency.counts) + self._refusals.total()
 
     @property
     def first_token_times(self) -> Histogram:

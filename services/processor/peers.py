@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,6 +31,14 @@ MAX_OTHERS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class KnownAddresses:
+    """Where the processor looks for its peers."""
+
+    engines: Collection[str] = ()
+    detokenizers: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerView:
     """A peer as the dashboard shows it."""
 
@@ -46,13 +54,13 @@ class PeerView:
     linked: tuple[str, ...]
     """Of an engine: the detokenizers that it is joined with."""
     load: Mapping[str, float]
-    """The rest of its report."""
+    """The rest of its report, by the names of ``ringline.engine.v1.Load`` where it has them."""
 
 
 def _engine_view(name: str, state: str, load: engine_pb2.Load, own: int, linked: tuple[str, ...]) -> PeerView:
     shown = {
-        "running": load.running_choices,
-        "waiting": load.waiting_requests,
+        "running_choices": load.running_choices,
+        "waiting_requests": load.waiting_requests,
         "kv_usage": round(load.kv_usage, 4),
         "kv_blocks": load.blocks_total,
         "preemptions": load.preemptions,
@@ -82,6 +90,7 @@ class _Engine:
 @dataclass(slots=True, eq=False)
 class _Detokenizer:
     peer: PeerId
+    address: str
     liveness: Liveness
     draining: bool = False
     suspected: bool = False
@@ -93,8 +102,9 @@ class _Detokenizer:
 class Peers:
     """The linked peers. Each method of an event updates ``Routes`` as well."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, known: Callable[[], KnownAddresses] = KnownAddresses) -> None:
         self._routes = routes
+        self._known = known
         self._engines: dict[PeerId, _Engine] = {}
         self._detokenizers: dict[PeerId, _Detokenizer] = {}
         self._checked_at: float | None = None
@@ -126,6 +136,32 @@ class Peers:
     def counts(self) -> tuple[int, int]:
         """Engines and detokenizers that are linked."""
         return len(self._engines), len(self._detokenizers)
+
+    def missing(self) -> KnownAddresses:
+        """Where it looks for peers and none is linked."""
+        known = self._known()
+        engines = {node.link.address for node in self._engines.values()}
+        detokenizers = {node.address for node in self._detokenizers.values()}
+        return KnownAddresses(sorted(set(known.engines) - engines), sorted(set(known.detokenizers) - detokenizers))
+
+    def no_route_reason(self) -> str | None:
+        """Why no request can be routed, in words for clients, which are not told addresses; None if requests can be."""
+        if self._routes.any_joined():
+            return None
+        missing = self.missing()
+        engines, detokenizers = len(self._engines), len(self._detokenizers)
+        of_engines = f"{engines} of {engines + len(missing.engines)}"
+        of_detokenizers = f"{detokenizers} of {detokenizers + len(missing.detokenizers)}"
+        if engines and detokenizers:
+            return (
+                f"{of_engines} engines and {of_detokenizers} detokenizers are attached, but no pair takes requests: "
+                "they are draining, silent, or not linked to each other"
+            )
+        if engines:
+            return f"no detokenizer is attached ({of_detokenizers})"
+        if detokenizers:
+            return f"no engine is attached ({of_engines})"
+        return f"no engine is attached ({of_engines}), and no detokenizer ({of_detokenizers})"
 
     def views(self) -> list[PeerView]:
         """Every linked peer, ordered by name."""
@@ -181,7 +217,7 @@ class Peers:
     # Detokenizers
 
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
-        self._detokenizers[detokenizer] = _Detokenizer(detokenizer, Liveness(time.monotonic()))
+        self._detokenizers[detokenizer] = _Detokenizer(detokenizer, address, Liveness(time.monotonic()))
         self._routes.detokenizer_up(detokenizer)
         self.recent_events.add("detokenizer", detokenizer.name, "joined")
         log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)

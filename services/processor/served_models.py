@@ -35,6 +35,7 @@ BYTES_PER_ID = 3
 BASE_TEXT_BYTES = 64 << 10
 BASE_MESSAGE_BYTES = 256 << 10
 MIN_FIELDS, MAX_FIELDS = 8192, 32768
+_ADVICE = "`ringline status` shows what is missing; retry when it is there"
 UNKNOWN_MODEL = MessageLimits(BASE_MESSAGE_BYTES, MIN_FIELDS)
 """For messages that come before any model is known."""
 
@@ -102,10 +103,19 @@ class ServedModel:
 class ServedModels:
     """The models that engines serve or requests still need; generations with the same tokenizer share it."""
 
-    def __init__(self, max_generations: int, preferred: Callable[[], Sequence[Generation]]) -> None:
-        """``preferred``: the generations that take new requests at present, the best first."""
+    def __init__(
+        self,
+        max_generations: int,
+        preferred: Callable[[], Sequence[Generation]],
+        no_route_reason: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """``preferred``: the generations that take new requests at present, the best first.
+
+        ``no_route_reason``: why no request can be routed; None if requests can be.
+        """
         self._max_generations = max_generations
         self._preferred = preferred
+        self._no_route_reason = no_route_reason
         self._held: Generations[Generation, ServedModel] = Generations(max_generations)
         self._fetches = TokenizerFetcher(_codec_of)
 
@@ -115,6 +125,16 @@ class ServedModels:
     def preferred(self) -> Sequence[Generation]:
         """The generations that take new requests at present, the best first."""
         return self._preferred()
+
+    @property
+    def no_route_reason(self) -> str:
+        """Why no new request can be routed at present; empty if requests can be."""
+        return "" if self._preferred() else self._no_route_reason() or "no engine is attached"
+
+    def refuse_without_model(self) -> Refused:
+        """Refuses a request while no model is known."""
+        reason = self.no_route_reason or "no engine is attached"
+        return Refused(Code.UNAVAILABLE, f"{reason}; {_ADVICE}", retry_after_ms=1000)
 
     @property
     def request_limits(self) -> MessageLimits:
@@ -213,17 +233,12 @@ def generation_of(model: engine_pb2.GetModelResponse) -> Generation:
     return Generation(model.model, model.model_digest)
 
 
-def no_model() -> Refused:
-    """Refuses a request while no model is known."""
-    return Refused(Code.UNAVAILABLE, "no engine has said yet what it serves", retry_after_ms=1000)
-
-
-def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float) -> Refused:
+def no_route(served: Sequence[Generation], wanted: Generation | None, route_timeout: float, reason: str) -> Refused:
     """Refuses a request of generation ``wanted`` (None: any) that found no engine; those ``served`` take work."""
     if served and wanted not in served:
-        message = f"no engine serves the model that this request began on, within {route_timeout:g} s: begin it anew"
+        message = f"no engine has served the model that this request began on for {route_timeout:g} s; send it anew"
         return Refused(Code.UNAVAILABLE, message, 0, reason=Reason.MODEL_GONE)
-    message = f"no engine and detokenizer for this request within {route_timeout:g} s"
+    message = f"no engine and detokenizer took the request within {route_timeout:g} s: {reason}; {_ADVICE}"
     return Refused(Code.UNAVAILABLE, message, 1000, reason=Reason.NO_ROUTE)
 
 

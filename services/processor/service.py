@@ -22,7 +22,7 @@ from services.processor.intake import Intake, usable_id
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
 from services.processor.protobuf import refusal
-from services.processor.served_models import ServedModel, ServedModels, find_model, no_model
+from services.processor.served_models import ServedModel, ServedModels, find_model
 from services.ring.errors import Code, Reason, Refused, Status
 from services.rpc.calls import end_call_soon
 from services.rpc.handlers import RequestStream
@@ -118,7 +118,7 @@ class InferenceService:
             return await self._queue.run_in_thread(work, tenant, len(data), urgent=True)
         except Refused:
             if self._models.newest is None:
-                raise no_model() from None
+                raise self._models.refuse_without_model() from None
             raise
 
     async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -270,11 +270,13 @@ class InferenceService:
         """Run ``look_up`` off the event loop; a refusal becomes the RPC's status."""
         tenant = (await self._principal(context)).tenant
         served, limits = self._models.served(), self._models.lookup_limits
+        no_model = None if served else self._models.refuse_without_model()
 
         def work() -> _Response:
             request = parse(kind, data, limits)
             if (model := find_model(request.model, served)) is None:
-                raise no_model()
+                assert no_model is not None
+                raise no_model
             self._policies.check_model(tenant, model.limits.name)
             return look_up(request, model)
 

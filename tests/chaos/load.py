@@ -48,7 +48,7 @@ class Tally:
 
 def connect(addresses: str) -> AsyncClient:
     """A client that resumes at another processor, and is as patient as processors are."""
-    return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True)
+    return AsyncClient(addresses, patience=PATIENCE, retries=RETRIES, retry_overloaded=True, wait_for_ready=True)
 
 
 async def record_answers(client: AsyncClient, specs: Sequence[RequestSpec], concurrency: int) -> dict[str, Outcome]:

@@ -266,11 +266,11 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(service: ScriptedInference) -> AsyncIterator[Served]:
-    """Nobody else is given its port before the end, even if it is stopped before."""
+async def serving(service: ScriptedInference, address: str | None = None) -> AsyncIterator[Served]:
+    """At a port that nobody else is given before the end, even if it is stopped before, or at ``address``."""
     server, port = grpc.aio.server(options=[("grpc.so_reuseport", 0)]), HeldPort()
     add_InferenceServiceServicer_to_server(service, server)
-    address = f"127.0.0.1:{port.number}"
+    address = address or f"127.0.0.1:{port.number}"
     server.add_insecure_port(address)
     await server.start()
     try:

@@ -115,10 +115,10 @@ def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, val
         ("Hello", "messages: expected a list of messages, got str"),
         (["Hello"], "messages[0]: expected a dict such as {'role': 'user', 'content': 'Hello'}, got str"),
         ([{"role": "user", "content": 3}], "messages[0].content: expected str, got int"),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
-            "messages[0].content: expected str, got list: a message's content is one text",
-        ),
+        ([{"role": "user", "content": ["Hello"]}], "messages[0].content[0]: expected a dict such as {'type': 'text'"),
+        ([{"role": "a", "content": [{"type": "text", "text": 3}]}], "messages[0].content[0].text: expected str, got"),
+        ([{"role": "a", "content": [{"type": "text"}]}], "messages[0].content[0].text: expected str, got NoneType"),
+        ([{"role": "a", "content": [{"type": "text", "text": "", "x": 1}]}], "messages[0].content[0]: unknown key 'x'"),
         ([{"role": "a", "tool_calls": 3}], "messages[0].tool_calls: expected a list of calls, got int"),
         ([{"role": "a", "tool_calls": ["x"]}], "messages[0].tool_calls[0]: expected a dict such as {'id'"),
         ([{"role": "a", "tool_calls": [{"function": "x"}]}], "messages[0].tool_calls[0].function: expected a dict"),
@@ -139,7 +139,9 @@ def test_what_is_no_conversation_is_a_type_error_that_says_where(messages, text)
         ("priority", 2**31, "priority: 2147483648 is out of range: expected at most 2147483647"),
         ("stop_token_ids", [5, -1], "stop_token_ids[1]: -1 is out of range: expected at least 0"),
         ("logit_bias", {-1: 0.5}, "logit_bias[-1]: -1 is out of range: expected at least 0"),
-        ("stop", "\ud800", "stop[0]: 'utf-8' codec can't encode"),
+        ("stop", "\ud800", "stop[0]: surrogates not allowed (at position 0): expected text that UTF-8 can encode"),
+        pytest.param("temperature", 10**5000, "temperature: 1e5000 is out of range: expected at most 3.4", id="float"),
+        pytest.param("max_tokens", -(10**5000), "max_tokens: -1e5000 is out of range: expected at least 0", id="int"),
     ],
 )
 def test_a_value_that_no_field_can_hold_is_an_invalid_request(name, value, text):
@@ -191,11 +193,40 @@ def test_a_conversation_with_tools():
         build({}, prompt=None, messages=[{"role": "user", "colour": "red"}])
 
 
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_parts_of_type_text_are_one_text():
+    """As OpenAI's SDK sends them."""
+    parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": "world"}]
+    messages = [{"role": "user", "content": parts}, {"role": "tool", "content": tuple(parts[:1]), "tool_call_id": "c1"}]
+    chat = build({}, prompt=None, messages=messages).chat
+    assert [message.content for message in chat.messages] == ["Hello,\nworld", "Hello,"]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (
+            [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": "x"}}],
+            "messages[0].content[1]: a part of type 'image_url' is not supported: expected parts of type text",
+        ),
+        ([{"text": "Hello"}], "messages[0].content[0]: its type is missing: expected parts of type text"),
+        ([], "messages[0].content: an empty list: expected a text, or at least one part of type text"),
+    ],
+)
+def test_other_parts_are_refused_by_name(content, text):
+    with pytest.raises(ringline.InvalidRequest) as refused:
+        build({}, prompt=None, messages=[{"role": "user", "content": content}])
+    assert str(refused.value) == text
+    assert refused.value.field == text.partition(": ")[0]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), pytest.param(10**5000, id="long")])
 async def test_a_timeout_must_be_a_time(server, seconds):
     with ringline.Client(server.address) as client, pytest.raises(ringline.InvalidRequest) as refused:
         client.stream("Hi", timeout=seconds)
     assert refused.value.field == "timeout"
+    assert str(refused.value).endswith(" is out of range: expected more than 0 and at most 4294967 s")
+    with ringline.Client(server.address) as client, pytest.raises(TypeError, match="timeout: expected a number"):
+        client.stream("Hi", timeout="3")
 
 
 async def test_the_resolved_options_repeat_the_request(server):

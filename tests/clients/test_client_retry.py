@@ -2,25 +2,30 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline.connect_errors import connection_failure
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
 from tests.clients.scripted_server import (
     Abort,
     Cut,
+    ScriptedInference,
     admitted,
     delta,
     ended,
     hello,
     play,
     refusal,
+    serving,
     status,
 )
 from tests.ports import HeldPort
@@ -171,19 +176,115 @@ async def test_a_later_attempt_has_the_time_that_is_left(server, ask):
     assert first - second >= 200
 
 
-@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
-async def test_nobody_listening_is_unavailable(kind):
-    port = HeldPort()
-    address = f"127.0.0.1:{port.number}"
-    if kind is ringline.Client:
-        with kind(address, patience=0.3) as client, pytest.raises(ringline.Unavailable):
-            await asyncio.to_thread(client.generate, "Hi")
-    else:
-        async with kind(address, patience=0.3) as client:
-            outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
-        assert len({id(outcome) for outcome in outcomes}) == 20
+CLIENTS = pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+
+
+async def answer(client, call):
+    """What a call of either client returns or raises."""
+    return await (asyncio.to_thread(call) if isinstance(client, ringline.Client) else call())
+
+
+@asynccontextmanager
+async def connected(kind, address, **options):
+    client = kind(address, **options)
+    try:
+        yield client
+    finally:
+        await answer(client, client.close)
+
+
+@pytest.fixture
+async def attempts(monkeypatch) -> asyncio.Queue[str]:
+    """The address of each server to which an attempt failed."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+    failed = ServerPool.attempt_failed
+
+    def noted(self, server, error, began):
+        loop.call_soon_threadsafe(queue.put_nowait, server.address)
+        return failed(self, server, error, began)
+
+    monkeypatch.setattr(ServerPool, "attempt_failed", noted)
+    return queue
+
+
+@CLIENTS
+async def test_a_client_that_has_reached_nobody_fails_at_once(kind, attempts, tmp_path):
+    port, socket = HeldPort(), f"unix:{tmp_path}/none"
+    addresses = [f"127.0.0.1:{port.number}", socket]
+    async with connected(kind, addresses, patience=1000.0) as client:
+        for call in (lambda: client.generate("Hi"), client.models):
+            with pytest.raises(ringline.Unavailable) as failed:
+                await answer(client, call)
+            assert failed.value.unreached == {addresses[0]: "Connection refused", socket: "No such file or directory"}
+            assert f"{addresses[0]} is not available: Connection refused" in str(failed.value)
+    assert attempts.qsize() <= 6, "each server is tried once, and the second call may meet an ejected one"
     port.release()
+
+
+async def test_requests_that_fail_together_have_errors_of_their_own():
+    port = HeldPort()
+    async with ringline.AsyncClient(f"127.0.0.1:{port.number}") as client:
+        outcomes = await asyncio.gather(*(client.generate("Hi") for _ in range(20)), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ringline.Unavailable] * 20
+    assert len({id(outcome) for outcome in outcomes}) == 20
+    port.release()
+
+
+@CLIENTS
+async def test_a_client_that_has_reached_nobody_waits_if_asked_to(kind, attempts, tmp_path):
+    address = f"unix:{tmp_path}/late"
+    async with connected(kind, address, wait_for_ready=True, patience=1000.0) as client:
+        asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
+        await attempts.get()
+        async with serving(ScriptedInference(), address):
+            assert (await asked).text == "Hello, world"
+
+
+@CLIENTS
+async def test_a_client_that_has_reached_a_server_waits_for_its_return(kind, attempts, tmp_path):
+    address = f"unix:{tmp_path}/restarted"
+    async with connected(kind, address, patience=1000.0) as client:
+        async with serving(ScriptedInference(), address):
+            await answer(client, client.models)
+        asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
+        await attempts.get()
+        async with serving(ScriptedInference(), address):
+            assert (await asked).text == "Hello, world"
+
+
+@CLIENTS
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_several_servers_those_that_refuse_are_passed_over(kind, first, server, monkeypatch, tmp_path):
+    monkeypatch.setattr("random.randrange", lambda _: first)
+    async with connected(kind, f"unix:{tmp_path}/none,{server.address}") as client:
+        assert (await answer(client, lambda: client.generate("Hi"))).text == "Hello, world"
+
+
+FAILING = "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{FAILING}Failed to connect to remote host: connect: Connection refused (111)", "Connection refused"),
+        (f"{FAILING}connection attempt timed out before receiving SETTINGS frame", "Connection timed out"),
+        ("DNS resolution failed for x:5: C-ares status is not ARES_SUCCESS: Domain name not found", "the name has no"),
+        ("errors resolving x:5: [field:hostname lookup error: Domain name not found]", "the name has no address"),
+        (f"{FAILING}Ssl handshake failed: WRONG_VERSION_NUMBER: Invalid", "TLS handshake failed: the server does not"),
+        (f"{FAILING}Tls handshake failed: CERTIFICATE_VERIFY_FAILED: self signed", "TLS handshake failed: the auth"),
+        (f"{FAILING}Peer name foo is not in peer certificate", "TLS handshake failed: the server's certificate is for"),
+        (f"{FAILING}Socket closed", "the server closed the connection: it may require TLS"),
+        (f"{FAILING}of a new kind", "UNKNOWN: ipv4:127.0.0.1:1: of a new kind"),
+    ],
+)
+def test_why_nobody_was_reached_is_said_plainly(text, reason):
+    """The texts of gRPC 1.74 and 1.85."""
+    assert connection_failure(ringline.Unavailable(text)).startswith(reason)
+
+
+@pytest.mark.parametrize("text", ["Socket closed", "no engine is attached", "GOAWAY received"])
+def test_a_server_that_was_reached_is_told_from_one_that_was_not(text):
+    assert connection_failure(ringline.Unavailable(text)) is None
 
 
 async def test_unary_calls_are_tried_again_too(server):

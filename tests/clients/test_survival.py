@@ -123,7 +123,10 @@ async def test_a_processor_that_hangs_is_noticed(processors: Processors, calm: C
         async with processors.caught(lambda: begin_all(client, kinds)) as (asking, victim):
             victim.signal(signal.SIGSTOP)
         answers = dict(zip(kinds, await asking, strict=True))
-    with ringline.Client(victim.address) as waiting, ringline.Client(processors.addresses) as client:
+    with (
+        ringline.Client(victim.address, wait_for_ready=True) as waiting,
+        ringline.Client(processors.addresses) as client,
+    ):
         held = asyncio.create_task(asyncio.to_thread(waiting.generate, PROMPT, **KINDS["greedy"]))
         answers["scores"] = await asyncio.to_thread(client.generate, PROMPT, **KINDS["scores"])
         victim.signal(signal.SIGCONT)

@@ -94,7 +94,7 @@ def look_inside(stack: Stack) -> None:
 
 def generate(stack: Stack, **security: str) -> None:
     """From the host, through the whole stack."""
-    with Client(stack.addresses, patience=20, **security) as client:
+    with Client(stack.addresses, patience=20, wait_for_ready=True, **security) as client:
         answer = client.generate("Once upon a time", max_tokens=24, temperature=0)
     (choice,) = answer.choices
     check(len(choice.token_ids) == 24, f"generated: {choice.text!r}")
@@ -195,7 +195,7 @@ def hang(stack: Stack) -> None:
     """Stop the engine's process during an answer: its container is replaced, and the answer goes on."""
     start(stack, ONE)
     image = stack.image("processor")
-    with Client(stack.addresses, patience=60) as client:
+    with Client(stack.addresses, patience=60, wait_for_ready=True) as client:
         undisturbed = client.generate("Once upon a time", **LONG_WORK)
         (container,) = stack.containers("engine")
         restarts = int(inspect(container, "{{.RestartCount}}"))

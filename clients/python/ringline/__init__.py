@@ -21,7 +21,7 @@ from ringline.errors import (
     Truncated,
     Unavailable,
 )
-from ringline.options import Message, Options, ToolCall
+from ringline.options import Message, Options, TextPart, ToolCall
 from ringline.outputs import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.results import (
     Delta,
@@ -69,6 +69,7 @@ __all__ = [
     "Session",
     "Started",
     "Stream",
+    "TextPart",
     "TokenLogprob",
     "Tokenization",
     "ToolCall",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, cast
 import grpc
 
 from ringline.aio_stream import AsyncStream
-from ringline.errors import Cancelled, Unavailable, from_lost_call
+from ringline.errors import Cancelled, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
@@ -57,9 +58,10 @@ class AsyncClient:
         patience: float = 30.0,
         retries: int = 3,
         retry_overloaded: bool = False,
+        wait_for_ready: bool = False,
     ) -> None:
         """See ``Client``."""
-        self._policy = RetryPolicy(patience, retries, retry_overloaded)
+        self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
         self._addresses = split_addresses(address)
         self._security = Security(credentials, tls, ca, cert, key, server_name, token)
         self._security.check_addresses(self._addresses)
@@ -149,7 +151,7 @@ class AsyncClient:
         request: _Request,
         seconds: float | None,
     ) -> _Response:
-        deadline = Deadline(seconds)
+        deadline, began = Deadline(seconds), time.monotonic()
         retry_state = RetryState(self._policy, deadline)
         pool = self._pool()
         while True:
@@ -159,7 +161,7 @@ class AsyncClient:
                     call = method(used.connection.stub)
                     answer = await call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
-                error = from_lost_call(failure)
+                error = pool.attempt_failed(server, from_lost_call(failure), began)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if pool.closed and task is not None and not task.cancelling():  # ``close`` cancelled the call
@@ -168,8 +170,6 @@ class AsyncClient:
             else:
                 pool.succeeded(server)
                 return answer
-            if isinstance(error, Unavailable):
-                pool.failed(server)
             await asyncio.sleep(retry_state.delay(error, any_available=pool.any_available))
 
     def _pool(self) -> ServerPool[_Connection]:

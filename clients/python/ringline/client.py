@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
-from ringline.errors import Unavailable, from_lost_call
+from ringline.errors import from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
@@ -53,6 +53,7 @@ class Client:
         patience: float = 30.0,
         retries: int = 3,
         retry_overloaded: bool = False,
+        wait_for_ready: bool = False,
     ) -> None:
         """``address``: a gRPC target (``host:port``, ``unix:/path``, ``dns:///name:port``), or several.
 
@@ -65,11 +66,13 @@ class Client:
         for new requests. ``server_name``: the name expected in the server's certificate, if it is not the address's
         host. ``token`` is sent as a bearer token; if it is a function, it is called for each RPC.
 
-        ``patience``: how long, in seconds, a request looks for a server, initially and after each loss; with 0 it fails
-        at once. ``retries``: a request fails when it has lost more servers than this with nothing delivered in between.
+        A client that has not yet reached a server fails at once with Unavailable where it cannot connect to any; the
+        error gives each address and the reason. With ``wait_for_ready`` it looks for one, for ``patience`` seconds.
+        ``patience``: how long, in seconds, a request looks for a server after each loss; with 0 it fails at once.
+        ``retries``: a request fails when it has lost more servers than this with nothing delivered in between.
         ``retry_overloaded``: also retry requests refused as Overloaded, after the delay that the server asked for.
         """
-        self._policy = RetryPolicy(patience, retries, retry_overloaded)
+        self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
         self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
         security = Security(credentials, tls, ca, cert, key, server_name, token)
@@ -173,7 +176,7 @@ class Client:
         request: _Request,
         seconds: float | None,
     ) -> _Response:
-        deadline = Deadline(seconds)
+        deadline, began = Deadline(seconds), time.monotonic()
         retry_state = RetryState(self._policy, deadline)
         while True:
             server = self._pool.choose()
@@ -182,10 +185,8 @@ class Client:
                     call = method(used.connection.stub)
                     answer = call(request, timeout=deadline.remaining(), metadata=self._metadata())
             except grpc.RpcError as failure:
-                error = from_lost_call(failure)
+                error = self._pool.attempt_failed(server, from_lost_call(failure), began)
             else:
                 self._pool.succeeded(server)
                 return answer
-            if isinstance(error, Unavailable):
-                self._pool.failed(server)
             time.sleep(retry_state.delay(error, any_available=self._pool.any_available))

@@ -18,6 +18,9 @@ When a generation fails, the error's ``partial`` holds what was delivered until 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
@@ -26,6 +29,8 @@ from ringline.outputs import Partial
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST_STATUS = "Internal error from Core"
 """grpc.aio replaces the status of a stream that ended during a write with this text."""
+_TIMED_OUT = "Deadline Exceeded"
+"""gRPC's own text where the server did not answer in time."""
 _DOMAIN = "ringline"
 
 
@@ -78,6 +83,8 @@ class Unavailable(RingError):
     """The server cannot be reached or takes no new requests."""
 
     code = grpc.StatusCode.UNAVAILABLE
+    unreached: Mapping[str, str] | None = None
+    """Set if the client has never reached a server: by address, why no connection could be made."""
 
 
 class Truncated(Unavailable):
@@ -153,11 +160,14 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
         if key == _DETAILS_KEY and isinstance(value, bytes):
             return from_status(status_pb2.Status.FromString(value))
     if failure.details() == _LOST_STATUS:
-        return Unavailable("the stream ended while it was written to")
+        return Unavailable("the connection was lost while a request was sent")
     if (failure.details() or "").startswith(_TOO_LARGE):
-        error = invalid("message", f"the server takes no message as large as this one ({failure.details()})")
+        size, limit = (*re.findall(r"\d+", failure.details() or ""), "?", "?")[:2]
+        error = invalid("message", f"{size} bytes: expected at most {limit}, the server's limit")
         error.reason = "TOO_LARGE"
         return error
+    if failure.details() == _TIMED_OUT:
+        return DeadlineExceeded("the timeout passed before the server answered")
     code = failure.code()
     return from_status(status_pb2.Status(code=code.value[0], message=failure.details() or ""))
 
@@ -165,7 +175,11 @@ def from_rpc(failure: grpc.RpcError) -> RingError:
 def from_lost_call(failure: grpc.RpcError) -> RingError:
     """Like ``from_rpc``, for a call not cancelled on this side: CANCELLED means a lost server or connection."""
     error = from_rpc(failure)
-    return Unavailable(f"the call was cancelled at the other end: {error}") if isinstance(error, Cancelled) else error
+    return (
+        Unavailable(f"the server, or a proxy before it, cancelled the call: {error}")
+        if isinstance(error, Cancelled)
+        else error
+    )
 
 
 def _field(status: status_pb2.Status) -> str | None:

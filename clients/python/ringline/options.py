@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 
 class ToolCall(TypedDict, total=False):
@@ -17,14 +17,21 @@ class ToolCall(TypedDict, total=False):
     function: Mapping[str, Any]
 
 
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(TypedDict, total=False):
     """One message of a conversation."""
 
     role: Required[str]
     """For example system, user, assistant or tool."""
-    content: str | None
-    """Text, possibly empty; None or absent only with tool_calls.
-    Lists of parts are not accepted: join those that are text."""
+    content: str | Sequence[TextPart] | None
+    """Text, possibly empty, or parts of type text, which are joined with newlines; None or absent only with tool_calls.
+    """
     tool_calls: Sequence[ToolCall] | None
     tool_call_id: str
     """The tool call that a tool's message answers."""
@@ -57,7 +64,7 @@ class Options(TokenizeOptions, total=False):
     request_id: str | None
     """An id for the request, unique among the live ones. Default: a generated one."""
     priority: int | None
-    """Lower runs first."""
+    """Requests with a lower number run first."""
     cache_salt: str | None
     """Cached prefixes are shared only between requests with the same salt."""
     requires: Sequence[str] | None
@@ -65,10 +72,10 @@ class Options(TokenizeOptions, total=False):
     traceparent: str | None
     """The caller's place in a distributed trace (W3C Trace Context)."""
     truncate_prompt_tokens: int | None
-    """Keep only this many of the prompt's last tokens."""
+    """Use only the end of the prompt, at most this many tokens."""
 
     temperature: float | None
-    """0 is greedy."""
+    """0 always takes the most probable token."""
     top_k: int | None
     top_p: float | None
     min_p: float | None

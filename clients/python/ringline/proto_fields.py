@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,10 @@ _RANGES = {
     FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
     FieldDescriptor.TYPE_SINT32: (-(2**31), 2**31 - 1),
 }
+_MAX_FLOAT = 3.4028235e38
+"""The largest float of 32 bits, which a float field holds."""
+_MAX_DIGITS = 40
+"""Longer numbers are shown as a power of ten."""
 _KINDS = {
     **dict.fromkeys(_RANGES, "int"),
     FieldDescriptor.TYPE_FLOAT: "float",
@@ -77,9 +82,18 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
         setter(value)
     except TypeError:
         raise TypeError(f"{option}: expected {_KINDS[field.type]}, got {type(value).__name__}") from None
-    except (ValueError, OverflowError) as error:
-        if field.type not in _RANGES:
-            raise invalid(option, str(error)) from None
-        low, high = _RANGES[field.type]
+    except UnicodeEncodeError as error:
+        problem = f"{error.reason} (at position {error.start}): expected text that UTF-8 can encode"
+        raise invalid(option, problem) from None
+    except (ValueError, OverflowError):
+        low, high = _RANGES.get(field.type, (-_MAX_FLOAT, _MAX_FLOAT))
         accepted = f"at least {low}" if value < low else f"at most {high}"  # the other bound is only the type's
-        raise invalid(option, f"{value} is out of range: expected {accepted}") from None
+        raise invalid(option, f"{shown(value)} is out of range: expected {accepted}") from None
+
+
+def shown(number: float) -> str:
+    """The number; only its magnitude if it is an int so long that Python refuses to print it."""
+    if not isinstance(number, int):
+        return repr(number)
+    digits = int(number.bit_length() * math.log10(2))
+    return str(number) if digits < _MAX_DIGITS else f"{'-' if number < 0 else ''}1e{digits}"

@@ -24,6 +24,7 @@ _REQUEST = frozenset(
     }
 )
 _CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
+_MESSAGE = ("role", "content", "tool_calls", "tool_call_id", "name")
 _NESTED = {
     field.name: name
     for name, params in (("sampling", pb.SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
@@ -43,8 +44,10 @@ def build_request(
     Raises TypeError for an unknown option or a value of a wrong type, InvalidRequest for a value that the field
     cannot hold; everything else is the server's to judge.
     """
-    if sum(kind is not None for kind in (prompt, messages, token_ids)) != 1:
-        raise TypeError("exactly one of prompt, messages and token_ids must be given")
+    kinds = {"prompt": prompt, "messages": messages, "token_ids": token_ids}
+    if len(prompts := [name for name, kind in kinds.items() if kind is not None]) != 1:
+        got = " and ".join(prompts) or "none"
+        raise TypeError(f"expected exactly one of prompt, messages and token_ids, got {got}")
     request = pb.GenerateRequest()
     if prompt is not None:
         assign(request, "text", prompt)
@@ -60,7 +63,7 @@ def build_request(
         elif name in _NESTED:
             assign(getattr(request, _NESTED[name]), name, value)
         elif name in _CHAT:
-            raise TypeError(f"option {name!r} needs messages")
+            raise TypeError(f"option {name!r} is for messages only: give messages, or leave it out")
         else:
             raise TypeError(f"unknown option {name!r}")
     return request
@@ -71,7 +74,8 @@ def build_tokenize(
 ) -> pb.TokenizeRequest:
     """The request for the ids of a text or a chat (exactly one must be given)."""
     if (text is None) == (messages is None):
-        raise TypeError("exactly one of text and messages must be given")
+        got = "none" if text is None else "both"
+        raise TypeError(f"expected exactly one of text and messages, got {got}")
     request = pb.TokenizeRequest()
     given = {name: value for name, value in options.items() if value is not None}
     if messages is not None:
@@ -80,7 +84,8 @@ def build_tokenize(
         assign(request, "text", text)
     for name, value in given.items():
         if name not in ("model", "add_special_tokens"):
-            raise TypeError(f"option {name!r} needs messages" if name in _CHAT else f"unknown option {name!r}")
+            only = "is for messages only: give messages, or leave it out"
+            raise TypeError(f"option {name!r} {only}" if name in _CHAT else f"unknown option {name!r}")
         assign(request, name, value)
     return request
 
@@ -114,8 +119,8 @@ def build_chat(chat: pb.Chat, messages: Sequence[Message], options: Mapping[str,
 def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
     expect(Mapping, "a dict such as {'role': 'user', 'content': 'Hello'}", message, path)
     for key, value in message.items():
-        if key not in ("role", "content", "tool_calls", "tool_call_id", "name"):
-            raise TypeError(f"unknown key {key!r} in {path}")
+        if key not in _MESSAGE:
+            raise TypeError(f"{path}: unknown key {key!r}: expected {', '.join(_MESSAGE)}")
         if value is None:
             continue
         if key == "tool_calls":
@@ -123,14 +128,32 @@ def _add_message(target: pb.ChatMessage, message: Message, path: str) -> None:
             for number, call in enumerate(message["tool_calls"] or ()):
                 _add_tool_call(target.tool_calls.add(), call, f"{path}.tool_calls[{number}]")
         elif key == "content" and isinstance(value, list | tuple):
-            raise TypeError(
-                f"{path}.content: expected str, got {type(value).__name__}: a message's content is one text, "
-                f"so join the parts that are text; there is no place for others"
-            )
+            _join_parts(target, value, f"{path}.content")
         else:
             assign(target, key, value, option=f"{path}.{key}")
     if message.get("content") is None and not target.tool_calls:
-        raise invalid(f"{path}.content", "missing: only a message with tool_calls may have none")
+        raise invalid(f"{path}.content", "missing: expected a text; only a message with tool_calls may have none")
+
+
+def _join_parts(target: pb.ChatMessage, parts: Sequence[object], path: str) -> None:
+    """Set a message's content to the texts of its parts, with newlines between them."""
+    texts: list[str] = []
+    for number, part in enumerate(parts):
+        where = f"{path}[{number}]"
+        if not isinstance(part, Mapping):
+            raise TypeError(
+                f"{where}: expected a dict such as {{'type': 'text', 'text': 'Hello'}}, got {type(part).__name__}"
+            )
+        if (kind := part.get("type")) != "text":
+            problem = "its type is missing" if kind is None else f"a part of type {kind!r} is not supported"
+            raise invalid(where, f"{problem}: expected parts of type text")
+        if others := [key for key in part if key not in ("type", "text")]:
+            raise TypeError(f"{where}: unknown key {others[0]!r}: expected type and text")
+        assign(target, "content", part.get("text"), option=f"{where}.text")
+        texts.append(target.content)
+    if not texts:
+        raise invalid(path, "an empty list: expected a text, or at least one part of type text")
+    target.content = "\n".join(texts)
 
 
 def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:
@@ -147,5 +170,7 @@ def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:
 def _json(value: object, option: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise invalid(option, f"cannot be written as JSON ({error})") from None
+    except TypeError as error:
+        raise TypeError(f"{option}: not JSON ({error}): expected values that JSON can hold") from None
+    except (ValueError, RecursionError) as error:
+        raise invalid(option, f"not JSON ({error}): expected values that JSON can hold") from None

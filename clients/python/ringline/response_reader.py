@@ -144,7 +144,7 @@ class ResponseReader:
         if kind is None:
             return None  # of a later version of the contract
         if not self._progress.admitted or self.done:
-            raise self._breach(f"{kind} outside of a request's life")
+            raise self._breach(f"{kind} before admitted, or after the request's end")
         if kind == "prefill":
             self._cached_tokens = response.prefill.cached_tokens
             return Prefill(response.prefill.computed_tokens, response.prefill.cached_tokens)
@@ -185,7 +185,7 @@ class ResponseReader:
 
     def _read_admitted(self, message: pb.Admitted) -> Event:
         if self._progress.admitted:
-            raise self._breach("a second admitted")
+            raise self._breach("admitted was sent twice")
         self._progress.admitted = True
         if self.admitted_message is not None:
             return self._read_resumed(self.admitted_message, message)
@@ -211,7 +211,7 @@ class ResponseReader:
             "stopping": _agree(first.stopping, message.stopping),
         }
         if others := [name for name, same in agreed.items() if not same]:
-            raise self._breach(f"a request that goes on with another {others[0]}")
+            raise self._breach(f"the resumed request has another {others[0]} than before")
         self.resumed += 1
         return Resumed(str(self.cut))
 

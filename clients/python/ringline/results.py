@@ -192,7 +192,9 @@ def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | 
         if message.HasField("error"):
             return from_status(message.error)
         known = message.finish_reason in FINISH_REASONS
-        return ServerError("the request failed" if known else f"unknown finish reason {message.finish_reason}")
+        return ServerError(
+            "the server gave no reason for the failure" if known else f"unknown finish reason {message.finish_reason}"
+        )
     return None
 
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable, invalid
+from ringline.proto_fields import shown
 
 _FIRST_DELAY = 0.1
 _LONGEST_DELAY = 1.0
@@ -17,17 +18,27 @@ _MOST_DOUBLINGS = 10
 _JITTER = 1.5
 _MODEL_GONE = "MODEL_GONE"
 """The error reason of a request that no server can continue, because its model is gone."""
+_LONGEST_TIMEOUT = (2**32 - 1) / 1000
+"""Seconds; what the contract's ``timeout_ms`` holds."""
 GRACE = 1.0
 """Seconds after its deadline at which a request is ended here if its server has not done so."""
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
 class Deadline:
     """A point in time on this process's monotonic clock, or none."""
 
     def __init__(self, timeout: float | None) -> None:
-        """``timeout`` is in seconds from now; raise InvalidRequest unless it is positive."""
-        if timeout is not None and not 0 < timeout < math.inf:
-            raise invalid("timeout", f"{timeout!r} is not a positive number of seconds")
+        """``timeout`` is in seconds from now; raises InvalidRequest where it is out of range."""
+        if timeout is not None:
+            _check_number("timeout", timeout)
+            if not 0 < timeout <= _LONGEST_TIMEOUT:
+                expected = f"expected more than 0 and at most {_LONGEST_TIMEOUT:.0f} s"
+                raise invalid("timeout", f"{shown(timeout)} is out of range: {expected}")
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
@@ -36,7 +47,7 @@ class Deadline:
             return None
         left = self._end - time.monotonic()
         if left <= 0:
-            raise DeadlineExceeded("the timeout passed while no server had the request")
+            raise DeadlineExceeded("the timeout passed before a server took the request")
         return left
 
     def remaining_ms(self) -> int | None:
@@ -57,19 +68,21 @@ class RetryPolicy:
     patience: float
     retries: int
     retry_overloaded: bool
+    wait_for_ready: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for a number out of range."""
-        if not self.patience >= 0:
-            raise invalid("patience", f"{self.patience!r} is not a number of seconds")
-        if not self.retries >= 0:
-            raise invalid("retries", f"{self.retries!r} is not a number of attempts")
+        for name, value in (("patience", self.patience), ("retries", self.retries)):
+            _check_number(name, value)
+            if not value >= 0:
+                raise invalid(name, f"{shown(value)} is out of range: expected at least 0")
 
 
 class RetryState:
     """Decides for one request whether an error is retried.
 
-    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A request
+    An outage lasts from the first error until a server has taken the request, at most ``patience`` seconds. A client
+    that has never reached a server does not wait for one, unless ``wait_for_ready``. A request
     that lost its server more than ``retries`` times with nothing delivered in between is not retried: it may be what
     crashes the servers. A server that admits the request may still refuse it as Overloaded, because its engine is full:
     it has not taken it, and the outage goes on.
@@ -125,7 +138,10 @@ class RetryState:
         now = time.monotonic()
         if self._outage_began is None:
             self._outage_began = now
-        remaining = self._deadline.remaining()
+        try:
+            remaining = self._deadline.remaining()
+        except DeadlineExceeded:
+            raise DeadlineExceeded(f"the timeout passed; the last attempt failed: {error}") from None
         if now + delay - self._outage_began >= self._policy.patience or (remaining is not None and delay >= remaining):
             raise error
         return delay
@@ -140,7 +156,9 @@ class RetryState:
     def _least_delay(self, error: RingError) -> float | None:
         """None: the error is not retried."""
         if isinstance(error, Unavailable):
-            return None if error.reason == _MODEL_GONE else 0.0
+            never_reached = error.unreached is not None
+            final = error.reason == _MODEL_GONE or (never_reached and not self._policy.wait_for_ready)
+            return None if final else 0.0
         if isinstance(error, Overloaded):
             if self._taken:  # a resume is retried even if the policy does not retry overload
                 return self._backoff(error.retry_after or _FIRST_DELAY)

@@ -7,6 +7,7 @@ the interruption. ``retry`` decides whether and when, ``response_reader`` keeps 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
@@ -23,6 +24,7 @@ class RetryingRequest:
 
     def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
         self.deadline = deadline
+        self._began = time.monotonic()
         self._request = request
         self._retry_state = retry_state
         keeps_prompt = retry_state.resumable and request.WhichOneof("prompt") != "token_ids"
@@ -51,16 +53,16 @@ class RetryingRequest:
             self._retry_state.delivered()
         return event
 
-    def failed_at(self, server: Server[Any], pool: ServerPool[Any], error: RingError) -> None:
+    def failed_at(self, server: Server[Any], pool: ServerPool[Any], error: RingError) -> RingError:
         """An attempt ended with ``error``: eject a server that is lost, or takes no requests.
 
         A server that ends an admitted request as Unavailable has no engine for this one: only this one avoids it.
+        Returns the error to raise if the request is not tried again.
         """
-        if isinstance(error, Unavailable):
-            if self.reader.done:
-                self.avoid = server
-            else:
-                pool.failed(server)
+        if isinstance(error, Unavailable) and self.reader.done:
+            self.avoid = server
+            return error
+        return pool.attempt_failed(server, error, self._began)
 
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.
@@ -77,7 +79,7 @@ class RetryingRequest:
             cut = self.reader.cut
             if cut is None or last is cut:
                 raise
-            ended = Truncated(f"{cut}; nor did it go on elsewhere: {last}")
+            ended = Truncated(f"{cut}; it could not be resumed: {last}")
             ended.reason = last.reason
             raise self.reader.ended(ended) from None
         self.reader.begin(())

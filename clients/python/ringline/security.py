@@ -33,12 +33,15 @@ class Security:
     def __post_init__(self) -> None:
         """Raises InvalidRequest for options that do not fit together."""
         if (self.cert is None) != (self.key is None):
-            raise invalid("cert" if self.key is None else "key", "cert and key are given together")
+            raise invalid(
+                "cert" if self.key is None else "key",
+                f"given without {'key' if self.key is None else 'cert'}: expected both or neither",
+            )
         files = self.tls or self.ca is not None or self.cert is not None
         if self.credentials is not None and files:
-            raise invalid("credentials", "give either credentials, or tls, ca, cert and key")
+            raise invalid("credentials", "cannot be combined with tls, ca, cert and key: expected one or the other")
         if self.server_name is not None and not self.encrypted:
-            raise invalid("server_name", "there is no certificate without TLS: give tls or ca with it")
+            raise invalid("server_name", "used with TLS only: add tls or ca, or leave it out")
 
     @property
     def encrypted(self) -> bool:
@@ -49,7 +52,7 @@ class Security:
         """Raise InvalidRequest if a token would be sent to another machine unencrypted."""
         exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not _is_local(each)]
         if exposed:
-            raise invalid("token", f"it would be sent to {exposed[0]} in clear: give tls or ca with it")
+            raise invalid("token", f"it would be sent to {exposed[0]} unencrypted: add tls or ca")
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """Credentials for a new channel, from the files as they are now; None for plaintext."""
@@ -57,7 +60,7 @@ class Security:
             return self.credentials
         authorities = _read("ca", self.ca)
         if authorities is not None and _CERTIFICATE not in authorities:
-            raise invalid("ca", f"{_name_of(self.ca)} holds no certificate in PEM form")
+            raise invalid("ca", f"{_name_of(self.ca)} contains no PEM certificate: expected at least one")
         return grpc.ssl_channel_credentials(authorities, _read("key", self.key), _read("cert", self.cert))
 
     @property
@@ -92,7 +95,7 @@ def _is_bytes(pem: Pem) -> bool:
 
 
 def _name_of(pem: Pem | None) -> str:
-    return "what was given" if pem is None or isinstance(pem, bytes) else os.fspath(pem)
+    return "the text given" if pem is None or isinstance(pem, bytes) else os.fspath(pem)
 
 
 def _read(name: str, pem: Pem | None) -> bytes | None:

@@ -14,7 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from ringline.errors import Cancelled, RingError
+from ringline.connect_errors import connection_failure, not_reached
+from ringline.errors import Cancelled, DeadlineExceeded, RingError, Unavailable
 
 _Connection = TypeVar("_Connection")
 _Call = TypeVar("_Call")
@@ -84,6 +85,10 @@ class Server(Generic[_Connection]):
     """Length of the last ejection; 0 after a success."""
     ejected_until: float = 0.0
     """On the monotonic clock."""
+    refused_at: float = 0.0
+    """When the last attempt to connect failed, on the monotonic clock; 0 if none has."""
+    refusal: str = ""
+    """Why it failed."""
 
     @property
     def ejected(self) -> bool:
@@ -114,6 +119,8 @@ class ServerPool(Generic[_Connection]):
         self._pool = [Server(address, PooledConnection(connect(address)), now) for address in addresses]
         self._next = random.randrange(len(addresses))
         self._lock = threading.Lock()
+        self.reached = False
+        """Whether any server has ever answered."""
         self.closed = False
         """Set when the client is closed: no connection is made any more."""
 
@@ -123,12 +130,21 @@ class ServerPool(Generic[_Connection]):
             return [used.connection for server in self._pool for used in (server.current, *server.retired)]
 
     def choose(self, avoid: Server[_Connection] | None = None) -> Server[_Connection]:
-        """The next server in turn that is not ejected, else the one whose ejection ends first; ``avoid`` last."""
+        """The next server in turn that is not ejected, else the one whose ejection ends first; ``avoid`` last.
+
+        Until a server is reached: the next one that has not been tried, else the one tried longest ago.
+        """
         with self._lock:
             now = time.monotonic()
             turns = [(self._next + step) % len(self._pool) for step in range(len(self._pool))]
             servers = self._pool
-            index = min(turns, key=lambda turn: (max(0.0, servers[turn].ejected_until - now), servers[turn] is avoid))
+
+            def rank(turn: int) -> tuple[float, bool]:
+                server = servers[turn]
+                wait = max(0.0, server.ejected_until - now) if self.reached else server.refused_at
+                return wait, server is avoid
+
+            index = min(turns, key=rank)
             self._next = (index + 1) % len(self._pool)
             self._renew(self._pool[index])
             return self._pool[index]
@@ -161,8 +177,27 @@ class ServerPool(Generic[_Connection]):
                 server.ejection_seconds = min(max(2 * server.ejection_seconds, _FIRST_EJECTION), _LONGEST_EJECTION)
                 server.ejected_until = time.monotonic() + server.ejection_seconds
 
+    def attempt_failed(self, server: Server[_Connection], error: RingError, began: float) -> RingError:
+        """Note what an error says about the server; returns the error to raise if the request is not tried again.
+
+        ``began``: when the request did, on the monotonic clock.
+        """
+        if isinstance(error, Unavailable):
+            self.failed(server)
+        reason = connection_failure(error)
+        if reason is None:
+            self.reached = self.reached or not isinstance(error, Cancelled | DeadlineExceeded)
+            return error
+        server.refused_at, server.refusal = time.monotonic(), reason
+        if not self.reached and all(each.refused_at >= began for each in self._pool):
+            return not_reached({each.address: each.refusal for each in self._pool})
+        unavailable = Unavailable(f"{server.address} is not available: {reason}")
+        unavailable.partial = error.partial
+        return unavailable
+
     def succeeded(self, server: Server[_Connection]) -> None:
         """The server admitted a request: end its ejection."""
+        self.reached = True
         server.ejection_seconds = server.ejected_until = 0.0
 
     @property

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -142,8 +143,11 @@ class Session:
         return session_stream
 
     async def _open_somewhere(self, avoid: Server[Any] | None) -> SessionStream:
-        """A stream at the first server that accepts it, which may have one; raises the last server's error."""
-        pool = self._pool()
+        """A stream at the first server that accepts it, which may have one.
+
+        If none does, raises the last server's error, or one that names every server if none was ever reached.
+        """
+        pool, began = self._pool(), time.monotonic()
         while True:
             server = pool.choose(avoid)
             for session_stream in self._session_streams:
@@ -152,10 +156,11 @@ class Session:
             try:
                 with pool.using(server) as used:
                     return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)
-            except Unavailable:
-                pool.failed(server)
-                if not pool.any_available:
-                    raise
+            except Unavailable as refusal:
+                error = pool.attempt_failed(server, refusal, began)
+                none_reached = isinstance(error, Unavailable) and error.unreached is not None
+                if none_reached or (pool.reached and not pool.any_available):
+                    raise error from None
 
 
 def _note_error(opening: asyncio.Task[SessionStream]) -> None:

@@ -98,7 +98,7 @@ class Attempt:
 
     def _expire(self) -> None:
         if not self.over:
-            self.fail(DeadlineExceeded("the request's timeout passed, and the server did not end it"))
+            self.fail(DeadlineExceeded("the timeout passed, and the server did not end the request"))
             self._abandon(self)
 
     def _wake(self) -> None:
@@ -152,7 +152,7 @@ class SessionStream:
             raise from_lost_call(failure) from None
         except TimeoutError:
             call.cancel()
-            raise Unavailable(f"the server began no session within {_FIRST_FRAME_SECONDS:g} s") from None
+            raise Unavailable(f"the server did not open a session within {_FIRST_FRAME_SECONDS:g} s") from None
         except asyncio.CancelledError:
             call.cancel()
             raise
@@ -160,7 +160,7 @@ class SessionStream:
             raise Unavailable("the server ended the session before its first frame")
         if not first.limits.max_live_requests:
             call.cancel()
-            raise ProtocolError("the server broke the protocol: a session without limits")
+            raise ProtocolError("the server broke the protocol: the session's first frame has no limits")
         pool.succeeded(server)
         return cls(call, pool, server, first, names)
 
@@ -214,12 +214,14 @@ class SessionStream:
             async with asyncio.timeout(left):
                 await self._slots.acquire()
         except TimeoutError:
-            raise DeadlineExceeded("the timeout passed while as many requests as the server allows were live") from None
+            limit = self._limits.max_live_requests
+            reason = f"{limit} requests of this session are live, the server's limit; client.session() opens another"
+            raise DeadlineExceeded(f"the timeout passed while the request waited to be sent: {reason}") from None
 
     def _check_size(self, request: pb.GenerateRequest) -> None:
         limit = self._limits.max_message_bytes
-        if limit and request.ByteSize() + _FRAME_BYTES > limit:
-            raise invalid("prompt", f"the request has {request.ByteSize()} bytes, the server takes {limit}")
+        if limit and (size := request.ByteSize()) > limit - _FRAME_BYTES:
+            raise invalid("prompt", f"a request of {size} bytes: expected at most {limit - _FRAME_BYTES}")
 
     def _claim_id(self, request: pb.GenerateRequest) -> None:
         """Give the request an id if it has none; raises InvalidRequest if a live one has the same."""
@@ -228,7 +230,9 @@ class SessionStream:
         if not request.request_id:
             request.request_id = next(self._names)
         if request.request_id in self._live:
-            raise invalid("request_id", f"{request.request_id!r} is a live request of this session")
+            raise invalid(
+                "request_id", f"{request.request_id!r} is the id of a live request of this session: expected another"
+            )
 
     def _send(self, frame: pb.SessionRequest) -> int:
         """Queue a frame; returns its ordinal."""

@@ -145,7 +145,7 @@ class Stream(Iterator[Delta]):
 
     def _wait_to_retry(self, error: RingError) -> None:
         if self._server is not None:
-            self._retrying.failed_at(self._server, self._pool, error)
+            error = self._retrying.failed_at(self._server, self._pool, error)
         any_available = self._pool.any_available_but(self._retrying.avoid)
         try:
             self._closed.wait(self._retrying.delay(error, any_available=any_available))

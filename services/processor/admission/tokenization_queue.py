@@ -31,7 +31,7 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput
 from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.processor.served_models import ServedModel, ServedModels, no_model, no_route
+from services.processor.served_models import ServedModel, ServedModels, no_route
 from services.ring.dynamic_threshold import DynamicThreshold
 from services.ring.errors import Code, Reason, Refused, Status, retry_after_ms
 from services.ring.identity import PeerId
@@ -266,7 +266,7 @@ class TokenizationQueue:
             elif now - since > self._route_timeout:
                 del self._parked[key]
                 self._bytes.give_back(job.tenant, job.size)
-                job.finish(no_route(served, None, self._route_timeout))
+                job.finish(no_route(served, None, self._route_timeout, self._models.no_route_reason))
             elif not served:
                 return  # and those behind it came later
 
@@ -287,7 +287,7 @@ class TokenizationQueue:
         model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
         if model is not None:
             return partial(self._resolve, request, message.packed, model)
-        return None if self._models.newest else _refuse_unknown
+        return None if self._models.newest else partial(_refuse, self._models.refuse_without_model())
 
     def _resolve(self, request: Request, packed: bytes, model: ServedModel) -> ResolvedRequest:
         """Runs in a worker thread."""
@@ -324,8 +324,8 @@ class TokenizationQueue:
         return resolved.generation in self._models.preferred()
 
 
-def _refuse_unknown() -> NoReturn:
-    raise no_model()
+def _refuse(refused: Refused) -> NoReturn:
+    raise refused
 
 
 def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:

@@ -1,4 +1,8 @@
-"""The numbers of the dashboard (``page.html``): the state of this moment, and rates over the last minutes."""
+"""The numbers of the dashboard (``page.html``): the state of this moment, and rates over the last minutes.
+
+A request with ``n=2`` is one request and two choices. The processor's numbers count requests; an engine's are those of
+its ``Load``, which counts the choices that run and the requests that wait. ``ringline status`` shows the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -70,22 +74,27 @@ class DashboardSnapshot:
         times = metrics.first_token_times
         self._first_tokens.append(times.counts)
         lately = [now - then for now, then in zip(self._first_tokens[-1], self._first_tokens[0], strict=True)]
-        peers = self._peers.views()
+        peers, missing = self._peers.views(), self._peers.missing()
         self._computed = {view.name: self._computed.get(view.name) or _Rate() for view in peers}
         return {
             "name": self._name,
             "model": metrics.model_name,
             "started": self._started,
             "serving": serving,
-            "live": reading.live_requests,
-            "waiting": reading.waiting_requests,
+            "live_requests": reading.live_requests,
+            "waiting_requests": reading.waiting_requests,
             "tokens_per_second": rate,
-            "requests_per_second": self._ended.add(now, metrics.ended_choices),
+            "requests_per_second": self._ended.add(now, metrics.ended_requests),
             "first_token": {"p50": quantile(times.bounds, lately, 0.5), "p95": quantile(times.bounds, lately, 0.95)},
             "failovers": dict(reading.failovers),
-            "history": {"interval": INTERVAL, "tokens_per_second": list(self._tokens), "live": list(self._live)},
+            "history": {
+                "interval": INTERVAL,
+                "tokens_per_second": list(self._tokens),
+                "live_requests": list(self._live),
+            },
             "engines": [self._peer(view, now) for view in peers if view.service == "engine"],
             "detokenizers": [self._peer(view, now) for view in peers if view.service == "detokenizer"],
+            "missing": {"engines": list(missing.engines), "detokenizers": list(missing.detokenizers)},
             "others": self._peers.others(self._name),
             "events": [
                 {"at": e.at, "service": e.service, "name": e.name, "what": e.what, "requests": e.requests}

@@ -83,7 +83,7 @@ def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> N
     refused = run("generate", "Once", RINGLINE_TOKEN_FILE=None)
     assert "UNAUTHENTICATED: authorization: missing" in str(refused.exception)
     in_clear = run("generate", "Once", "--address", "203.0.113.1:50051", RINGLINE_TLS_CA_FILE=None)
-    assert "--token-file: it would be sent to 203.0.113.1:50051 in clear" in str(in_clear.exception)
+    assert "--token-file: it would be sent to 203.0.113.1:50051 unencrypted" in str(in_clear.exception)
     absent = run("generate", "Once", "--token-file", str(folder / "absent"))
     assert "--token-file: " in str(absent.exception)
     assert "cannot be read" in str(absent.exception)

@@ -15,7 +15,9 @@ import click
 import grpc
 import pytest
 from click.testing import CliRunner, Result
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from prometheus_client import CollectorRegistry
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands._diagnosis import FULL_NAMES
@@ -23,6 +25,7 @@ from services.commands.status import status
 from services.config.errors import FatalError
 from services.supervise.runtime_directory import ProcessState, StackState, runtime_directory
 from services.supervise.stack import SERVICES
+from services.telemetry.metrics_endpoint import MetricsEndpoint, Page, server_header
 
 
 class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
@@ -36,13 +39,15 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
 
 
 @contextmanager
-def engine(host: str, running: int, port: int = 0) -> Iterator[int]:
+def engine(
+    host: str, running: int, port: int = 0, state: HealthCheckResponse.ServingStatus = HealthCheckResponse.SERVING
+) -> Iterator[int]:
     """Serve at one address of this machine; yields the port."""
     server = grpc.server(ThreadPoolExecutor(2))
     engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(running), server)
     checks = health.HealthServicer()
     for name in ("", *FULL_NAMES.values()):  # in the place of a processor too
-        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        checks.set(name, state)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     port = server.add_insecure_port(f"{host}:{port}")
     server.start()
@@ -112,6 +117,33 @@ def test_of_several_stacks_the_one_at_the_address_is_shown(monkeypatch: pytest.M
                 assert [service["pid"] for service in shown["services"]] == [mine, 7, None]
             everything = json.loads(ask("--all", "--json").stdout)["stacks"]
             assert {found["title"].split()[0] for found in everything} == {"model-1", "model-2"}
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+@pytest.mark.parametrize("has_page", [True, False])
+def test_a_processor_without_an_engine_says_so_and_where_it_looks(
+    has_page: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.commands.status._TIMEOUT", 60.0)
+    missing = {"engines": [f"10.0.0.{last}:50061" for last in range(6)], "detokenizers": []}
+    page = {"live_requests": 0, "waiting_requests": 2, "engines": [], "detokenizers": [{}], "missing": missing}
+    body = json.dumps(page if has_page else {"of": "another release"}).encode()
+    pages = {"/ring.json": Page("application/json", lambda: body)}
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
+    with engine("127.0.0.1", running=0, state=HealthCheckResponse.NOT_SERVING) as port:
+        address = f"127.0.0.1:{port}"
+        processor = ProcessState(7, address, f"http://127.0.0.1:{endpoint.port}/metrics")
+        with stack(1, address, processor=processor):
+            result = ask("--address", address)
+    endpoint.close()
+    assert result.return_value == 1
+    if has_page:
+        assert "requests live 0, requests waiting 2" in result.stdout
+        assert "no engine is attached (0 of 6): none at 10.0.0.0:50061, 10.0.0.1:50061" in result.stdout
+        assert "and at 2 more" in result.stdout
+        assert "detokenizer is attached" not in result.stdout
+    else:
+        assert "no engine with a detokenizer is attached" in result.stdout
 
 
 @pytest.mark.usefixtures("private_runtime_directory")

@@ -6,10 +6,14 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
+from services.commands._live_page import read_live_page
+from services.commands.status import ServiceStatus, StackStatus, stack_text
+from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
 from services.processor.link_events import LinkEvents
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
@@ -17,8 +21,10 @@ from services.processor.peers import Peers
 from services.processor.recent_events import MAX_EVENTS, RecentEvents
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
+from services.telemetry.metrics_endpoint import MetricsEndpoint, server_header
 from tests.services.processor.model_specs import learned
-from tests.services.ring.ring_simulation import MODEL_MESSAGE
+from tests.services.processor.ring_requests import ask, processors_stream
+from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation
 
 ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
 
@@ -74,20 +80,54 @@ def test_a_snapshot_has_the_peers_and_their_rates(peers, links) -> None:
         )
         links.engine_frame(Link(), ENGINE, engine_pb2.AttachResponse(load=load))
         metrics.tokens(50, 0.1)
-        metrics.choice_ended("stop")
+        for _ in range(2):  # of one request
+            metrics.choice_ended("stop")
+        metrics.request_ended("", 3, 50, 0.1, None)
         metrics.first_token(0.03)
         snapshot.tick(float(second), ProcessorReading(live_requests=7, waiting_requests=2), serving=True)
         snapshot.tick(second + 0.5, ProcessorReading(), serving=False)  # not due yet
     ring = told(snapshot)
-    assert (ring["name"], ring["serving"], ring["live"], ring["waiting"]) == ("me", True, 7, 2)
+    assert (ring["name"], ring["serving"], ring["live_requests"], ring["waiting_requests"]) == ("me", True, 7, 2)
     assert ring["tokens_per_second"] == pytest.approx(51)
     assert ring["requests_per_second"] == pytest.approx(1)
     assert 0.02 < ring["first_token"]["p50"] <= 0.04
     (engine,), (detokenizer,) = ring["engines"], ring["detokenizers"]
-    assert engine | {"tokens_per_second": 100.0, "kv_usage": 0.5, "running": 3, "linked": ["detokenizer-0"]} == engine
+    assert (
+        engine | {"tokens_per_second": 100.0, "kv_usage": 0.5, "running_choices": 3, "linked": ["detokenizer-0"]}
+        == engine
+    )
     assert (detokenizer["requests"], detokenizer["state"]) == (4, "serving")
     assert ring["others"] == ["processor-1"]
-    assert ring["history"]["live"] == [7] * 4
+    assert ring["history"]["live_requests"] == [7] * 4
+
+
+def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world: RingSimulation) -> None:
+    """Of one request with two choices."""
+    world.ask(ask(n=2))
+    world.flow(tokens=1)
+    load = engine_pb2.Load(running_choices=world.routes.loads()["engine-0"])
+    stream = processors_stream(world)
+    world.link_events.engine_frame(stream, stream.engine.me, engine_pb2.AttachResponse(load=load))  # type: ignore[arg-type]
+    snapshot = DashboardSnapshot("me", world.peers, world.metrics)
+    live, waiting = world.in_flight.num_live, world.backlog.num_waiting
+    snapshot.tick(0.0, ProcessorReading(live_requests=live, waiting_requests=waiting), serving=True)
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages(snapshot), name=server_header("processor"))
+    try:
+        page = read_live_page("unix:nowhere", f"http://127.0.0.1:{endpoint.port}/metrics")
+    finally:
+        endpoint.close()
+    fields = {field.name: getattr(load, field.name) for field in load.DESCRIPTOR.fields}
+    engine = ServiceStatus("engine", "unix:engine", "SERVING", load=fields)
+    processor = ServiceStatus("processor", "unix:processor", "SERVING", page=page)
+    text = stack_text(StackStatus("here", [engine, processor]))
+    assert "choices running 2, requests waiting 0" in text
+    assert "requests live 1, requests waiting 0" in text
+    ring = told(snapshot)
+    (shown,) = ring["engines"]
+    assert (shown["running_choices"], shown["waiting_requests"]) == (2, 0)
+    assert (ring["live_requests"], ring["waiting_requests"]) == (1, 0)
+    html = pages(snapshot)["/"].body().decode()
+    assert all(f'"{words}"' in html for words in ("choices running", "requests live", "requests waiting"))
 
 
 def test_a_restarted_peer_has_no_negative_rate(peers, links) -> None:

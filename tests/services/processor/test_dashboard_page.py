@@ -100,7 +100,7 @@ def test_it_shows_no_prompt_and_no_tenant_and_loads_nothing_else(ring: Ring, loa
     while True:  # until the request is there
         with urllib.request.urlopen(page + "ring.json", timeout=30) as answer:
             text = answer.read().decode()
-        if json.loads(text)["live"]:
+        if json.loads(text)["live_requests"]:
             break
         time.sleep(0.05)
     assert PROMPT not in text

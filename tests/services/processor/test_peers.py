@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import random
 import time
+from unittest.mock import Mock
 
 import pytest
 from ringline.engine.v1 import engine_pb2
 
 from services.peers.redial import LinkRefused
+from services.processor.link_events import LinkEvents
+from services.processor.peers import KnownAddresses, Peers
 from services.processor.request import Request
 from services.processor.served_models import TextCodec
 from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.routing_logic import Routes
 from services.rpc.protobuf import status_from_proto
 from services.text.chat_templates import ChatTemplates
+from tests.services.processor.model_specs import learned
 from tests.services.processor.ring_requests import SEED, ask, end, events, expected, ids, processors_stream, settle
-from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT, RingSimulation
+from tests.services.ring.ring_simulation import MAX_GENERATIONS, MODEL_MESSAGE, NEXT, PRESENT, RingSimulation
 
 
 def hear(world: RingSimulation, **frame: object) -> None:
@@ -39,6 +45,26 @@ def test_an_engine_that_is_trusted_again_gets_work_unless_it_drains(world: RingS
         hear(world, draining={})
     world.link_events.check_liveness(time.monotonic())
     assert world.routes.any_joined() == (not draining)
+
+
+def test_what_is_missing_is_counted_for_clients_and_named_for_operators() -> None:
+    known = KnownAddresses(["unix:nowhere", "10.0.0.2:50061"], ["10.0.0.3:50071"])
+    peers = Peers(Routes(random.Random(0)), lambda: known)
+    links = LinkEvents(learned(MODEL_MESSAGE), peers, Mock())
+    engine, detokenizer = PeerId("engine-0", 1), PeerId("detokenizer-0", 2)
+    assert peers.no_route_reason() == "no engine is attached (0 of 2), and no detokenizer (0 of 1)"
+    assert peers.missing() == KnownAddresses(["10.0.0.2:50061", "unix:nowhere"], ["10.0.0.3:50071"])
+    links.detokenizer_up(detokenizer, "10.0.0.3:50071")
+    assert peers.no_route_reason() == "no engine is attached (0 of 2)"
+    links.engine_up(Mock(address="unix:nowhere"), engine, MODEL_MESSAGE)
+    assert "1 of 2 engines and 1 of 1 detokenizers are attached, but no pair" in (peers.no_route_reason() or "")
+    assert peers.missing() == KnownAddresses(["10.0.0.2:50061"], [])
+    links.detokenizer_down(detokenizer)
+    assert peers.no_route_reason() == "no detokenizer is attached (0 of 1)"
+
+
+def test_where_requests_can_be_routed_nothing_is_missing(world: RingSimulation) -> None:
+    assert world.peers.no_route_reason() is None
 
 
 def roll_out(world: RingSimulation, *names: str) -> None:

@@ -210,7 +210,7 @@ async def test_a_status_whose_text_is_long_in_any_script_arrives(stub) -> None:
 @pytest.mark.parametrize("kind", ["session", "generate"])
 async def test_a_large_request_before_a_model_is_known_may_be_retried(harness: ServiceHarness, stub, kind: str) -> None:
     """As it does when a processor was killed: clients are back before its engines are."""
-    harness.service._models = ServedModels(4, list)
+    harness.service._models = ServedModels(4, list, lambda: "no engine is attached (0 of 2)")
     request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
     call = stub.Session() if kind == "session" else stub.Generate(request)
     if kind == "session":
@@ -221,6 +221,7 @@ async def test_a_large_request_before_a_model_is_known_may_be_retried(harness: S
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await read_to_the_end(call)
         assert isinstance(from_rpc(failure.value), Unavailable)
+        assert str(from_rpc(failure.value)).startswith("no engine is attached (0 of 2); ")
     call.cancel()
 
 
@@ -282,6 +283,18 @@ async def test_the_deadline_counts_from_when_the_frame_was_read(
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await read_to_the_end(stub.Generate(request))
         assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stub) -> None:
+    harness.models._preferred = list
+    harness.models._no_route_reason = lambda: "no engine is attached (0 of 2)"
+    request = ask("waits")
+    request.timeout_ms = 1
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await read_to_the_end(stub.Generate(request))
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    words = "the timeout passed while the request waited for a route: no engine is attached (0 of 2)"
+    assert failure.value.details() == words
 
 
 async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub) -> None:
