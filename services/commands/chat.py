@@ -37,10 +37,14 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
     with client:
         with server_errors(address, connection):
             served = {model.name: model for model in client.models()}
-        model = next(iter(served.values()), None) if flags["model"] is None else served.get(flags["model"])
+        if not served:
+            raise click.ClickException(
+                f"no engine is attached at {address}, so no model is served; `ringline status` shows what is missing"
+            )
+        model = next(iter(served.values())) if flags["model"] is None else served.get(flags["model"])
         if model is None:
             raise click.ClickException(
-                f"model {flags['model']!r} is not served at {address}; served: {', '.join(served) or 'none'}"
+                f"model {flags['model']!r} is not served at {address}; served: {', '.join(served)}"
             )
         if not model.has_chat_template:
             raise click.ClickException(

@@ -246,7 +246,7 @@ class ScriptedInference(InferenceServiceServicer):
 
     async def ListModels(self, request, context):
         await self._fail_unary(context)
-        return pb.ListModelsResponse(models=[self.model])
+        return pb.ListModelsResponse(models=[self.model] if self.model else [])
 
     async def _fail_unary(self, context) -> None:
         if self.unary_failures:

@@ -52,6 +52,13 @@ async def test_a_failed_answer_ends_a_pipe_with_an_error(scripted_processor):
     assert len(scripted_processor.service.requests) == 1
 
 
+async def test_a_ring_without_an_engine_is_named_as_such(scripted_processor):
+    scripted_processor.service.model = None
+    result = await run(scripted_processor, "Hi\n")
+    assert result.exit_code == 1
+    assert "Error: no engine is attached at " in result.stderr
+
+
 async def test_a_model_without_a_template_is_refused(scripted_processor):
     scripted_processor.service.model.has_chat_template = False
     result = await run(scripted_processor, "Hi\n")
