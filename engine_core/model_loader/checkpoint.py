@@ -167,8 +167,8 @@ def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice)
     if method is not None and method in choice.model.expanded_quantizations:
         return method
     raise UnsupportedModelError(
-        f"{path} is quantized with {name}, which is not supported for {choice.architecture}: choose the checkpoint that "
-        "is not quantized; --quantization int8 makes its weights smaller"
+        f"{path} is quantized with {name}, which is not supported for {choice.architecture}: choose the checkpoint "
+        "that is not quantized; --quantization int8 makes its weights smaller"
     )
 
 

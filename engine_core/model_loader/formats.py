@@ -22,7 +22,7 @@ _BY_SUFFIX = {
     ".h5": f"a TensorFlow file, which is not read: {_SAFETENSORS}",
     ".tflite": f"a TensorFlow file, which is not read: {_SAFETENSORS}",
 }
-_CONSOLIDATED = "in the format of its publisher, which is not read: choose the checkpoint converted to transformers' format"
+_CONSOLIDATED = "in its publisher's own format, which is not read: choose the checkpoint in transformers' format"
 _NO_WEIGHTS = ("optimizer", "scheduler", "training_args", "rng_state")
 """How files begin that training leaves beside weights."""
 
@@ -62,7 +62,7 @@ def lfs_problem(file: Path) -> str:
 
 def file_problem(file: Path) -> str:
     """What is wrong with a file that is given as a model."""
-    if (known := _format_of(file.name)) is not None:
+    if file.suffix != ".safetensors" and (known := _format_of(file.name)) is not None:
         return f"{file} is {known}"
     return f"{file} is a file: give the directory that has the checkpoint's config.json"
 
@@ -75,7 +75,10 @@ def missing_weights(directory: Path) -> str:
             return f"{directory} has no model.safetensors; its {name} is {known}"
     if "adapter_model.safetensors" in names:
         return f"{directory} has no model.safetensors: {_ADAPTER}"
-    return f"{directory} has neither model.safetensors nor model.safetensors.index.json: download the weights again"
+    return (
+        f"{directory} has neither model.safetensors nor model.safetensors.index.json: choose a checkpoint, or a "
+        "revision, with safetensors"
+    )
 
 
 def missing_config(directory: Path) -> str:

@@ -24,7 +24,7 @@ def local_directory(model: str) -> Path | None:
     if path.exists():
         raise CheckpointError(file_problem(path))
     if not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"there is no directory {model}: expected the path of a checkpoint, or a hub id")
+        raise CheckpointError(f"{model} is not a directory")
     return None
 
 

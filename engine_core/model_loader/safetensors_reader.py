@@ -233,9 +233,7 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     except (SafetensorError, OSError) as error:
         if is_lfs_pointer(file):
             raise CheckpointError(lfs_problem(file)) from error
-        raise CheckpointError(
-            f"{file} is damaged or not a safetensors file ({error}): download it again"
-        ) from error
+        raise CheckpointError(f"{file} is damaged or not a safetensors file ({error}): download it again") from error
     header.pop("__metadata__", None)
     return {
         name: StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + start, end - start)

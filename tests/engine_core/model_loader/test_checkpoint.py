@@ -207,8 +207,10 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "bogus", "factor": 2.0}}, "rope type 'bogus' is not supported; known are default"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported: llama rotates heads whole"),
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported; known are gelu, gelu_new,"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"is quantized \(gptq\)"),
-        ({"quantization_config": ["int4"]}, "by a method that it does not name"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantized with GPTQ, which is not"),
+        ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
+        ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "is quantized with MLX, which is not"),
         ({"torch_dtype": "float64"}, "is in float64; set --dtype to one of float32, bfloat16, float16"),
     ],
 )
