@@ -19,19 +19,12 @@ from transformers import AutoConfig, PretrainedConfig
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.architecture import MOST_LAYERS, ModelShape, require_like_layers
-from engine_core.models.registry import (
-    ARCHITECTURES,
-    RINGLINE,
-    TRANSFORMERS,
-    ModelChoice,
-    choose_model,
-    fallback_may_run,
-    known_architectures,
-)
+from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -88,7 +81,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
     path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
-    choice = choose_model(_architecture(path, raw), config.model_impl)
+    choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     expanded = _expanded_quantization(path, raw, choice)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
@@ -141,8 +134,12 @@ def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
     except FileNotFoundError as error:
         if optional:
             return {}
+        if path.name == "config.json":
+            raise CheckpointError(missing_config(path.parent)) from error
         raise CheckpointError(f"{path.parent} has no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
+        if is_lfs_pointer(path):
+            raise CheckpointError(lfs_problem(path)) from error
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
@@ -153,7 +150,10 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     """The architecture that config.json names first; that of Ministral for a Mistral with types of layers."""
     named = raw.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
-        raise CheckpointError(f"{path / 'config.json'} names no architecture (architectures={named!r})")
+        raise CheckpointError(
+            f"{path / 'config.json'} names no architecture (architectures={named!r}): expected a list "
+            "such as ['LlamaForCausalLM']"
+        )
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # AutoConfig reads it as one
     return named[0]
@@ -161,15 +161,14 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
 
 def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice) -> str | None:
     """How the checkpoint is quantized, if it is, by a method that the model expands."""
-    if not (quantized := raw.get("quantization_config")):
+    if (quantized := quantization_method(raw)) is None:
         return None
-    named = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    if named in choice.model.expanded_quantizations:
-        return str(named)
-    method = named or "by a method that it does not name"
+    method, name = quantized
+    if method is not None and method in choice.model.expanded_quantizations:
+        return method
     raise UnsupportedModelError(
-        f"{path} is quantized ({method}), which is not supported; use the original weights, "
-        "with --quantization int8 if they shall be smaller"
+        f"{path} is quantized with {name}, which is not supported for {choice.architecture}: choose the checkpoint "
+        "that is not quantized; --quantization int8 makes its weights smaller"
     )
 
 
@@ -188,12 +187,15 @@ def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> Pretrain
     except Exception as error:  # its validators raise many kinds
         raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
     if config.model_type not in choice.model_types:
-        expected = " or ".join(map(repr, choice.model_types))
-        raise CheckpointError(
-            f"{path / 'config.json'} contradicts itself: {choice.architecture} has model_type {expected}, "
-            f"not {config.model_type!r}"
-        )
+        raise _contradiction(path / "config.json", choice, config.model_type)
     return config
+
+
+def _contradiction(path: Path, choice: ModelChoice, model_type: object) -> CheckpointError:
+    expected = " or ".join(map(repr, choice.model_types))
+    return CheckpointError(
+        f"{path} contradicts itself: {choice.architecture} has model_type {expected}, not {model_type!r}"
+    )
 
 
 def _check_counts(raw: dict[str, Any]) -> None:
@@ -210,26 +212,22 @@ def _check_counts(raw: dict[str, Any]) -> None:
 
 
 def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
-    """What the engine must know of the model. What it refuses is told with what is known, or with what may run it."""
+    """What the engine must know of the model. A refusal says where the fallback may run it."""
     if choice.impl == RINGLINE and not choice.model.reads_per_layer_config:
         require_like_layers(config)
     try:
         return choice.model.read_config(config)
     except UnsupportedModelError as error:
-        if choice.impl == TRANSFORMERS:
-            raise UnsupportedModelError(f"{error}; {known_architectures()}") from error
-        if fallback_may_run(config):
+        if choice.impl == RINGLINE and fallback_may_run(config):
             raise UnsupportedModelError(f"{error}; --model-impl transformers may run it") from error
         raise
 
 
 def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
     """Refuse names of models and types that transformers does not know, either."""
-    known = {each.model_type: f"{each.model_type} ({name})" for name, each in sorted(ARCHITECTURES.items())}
-    if (model_type := raw.get("model_type")) is not None and choice.impl == RINGLINE and model_type not in list(known):
-        raise UnsupportedModelError(
-            f"{path}: model_type {model_type!r} is not supported; known are {', '.join(known.values())}"
-        )
+    known = [each.model_type for each in ARCHITECTURES.values()]
+    if (model_type := raw.get("model_type")) is not None and choice.impl == RINGLINE and model_type not in known:
+        raise _contradiction(path, choice, model_type)
     for key in ("dtype", "torch_dtype"):
         name = raw.get(key)
         if name is not None and not (isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)):

@@ -36,14 +36,33 @@ def download(model: str, revision: str | None, download_dir: str | None, weights
             )
         )
     except GatedRepoError as error:
-        raise CheckpointError(f"{at} is gated: its owner must grant you access, and a token must be set") from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(f"{at} is neither a directory nor a repository that may be read") from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(f"{model} has no revision {revision}") from error
-    except LocalEntryNotFoundError as error:
         raise CheckpointError(
-            f"{at} is neither a directory nor in the download cache, and the hub cannot be reached"
+            f"{at} is gated: ask for access on its page, then log in with `hf auth login` or set HF_TOKEN"
         ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{model} is not a directory, and the hub has no such repository, or it is private: check the name, or log "
+            "in with `hf auth login`"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{model} has no revision {revision}: give one of its branches, tags or commits"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(_not_cached(model, at, download_dir)) from error
     except Exception as error:  # the errors of the hub library's HTTP client differ by release
         raise CheckpointError(f"{at} cannot be downloaded: {' '.join(str(error).split())}") from error
+
+
+def _not_cached(model: str, at: str, download_dir: str | None) -> str:
+    """What is wrong where nothing can be downloaded, and what to do."""
+    cache = download_dir or huggingface_hub.constants.HF_HUB_CACHE
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        why, remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded", "unset it"
+    else:
+        why, remedy = "the hub cannot be reached", "check the network"
+    option = f" --cache-dir {download_dir}" if download_dir else ""
+    return (
+        f"{at} is not a directory, and not in the cache {cache}; {why}: {remedy}, run `hf download {model}{option}` "
+        "where there is a network, or give a directory"
+    )

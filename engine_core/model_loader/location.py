@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from engine_core.errors import CheckpointError, ConfigError
+from engine_core.model_loader.formats import file_problem, missing_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -21,7 +22,7 @@ def local_directory(model: str) -> Path | None:
     if path.is_dir():
         return path
     if path.exists():
-        raise CheckpointError(f"{path} is a file; a checkpoint is a directory with a config.json")
+        raise CheckpointError(file_problem(path))
     if not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is not a directory")
     return None
@@ -31,7 +32,7 @@ def check_location(model: str) -> None:
     """Raise what ``local_directory`` raises, and ``CheckpointError`` for a directory that holds no checkpoint."""
     directory = local_directory(model)
     if directory is not None and not (directory / "config.json").exists():
-        raise CheckpointError(f"{directory} has no config.json")
+        raise CheckpointError(missing_config(directory))
 
 
 def served_name(model: str) -> str:

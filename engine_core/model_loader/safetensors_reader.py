@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from engine_core.errors import CheckpointError
 from engine_core.layers.weights import ProgressCallback, Staging
 from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_weights
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -59,13 +60,15 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     if (directory / _SINGLE).is_file():
         return _tensors_of(directory / _SINGLE)
     if not (directory / _INDEX).is_file():
-        raise CheckpointError(f"{directory} has neither {_SINGLE} nor {_INDEX}; other weight formats are not read")
+        raise CheckpointError(missing_weights(directory))
     index = _read_index(directory / _INDEX)
     files = {entry.name for entry in directory.iterdir() if entry.is_file()}
     found: dict[str, StoredTensor] = {}
     for shard in sorted(set(index.values())):
         if shard not in files:
-            raise CheckpointError(f"{directory / _INDEX} names {shard!r}, which is not a file beside it")
+            raise CheckpointError(
+                f"{directory / _INDEX} names {shard!r}, which is not a file beside it: download the checkpoint again"
+            )
         with _no_garbage_collected():
             tensors = _tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
@@ -205,6 +208,8 @@ def _read_index(path: Path) -> dict[str, str]:
         if not all(isinstance(shard, str) for shard in weight_map.values()) or not weight_map:
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if is_lfs_pointer(path):
+            raise CheckpointError(lfs_problem(path)) from error
         raise CheckpointError(f"{path} is not an index of safetensors files") from error
     return dict(weight_map)
 
@@ -226,7 +231,9 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
             size = int.from_bytes(opened.read(8), "little")
             header = json.loads(opened.read(size))
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is damaged or not a safetensors file: {error}") from error
+        if is_lfs_pointer(file):
+            raise CheckpointError(lfs_problem(file)) from error
+        raise CheckpointError(f"{file} is damaged or not a safetensors file ({error}): download it again") from error
     header.pop("__metadata__", None)
     return {
         name: StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + start, end - start)

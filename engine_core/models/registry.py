@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.models.base import CausalLM
@@ -20,6 +25,7 @@ from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.interface import LanguageModel
+from engine_core.models.kinds import kind_of, not_supported
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
@@ -82,30 +88,66 @@ class ModelChoice:
     """For a person."""
 
 
-def choose_model(architecture: str, model_impl: str) -> ModelChoice:
+def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) -> ModelChoice:
     """What runs an architecture, as config.json names it, where ``model_impl`` is that of ``ModelConfig``.
 
-    Raises ``UnsupportedModelError`` naming what is known. Whether the fallback can run what it is chosen for, only the
-    configuration tells.
+    ``fields`` are config.json's. Raises ``UnsupportedModelError`` that says why nothing runs it, as far as these show:
+    whether the fallback can run what it is chosen for, a trial decides.
     """
     own = ARCHITECTURES.get(architecture)
     if own is not None and model_impl != TRANSFORMERS:
         return ModelChoice(architecture, own, RINGLINE, (own.model_type,), "by Ringline's own model")
-    if model_impl == RINGLINE:
-        raise UnsupportedModelError(
-            f"architecture {architecture!r} is not supported; known are {', '.join(sorted(ARCHITECTURES))}, and more "
-            "with --model-impl auto"
-        )
-    from engine_core.models.fallback.rules import model_types
+    from engine_core.models.fallback.rules import TESTED, model_types
 
-    if not (types := model_types(architecture)):
-        raise UnsupportedModelError(f"architecture {architecture!r} is not supported; {known_architectures()}")
+    types = model_types(architecture)
+    if (kind := kind_of(architecture, fields)) is not None:
+        raise not_supported(architecture, f"it is {kind}{_way_out(architecture, fields)}")
+    if not types:
+        raise not_supported(architecture, _why_unknown(architecture, fields))
+    if model_impl == RINGLINE:
+        runs = "runs" if architecture in TESTED else "may run"
+        raise not_supported(
+            architecture, f"Ringline has no model of its own for it; --model-impl auto {runs} it through transformers"
+        )
     from engine_core.models.fallback.model import TransformersForCausalLM  # loads much of transformers
 
     because = "as --model-impl says" if own is not None else "since Ringline has no model of its own for it"
     return ModelChoice(
         architecture, TransformersForCausalLM, TRANSFORMERS, types, f"through transformers' module, {because}"
     )
+
+
+def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:
+    """The end of a refusal: what runs instead, if there is something."""
+    if architecture in ARCHITECTURES:
+        return ", as --model-impl auto chooses"
+    if (headless := architecture.removesuffix("Model")) != architecture:
+        named = f"{headless}ForCausalLM"
+        return f"; a checkpoint of {named} runs" if named in _served() else ""
+    text = fields.get("text_config")
+    named = _class_of(text.get("model_type")) if isinstance(text, dict) else None
+    return f"; a checkpoint of its text model alone ({named}) runs" if named in _served() else ""
+
+
+def _served() -> set[str]:
+    """The architectures that are tested."""
+    from engine_core.models.fallback.rules import TESTED
+
+    return {*ARCHITECTURES, *TESTED}
+
+
+def _class_of(model_type: object) -> str | None:
+    """The causal language model that transformers has for ``model_type``."""
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
+
+
+def _why_unknown(architecture: str, fields: Mapping[str, Any]) -> str:
+    """Why nothing is known about a class."""
+    if fields.get("auto_map"):
+        return "it needs code from its checkpoint (auto_map in config.json), which is never executed"
+    close = get_close_matches(architecture, sorted(_served()), n=1, cutoff=0.9)
+    meant = f" ({close[0]}?)" if close else ""
+    return f"transformers {transformers.__version__} does not know it; it may be misspelt{meant}, or newer"
 
 
 def fallback_may_run(config: PretrainedConfig) -> bool:
@@ -117,14 +159,3 @@ def fallback_may_run(config: PretrainedConfig) -> bool:
     except UnsupportedModelError:
         return False
     return True
-
-
-def known_architectures() -> str:
-    """Those that can be run, for a person."""
-    from engine_core.models.fallback.rules import TESTED
-
-    fallback = [name for name in TESTED if name not in ARCHITECTURES]
-    return (
-        f"known are {', '.join(sorted(ARCHITECTURES))}; and, through transformers, dense decoders such as "
-        f"{', '.join(fallback)}"
-    )

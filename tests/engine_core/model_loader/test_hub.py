@@ -9,7 +9,12 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError
@@ -44,8 +49,20 @@ def test_cached_snapshot(revision: str | None, tmp_path: Path) -> None:
     assert checkpoint.spec.name == "some/model"
 
 
-def test_not_in_the_cache(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="some/model is neither a directory nor in the download cache"):
+@pytest.mark.parametrize(("is_offline", "why"), [(True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")])
+def test_not_in_the_cache(is_offline: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise LocalEntryNotFoundError("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+    message = rf"^some/model is not a directory, and not in the cache {tmp_path}; {why}.*hf download some/model --cache"
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
+
+
+def test_offline_nothing_is_downloaded(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"not in the cache .*HF_HUB_OFFLINE is set"):
         open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
 
 
@@ -56,7 +73,7 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ("error", "message"),
     [
         (GatedRepoError("no", response=RESPONSE), "some/model at revision v2 is gated"),
-        (RepositoryNotFoundError("no", response=RESPONSE), "neither a directory nor a repository that may be read"),
+        (RepositoryNotFoundError("no", response=RESPONSE), "is not a directory, and the hub has no such repository"),
         (RevisionNotFoundError("no", response=RESPONSE), "some/model has no revision v2"),
         (RuntimeError("refused"), "some/model at revision v2 cannot be downloaded: refused"),
         (OSError(28, "No space left on device"), "cannot be downloaded: .*No space left on device"),

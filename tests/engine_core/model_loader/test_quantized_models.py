@@ -74,7 +74,7 @@ def test_a_checkpoint_quantized_by_others_is_refused_with_the_way_out(tmp_path: 
     save_model(make_model(CASES["llama-gqa"]), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(UnsupportedModelError, match=r"quantized \(awq\).*original weights, with --quantization int8"):
+    with pytest.raises(UnsupportedModelError, match=r"quantized with AWQ, .* not quantized; --quantization int8"):
         open_at(tmp_path, quantization="int8")
 
 

@@ -202,16 +202,10 @@ def open_config(directory: Path, config: PretrainedConfig, architecture: str, **
 
 ROPE = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 REFUSED = {
-    "JambaForCausalLM": "is a mixture of experts",
-    "BambaForCausalLM": r"is a state-space, convolutional or recurrent model \(mamba_",
-    "MambaForCausalLM": "is a state-space, convolutional or recurrent model",
-    "RwkvForCausalLM": "is a state-space, convolutional or recurrent model",
-    "OlmoHybridForCausalLM": "is a hybrid with layers of type linear_attention",
+    "BambaForCausalLM": r"is a hybrid of attention and state-space layers \(mamba_",
     "RobertaForCausalLM": r"is an encoder \(is_decoder=False\)",
-    "BartForCausalLM": "is the decoder of an encoder-decoder",
-    "Phi4MultimodalForCausalLM": r"is multimodal \(vision_config, audio_config\)",
-    "BertLMHeadModel": "is an encoder",
-    "GPT2LMHeadModel": r"is no …ForCausalLM, the only",
+    "Phi4MultimodalForCausalLM": r"is a multimodal model \(vision_config, audio_config\)",
+    "GPT2LMHeadModel": "is not named …ForCausalLM",
     "GPTJForCausalLM": "its attention, if it has any, is its own and cannot be replaced",
     "DiffLlamaForCausalLM": "attention is called 32 times, and not once by each of its layers",
 }
@@ -220,7 +214,7 @@ REFUSED = {
 @pytest.mark.parametrize("architecture", REFUSED)
 def test_other_kinds_are_refused_by_name(architecture: str, tmp_path: Path) -> None:
     [kind, *_] = [kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture]
-    with pytest.raises(UnsupportedModelError, match=rf"^{architecture} .*{REFUSED[architecture]}.*; known are .*Llama"):
+    with pytest.raises(UnsupportedModelError, match=rf"{architecture}'? .*{REFUSED[architecture]}"):
         open_config(tmp_path, CONFIG_MAPPING[kind](), architecture)
 
 
@@ -239,7 +233,7 @@ def test_rotations_that_depend_on_the_batch_are_refused(tmp_path: Path) -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     config = replace_of(FALLBACK["cohere2-windows"], **change)
-    with pytest.raises(UnsupportedModelError, match=rf"^Cohere2ForCausalLM does not run .*{message}; known are"):
+    with pytest.raises(UnsupportedModelError, match=rf"^Cohere2ForCausalLM does not run .*{message}"):
         open_config(tmp_path, config, "Cohere2ForCausalLM")
 
 
@@ -267,9 +261,8 @@ def test_what_would_not_compute_is_refused_by_the_trial(
 
 
 def test_what_transformers_raises_when_it_builds_is_a_refusal(tmp_path: Path) -> None:
-    config = replace_of(FALLBACK["cohere2-windows"], initializer_range=-1.0)
-    save_model(make_model(FALLBACK["cohere2-windows"]), tmp_path)
-    config.save_pretrained(tmp_path)
+    save_model(make_model(FALLBACK["cohere2-windows"]), tmp_path)  # which sets the architecture
+    replace_of(FALLBACK["cohere2-windows"], initializer_range=-1.0).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"^Cohere2ForCausalLM does not run .* std"):
         load(tmp_path)
 
@@ -281,10 +274,14 @@ def replace_of(config: PretrainedConfig, **changes: Any) -> PretrainedConfig:
 @pytest.mark.parametrize(
     ("architecture", "impl", "message"),
     [
-        ("FooForCausalLM", "auto", r"^architecture 'FooForCausalLM' is not supported; known are .*Llama.*Cohere"),
-        ("FooForCausalLM", "transformers", r"^architecture 'FooForCausalLM' is not supported; known are"),
-        ("BertForMaskedLM", "auto", r"^architecture 'BertForMaskedLM' is not supported; known are"),
-        ("OlmoForCausalLM", "ringline", r"'OlmoForCausalLM' is not supported; known are .*--model-impl auto$"),
+        ("FooForCausalLM", "auto", r"^architecture 'FooForCausalLM' is not supported: transformers .* not know it"),
+        ("FooForCausalLM", "transformers", r"^architecture 'FooForCausalLM' is not supported: transformers"),
+        ("BertForMaskedLM", "auto", r"^architecture 'BertForMaskedLM' is not supported: it is an encoder"),
+        (
+            "OlmoForCausalLM",
+            "ringline",
+            "Ringline has no model of its own for it; --model-impl auto runs",
+        ),
     ],
 )
 def test_architectures_that_nobody_runs(architecture: str, impl: str, message: str, tmp_path: Path) -> None:

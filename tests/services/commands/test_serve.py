@@ -258,7 +258,7 @@ def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_starte
 def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
     (tmp_path / "a-file").touch()
     expected = {
-        "a-file": "is a file; a checkpoint is a directory with a config.json",
+        "a-file": "is a file: give the directory that has the checkpoint's config.json",
         "gone": "is not a directory",
         ".": "has no config.json",
     }

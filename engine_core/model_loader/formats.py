@@ -1,0 +1,120 @@
+"""What files hold weights in formats that are not read, and what to do with each: from names and first bytes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_PICKLE = (
+    "a PyTorch file; such files can execute code, so they are never read: choose a revision with safetensors, or load "
+    "the model in transformers and call save_pretrained"
+)
+_SAFETENSORS = "choose a checkpoint with model*.safetensors"
+_BY_SUFFIX = {
+    ".gguf": f"a GGUF file, which is not read: {_SAFETENSORS}, such as the one it was made from",
+    ".bin": _PICKLE,
+    ".pt": _PICKLE,
+    ".pth": _PICKLE,
+    ".ckpt": _PICKLE,
+    ".onnx": f"an ONNX file, which is not read: {_SAFETENSORS}",
+    ".msgpack": f"a Flax file, which is not read: {_SAFETENSORS}",
+    ".h5": f"a TensorFlow file, which is not read: {_SAFETENSORS}",
+    ".tflite": f"a TensorFlow file, which is not read: {_SAFETENSORS}",
+}
+_CONSOLIDATED = "in its publisher's own format, which is not read: choose the checkpoint in transformers' format"
+_NO_WEIGHTS = ("optimizer", "scheduler", "training_args", "rng_state")
+"""How files begin that training leaves beside weights."""
+
+_METHODS = {
+    "aqlm": "AQLM",
+    "auto-round": "AutoRound",
+    "awq": "AWQ",
+    "bitnet": "BitNet",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "exl2": "EXL2",
+    "exl3": "EXL3",
+    "fbgemm_fp8": "FP8 (FBGEMM)",
+    "fp8": "FP8",
+    "gptq": "GPTQ",
+    "hqq": "HQQ",
+    "modelopt": "ModelOpt",
+    "mxfp4": "MXFP4",
+    "quanto": "Quanto",
+    "torchao": "torchao",
+}
+
+
+def is_lfs_pointer(file: Path) -> bool:
+    """Whether a file is what Git has in place of a large file that was not downloaded."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return False
+
+
+def lfs_problem(file: Path) -> str:
+    """What is wrong where ``is_lfs_pointer``, and what to do."""
+    return f"{file} is a Git LFS pointer, not the file itself: run `git lfs pull` in its directory"
+
+
+def file_problem(file: Path) -> str:
+    """What is wrong with a file that is given as a model."""
+    if file.suffix != ".safetensors" and (known := _format_of(file.name)) is not None:
+        return f"{file} is {known}"
+    return f"{file} is a file: give the directory that has the checkpoint's config.json"
+
+
+def missing_weights(directory: Path) -> str:
+    """What is wrong with a directory that has no weights in safetensors: what it has instead."""
+    names = sorted(entry.name for entry in directory.iterdir())
+    for name in names:
+        if (known := _format_of(name)) is not None:
+            return f"{directory} has no model.safetensors; its {name} is {known}"
+    if "adapter_model.safetensors" in names:
+        return f"{directory} has no model.safetensors: {_ADAPTER}"
+    return (
+        f"{directory} has neither model.safetensors nor model.safetensors.index.json: choose a checkpoint, or a "
+        "revision, with safetensors"
+    )
+
+
+def missing_config(directory: Path) -> str:
+    """What is wrong with a directory without config.json: what it is instead."""
+    names = sorted(entry.name for entry in directory.iterdir())
+    if "adapter_config.json" in names:
+        return f"{directory} has no config.json: {_ADAPTER}"
+    if "model_index.json" in names:
+        return f"{directory} has no config.json: it is a pipeline of diffusers, not a language model"
+    for name in names:
+        if (known := _format_of(name)) is not None:
+            return f"{directory} has no config.json; its {name} is {known}"
+    return f"{directory} has no config.json: give the directory of a checkpoint in transformers' format"
+
+
+_ADAPTER = "it is an adapter (PEFT), which is not read: merge it into its base model (merge_and_unload), and save that"
+
+
+def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None:
+    """How config.json says that weights are quantized: the method's identifier, if it has one, and its name.
+
+    None where weights are not quantized.
+    """
+    # MLX writes "quantization", and the same once more as a configuration without a method.
+    quantized = fields.get("quantization_config") or fields.get("quantization")
+    if not quantized:
+        return None
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    if isinstance(method, str):
+        return method, _METHODS.get(method.lower(), method)
+    is_mlx = isinstance(quantized, dict) and {"group_size", "bits"} <= quantized.keys()
+    return None, "MLX" if is_mlx else "a method that config.json does not name"
+
+
+def _format_of(name: str) -> str | None:
+    """What a file of weights is, and what to do, from its name; None for what is no weights or may be read."""
+    if name.startswith("consolidated") and name.endswith((".pth", ".safetensors")):
+        return _CONSOLIDATED
+    return None if name.startswith(_NO_WEIGHTS) else _BY_SUFFIX.get(Path(name).suffix.lower())

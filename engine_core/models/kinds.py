@@ -1,0 +1,133 @@
+"""What kind of model a configuration describes, so that a refusal can say why Ringline does not run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.models.auto import modeling_auto
+
+from engine_core.errors import UnsupportedModelError
+
+ATTENTION_TYPES = ("full_attention", "sliding_attention")
+"""What ``layer_types`` may name in a dense decoder."""
+
+_PARTS = ("audio", "image", "text", "vision", "vq")
+"""How the configurations of a multimodal model's parts begin."""
+
+_DIFFUSION = ("diffusion", "dreammodel", "llada", "sdar")
+_SCORING = ("Classification", "MultipleChoice", "QuestionAnswering", "RewardModel", "RewardModeling", "Scoring")
+
+_RECURRENT = {
+    "linear_num_key_heads": "linear attention",
+    "mamba": "state-space layers",
+    "ssm": "state-space layers",
+    "state_size": "state-space layers",
+    "block_types": "recurrent layers",
+    "lru_width": "recurrent layers",
+    "mlstm": "recurrent layers",
+    "rescale_every": "recurrent layers",
+    "conv_L_cache": "convolutions",
+    "conv_kernel": "convolutions",
+}
+"""Parts of the names of fields that only such models have, with what these compute."""
+
+
+def not_supported(architecture: str, reason: str) -> UnsupportedModelError:
+    """The refusal of a model, which ``reason`` explains."""
+    return UnsupportedModelError(
+        f"architecture {architecture!r} is not supported: {reason}; supported architectures: docs/models.md"
+    )
+
+
+def kind_of(architecture: str, fields: Mapping[str, Any]) -> str | None:
+    """What the model is, as the end of "it is …"; None where it may be a dense decoder of text.
+
+    ``fields`` are config.json's, unchecked, or those that transformers makes of them, defaults included.
+    """
+    return (
+        _multimodal(architecture, fields)
+        or _other_task(architecture, fields)
+        or _hybrid(fields)
+        or _mixture(fields)
+        or _other_class(architecture)
+    )
+
+
+def _multimodal(architecture: str, fields: Mapping[str, Any]) -> str | None:
+    kind = "a multimodal model{}, and only text models are served"
+    if parts := [name for name in fields if name.endswith("_config") and name.startswith(_PARTS)]:
+        shown = [name for name in parts if not name.startswith("text")] or parts
+        return kind.format(f" ({', '.join(shown)})")
+    if architecture in _classes("SPEECH_SEQ_2_SEQ", "CTC", "TEXT_TO_WAVEFORM", "TEXT_TO_SPECTROGRAM"):
+        return "a speech model, and only text models are served"
+    if architecture in _classes("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"):
+        return kind.format("")
+    return None
+
+
+def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
+    """What makes no text, or not token by token."""
+    if any(name in architecture.lower() for name in _DIFFUSION):
+        return "a diffusion language model, which does not generate token by token"
+    if architecture.endswith(_SCORING):
+        return "a classifier or reward model, which generates no text"
+    encodes = fields.get("is_decoder") is False and "add_cross_attention" in fields
+    if encodes or architecture.endswith("ForMaskedLM") or architecture in _classes("TEXT_ENCODING"):
+        return f"an encoder{' (is_decoder=False)' if encodes else ''}, which generates no text"
+    if fields.get("is_encoder_decoder") or architecture in _classes("SEQ_TO_SEQ_CAUSAL_LM"):
+        return "an encoder-decoder or a part of one, and only models without an encoder are served"
+    if architecture.endswith("ForConditionalGeneration"):
+        return "a multimodal model or an encoder-decoder, and only decoders of text are served"
+    return None
+
+
+def _hybrid(fields: Mapping[str, Any]) -> str | None:
+    """Models with layers that neither attend over all earlier tokens nor over those in a window."""
+    listed = fields.get("layer_types")
+    types = {each for each in listed if isinstance(each, str)} if isinstance(listed, list) else set()
+    if others := sorted(types - set(ATTENTION_TYPES)):
+        named = f"layer_types: {', '.join(others)}"
+        if types & set(ATTENTION_TYPES) and any(not each.endswith("_attention") or "linear" in each for each in others):
+            return f"a hybrid of attention and other layers ({named}), which are not served"
+        return f"a model with other layers than full or sliding attention ({named})"
+    attends = "a hybrid of attention and" if "num_attention_heads" in fields else "a model of"
+    names = [name for name in fields if not name.startswith("use_")]
+    for part, layers in _RECURRENT.items():
+        if (name := next((name for name in names if part in name), None)) is not None:
+            return f"{attends} {layers} ({name}), which are not served"
+    return None
+
+
+def _mixture(fields: Mapping[str, Any]) -> str | None:
+    parts = [value for name, value in fields.items() if name.endswith("_config") and isinstance(value, dict)]
+    counted = (fields, *parts)  # DBRX has its experts in ffn_config
+    experts = {name: value for each in counted for name, value in each.items() if "expert" in str(name) and value}
+    if not experts:
+        return None
+    name = next((name for name in experts if name.startswith(("num_", "n_", "moe_num_"))), next(iter(experts)))
+    number = f"={experts[name]}" if isinstance(experts[name], int) else ""
+    return f"a mixture of experts ({name}{number}), which runs only where Ringline has a model of its own"
+
+
+def _other_class(architecture: str) -> str | None:
+    """A class without a head that predicts tokens, or of a name that the fallback does not try."""
+    if architecture in _classes("CAUSAL_LM"):
+        tried = architecture.endswith("ForCausalLM")
+        return None if tried else "not named …ForCausalLM, and only such classes run through transformers"
+    if architecture in _classes() or architecture.endswith("Model"):
+        return "a model without a head that predicts tokens, such as one for embeddings"
+    if any(architecture in names.values() for names in _mappings()):
+        return "not a language model"
+    return None
+
+
+def _classes(*tasks: str) -> set[str]:
+    """The names of transformers' classes for ``tasks``, or of those without a head."""
+    names = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in tasks] or ["MODEL_MAPPING_NAMES"]
+    return {name for mapping in names for name in getattr(modeling_auto, mapping, {}).values() if isinstance(name, str)}
+
+
+def _mappings() -> Sequence[Mapping[str, Any]]:
+    """All of transformers' lists of classes, by task."""
+    return [value for name, value in vars(modeling_auto).items() if name.endswith("_MAPPING_NAMES")]

@@ -1,0 +1,72 @@
+"""Weights in formats that are not read are named as what they are, with what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.location import check_location
+from engine_core.model_loader.safetensors_reader import find_tensors
+from tests.engine_core.model_loader.test_checkpoint import LLAMA
+from tests.engine_core.models.driver import open_at
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 3\n"
+FILES = {
+    "model-Q4_K_M.gguf": "a GGUF file, which is not read: choose",
+    "pytorch_model-00001-of-00002.bin": "a PyTorch file; such files can execute code, so they are never read: choose",
+    "model.pt": "a PyTorch file",
+    "consolidated.00.pth": "in its publisher's own format, which is not read: choose",
+    "model.onnx": "an ONNX file",
+    "flax_model.msgpack": "a Flax file",
+    "tf_model.h5": "a TensorFlow file",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_formats(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.touch()
+    with pytest.raises(CheckpointError, match=re.escape(f"{file} is {FILES[name]}")):
+        check_location(str(file))
+    (tmp_path / "optimizer.bin").touch()
+    with pytest.raises(CheckpointError, match=re.escape(f"has no config.json; its {name} is {FILES[name]}")):
+        check_location(str(tmp_path))
+    with pytest.raises(CheckpointError, match=re.escape(f"has no model.safetensors; its {name} is {FILES[name]}")):
+        find_tensors(tmp_path)
+
+
+def test_the_published_format_of_mistral(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"its consolidated\.safetensors is in its publisher's own format"):
+        find_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapter_config.json", "is an adapter (PEFT), which is not read: merge it into its base model"),
+        ("model_index.json", "it is a pipeline of diffusers"),
+    ],
+)
+def test_directories_of_other_things(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        check_location(str(tmp_path))
+
+
+def read(directory: Path) -> None:
+    open_at(directory)
+    find_tensors(directory)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs_is_not_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_bytes(POINTER)
+    expected = re.escape(f"{tmp_path / name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
+    with pytest.raises(CheckpointError, match=expected):
+        read(tmp_path)

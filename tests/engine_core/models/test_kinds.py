@@ -1,0 +1,82 @@
+"""A model that cannot run is refused with the reason and, where there is one, the way out."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.models.fallback.rules import TESTED
+from engine_core.models.kinds import kind_of
+from engine_core.models.registry import ARCHITECTURES, choose_model
+
+LONGEST = 260
+FAMILIES = {
+    ("qwen3_next", "Qwen3NextForCausalLM"): "a hybrid of attention and other layers (layer_types: linear_attention)",
+    ("mamba", "MambaForCausalLM"): "a model of state-space layers",
+    ("rwkv", "RwkvForCausalLM"): "a model of recurrent layers",
+    ("jamba", "JambaForCausalLM"): "a hybrid of attention and state-space layers",
+    ("falcon_h1", "FalconH1ForCausalLM"): "a hybrid of attention and state-space layers",
+    (
+        "llama4_text",
+        "Llama4ForCausalLM",
+    ): "other layers than full or sliding attention (layer_types: chunked",
+    ("bert", "BertForMaskedLM"): "an encoder",
+    ("bert", "BertModel"): "an encoder",
+    ("t5", "T5ForConditionalGeneration"): "an encoder-decoder",
+    ("bart", "BartForCausalLM"): "an encoder-decoder",
+    ("whisper", "WhisperForConditionalGeneration"): "a speech model",
+    ("llava", "LlavaForConditionalGeneration"): "a multimodal model (vision_config)",
+    ("mistral3", "Mistral3ForConditionalGeneration"): "its text model alone (MistralForCausalLM) runs",
+    ("gemma3", "Gemma3ForConditionalGeneration"): "its text model alone (Gemma3ForCausalLM) runs",
+    ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"): "a multimodal model (vision_config)",
+    ("llama", "LlamaForSequenceClassification"): "a classifier or reward model",
+    ("qwen3", "Qwen3Model"): "such as one for embeddings; a checkpoint of Qwen3ForCausalLM runs",
+    ("dbrx", "DbrxForCausalLM"): "a mixture of experts (moe_num_experts=4)",
+    ("olmoe", "OlmoeForCausalLM"): "a mixture of experts (num_experts",
+    ("gpt2", "GPT2LMHeadModel"): "not named …ForCausalLM",
+    ("llama", "LlamForCausalLM"): "it may be misspelt (LlamaForCausalLM?), or newer",
+    ("llama", "XyzzyForCausalLM"): "does not know it; it may be misspelt, or newer",
+}
+
+
+@pytest.mark.parametrize(("model_type", "architecture"), FAMILIES)
+def test_a_refusal_says_what_the_model_is(model_type: str, architecture: str) -> None:
+    fields = CONFIG_MAPPING[model_type]().to_dict()
+    with pytest.raises(UnsupportedModelError, match=re.escape(FAMILIES[model_type, architecture])) as refused:
+        choose_model(architecture, fields, "auto")
+    assert str(refused.value).startswith(f"architecture {architecture!r} is not supported: ")
+    assert len(str(refused.value)) < LONGEST
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("LLaDAModelLM", {"auto_map": {"AutoModel": "m.LLaDA"}}, "it is a diffusion language model"),
+        ("FooForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.Foo"}}, "it needs code from its checkpoint"),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 16, "num_attention_heads": 8, "num_experts": 4}, "a hybrid"),
+        ("FooForConditionalGeneration", {"text_config": 5, "layer_types": [{}]}, "a multimodal model (text_config)"),
+        ("FooForCausalLM", {"layer_types": 3, "num_experts": ["many"] * 99}, "a mixture of experts (num_experts),"),
+    ],
+)
+def test_raw_fields_are_enough(architecture: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        choose_model(architecture, fields, "auto")
+
+
+def test_experts_are_not_given_to_the_fallback() -> None:
+    with pytest.raises(UnsupportedModelError, match="a model of its own, as --model-impl auto chooses"):
+        choose_model("MixtralForCausalLM", {"num_local_experts": 8}, "transformers")
+
+
+def test_what_runs_is_of_no_other_kind() -> None:
+    """Only a mixture of experts may be among Ringline's own models; nothing of the kind is among the fallback's."""
+    types = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    kinds = {name: kind_of(name, CONFIG_MAPPING[types[name]]().to_dict()) for name in TESTED}
+    assert not {name: kind for name, kind in kinds.items() if kind is not None}
+    own = {name: kind_of(name, CONFIG_MAPPING[model.model_type]().to_dict()) for name, model in ARCHITECTURES.items()}
+    assert all(kind is None or kind.startswith("a mixture of experts") for kind in own.values())
