@@ -52,7 +52,7 @@ def _message(message: object, place: str) -> Mapping[str, Any]:
         listed = _listed(calls, f"{place}.tool_calls", _CALL)
         read["tool_calls"] = [_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(listed)]
     for key in ("name", "tool_call_id"):
-        if given.get(key) is not None:
+        if given.get(key):
             read[key] = _text(given[key], f"{place}.{key}")
     return read
 
@@ -86,9 +86,21 @@ def _call(call: object, place: str) -> Mapping[str, Any]:
         "type": "function",
         "function": {
             "name": _text(function.get("name"), f"{place}.name"),
-            "arguments": _mapping(arguments, f"{place}.arguments", "an object"),
+            "arguments": as_json(arguments, dict, f"{place}.arguments"),
         },
     }
+
+
+def as_json(value: object, kind: type, place: str) -> Any:
+    """``value`` as it comes back from JSON, which templates are written for. Raises ``TypeError`` or ``ValueError``."""
+    try:
+        read = json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise type(error)(f"{place} cannot be written as JSON: {error}") from None
+    if not isinstance(read, kind):
+        accepted = "a list" if kind is list else "a dictionary"
+        raise TypeError(f"{place} is of type {type(value).__name__}; expected {accepted}")
+    return read
 
 
 def _listed(value: object, place: str, accepted: str) -> Sequence[Any]:

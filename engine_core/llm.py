@@ -18,19 +18,20 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import count
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
 from engine_core.byte_sizes import parse_bytes
 from engine_core.call_thread import Call, CallThread
 from engine_core.config import EngineConfig, ModelSpec, Option, options_of
-from engine_core.conversations import read_conversations
+from engine_core.conversations import as_json, read_conversations
+from engine_core.custom_text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
 from engine_core.numpy_to_python import plain, plain_params
-from engine_core.offline_params import SamplingParams, Tokenizer, with_text
+from engine_core.offline_params import SamplingParams, with_text
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, FinishReason, Request
@@ -40,9 +41,6 @@ from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
 from engine_core.vllm_options import unknown_option
-
-if TYPE_CHECKING:
-    from engine_core.offline_text import ChoiceText, Text
 
 __all__ = ["LLM", "Completion", "Result", "SamplingParams", "Tokenizer", "configure"]
 
@@ -104,7 +102,8 @@ class _Live:
         if output.cached_tokens is not None:
             self.result.cached_tokens = output.cached_tokens
         self.result.prompt_logprobs = _joined(self.result.prompt_logprobs, output.prompt_logprobs)
-        stopped = self.texts[output.choice].add(output.token_ids, output.finish) if self.texts else None
+        searching = bool(self.params.stop_strings)
+        stopped = self.texts[output.choice].add(output.token_ids, output.finish) if searching else None
         if stopped is not None:
             core.cancel(output.request_id, output.choice, finish_reason=None)
             choice.finish, choice.stop = Finish(FinishReason.STOP), stopped.stop
@@ -117,6 +116,8 @@ class _Live:
     def finish(self) -> Result:
         """The result, with its text."""
         for choice, text in zip(self.result.choices, self.texts, strict=bool(self.texts)):
+            if not self.params.stop_strings:
+                text.add(choice.token_ids, choice.finish)
             choice.text = text.text
         self.result.prompt = self.prompt.text
         return self.result
@@ -159,10 +160,11 @@ class LLM:
 
     @cached_property
     def _text(self) -> Text:
-        from engine_core.offline_text import CustomText, ModelText
+        if self._custom_tokenizer is not None:
+            return CustomText(self._custom_tokenizer)
+        from engine_core.offline_text import ModelText
 
-        custom = self._custom_tokenizer
-        return ModelText(self._config.model) if custom is None else CustomText(custom)
+        return ModelText(self._config.model)
 
     @property
     def model(self) -> ModelSpec:
@@ -231,13 +233,13 @@ class LLM:
         (by default, unless ``continue_final_message`` goes on with the last message).
         """
         template = {
-            "tools": tools,
+            "tools": None if tools is None else as_json(tools, list, "tools"),
             "template_name": template_name,
             "add_generation_prompt": not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
             "continue_final_message": continue_final_message,
-            "template_args": chat_template_kwargs,
+            "template_args": as_json(chat_template_kwargs or {}, dict, "chat_template_kwargs"),
         }
         prompts = []
         for conversation in read_conversations(messages):
@@ -299,8 +301,8 @@ class LLM:
         for each, place in zip(params, places, strict=True):
             if id(each) not in checked:
                 own = with_text(plain_params(each), place)
-                if own.stop_strings:
-                    self._text.check_stop(own, place)
+                if own.stop_strings or self._custom_tokenizer is not None:
+                    self._text.check(own, place)
                 checked[id(each)] = own, own.for_engine
         return [
             self._request(prompt, *checked[id(each)], place)

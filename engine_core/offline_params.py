@@ -1,24 +1,12 @@
-"""What callers of ``LLM`` set: sampling parameters with those of text, and a tokenizer of their own."""
+"""Sampling parameters as callers of ``LLM`` set them: the engine's, and those of text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, runtime_checkable
 
 from engine_core import request
 from engine_core.errors import InvalidRequestError
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, with the special tokens that belong around it."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
 
-Anything else raises ``TypeError``; a dictionary with other keys, and text that has no UTF-8, ``ValueError``. Both name
-the place.
+Anything else raises ``TypeError``; a dictionary with other keys, and text that is empty or no UTF-8, ``ValueError``.
+Both name the place.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ def _read_mapping(prompt: Mapping[object, object], place: str) -> Prompt:
 
 
 def _text(value: str, place: str) -> Prompt:
+    if not value:
+        raise ValueError(f"{place} is empty; expected text")
     try:
         value.encode()
     except UnicodeEncodeError as error:

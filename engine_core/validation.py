@@ -52,7 +52,8 @@ def validate_request(request: Request, model: ModelSpec) -> None:
 def _check_types(request: Request) -> None:
     _check_type("request_id", request.request_id, str, "text")
     _check_type("prompt_token_ids", request.prompt_token_ids, _LISTS, "a tuple of token ids")
-    _check_type("params", request.params, SamplingParams, "SamplingParams")
+    if type(request.params) is not SamplingParams:  # LLM's own have stop strings, which would be ignored here
+        _refuse("params", f"of type {type(request.params).__name__}", "SamplingParams of engine_core.request")
     _check_integer("priority", request.priority)
     _check_type("tenant", request.tenant, str, "text")
     _check_type("cache_salt", request.cache_salt, bytes, "bytes")

@@ -125,8 +125,8 @@ def _way_out(architecture: str, fields: Mapping[str, Any]) -> str:
         named = f"{headless}ForCausalLM"
         return f"; a checkpoint of {named} runs" if named in _served() else ""
     text = fields.get("text_config")
-    named = _class_of(text.get("model_type")) if isinstance(text, dict) else None
-    return f"; a checkpoint of its text model alone ({named}) runs" if named in _served() else ""
+    text_model = _class_of(text.get("model_type")) if isinstance(text, dict) else None
+    return f"; a checkpoint of its text model alone ({text_model}) runs" if text_model in _served() else ""
 
 
 def _served() -> set[str]:

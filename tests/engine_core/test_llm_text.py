@@ -12,10 +12,12 @@ import pytest
 
 from engine_core.byte_sizes import parse_bytes
 from engine_core.config import ModelConfig
+from engine_core.custom_text import text_after
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.llm import LLM, Completion, Result, SamplingParams, configure
-from engine_core.offline_text import ModelText, text_after
-from engine_core.request import FinishReason
+from engine_core.offline_text import ModelText
+from engine_core.request import FinishReason, Request
+from engine_core.validation import validate_request
 from services.config.options import _parse_bytes as parse_bytes_of_flags
 from services.text.chat_templates import ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
@@ -166,7 +168,9 @@ def test_stop_strings_that_cannot_be_searched_for_are_refused(llm: LLM, stop: An
 
 @pytest.mark.parametrize("prompt", ["", [], {"prompt": ""}, {"prompt_token_ids": []}])
 def test_an_empty_prompt_is_refused_by_its_place(llm: LLM, prompt: Any) -> None:
-    with pytest.raises(ValueError, match=r"^prompts\[1\](\['prompt(_token_ids)?'\])?: is empty; expected at least one"):
+    with pytest.raises(
+        ValueError, match=r"^prompts\[1\](\['prompt(_token_ids)?'\])?:? is empty; expected (text|at least)"
+    ):
         llm.generate([PROMPT, prompt], GREEDY)
 
 
@@ -182,8 +186,33 @@ def test_a_tokenizer_of_ones_own_has_no_stop_strings_and_no_chats() -> None:
     with LLM(TINY, tokenizer=Letters(), **OPTIONS) as llm:
         with pytest.raises(ValueError, match=r"^sampling_params: stop: needs the model's own tokenizer"):
             llm.generate("abc", replace(GREEDY, stop="a"))
+        with pytest.raises(ValueError, match=r"^sampling_params: skip_special_tokens: needs the model's own tokenizer"):
+            llm.generate("abc", replace(GREEDY, skip_special_tokens=False))
         with pytest.raises(ValueError, match=r"^messages: a chat needs the model's own tokenizer"):
             llm.chat([QUESTION], GREEDY)
+
+
+def test_stop_strings_are_refused_where_they_would_be_ignored(llm: LLM) -> None:
+    """Below ``LLM`` there are only token ids."""
+    with pytest.raises(
+        ValueError, match=r"^params: is of type SamplingParams; expected SamplingParams of engine_core\.request"
+    ):
+        validate_request(Request("a", (5,), replace(GREEDY, stop="a")), llm.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("tools", {"type": "function"}, "^tools is of type dict; expected a list"),
+        ("tools", [{"f": float("nan")}], "^tools cannot be written as JSON: "),
+        ("chat_template_kwargs", 5, "^chat_template_kwargs is of type int; expected a dictionary"),
+        ("chat_template_kwargs", {"a": object()}, "^chat_template_kwargs cannot be written as JSON: "),
+        ("template_name", "no", "^messages: the model has no chat template named 'no': expected one of default"),
+    ],
+)
+def test_what_a_template_cannot_be_given_is_refused_by_name(llm: LLM, name: str, value: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        llm.chat([QUESTION], GREEDY, **{name: value})
 
 
 @pytest.mark.parametrize("trained", [byte_level, sentencepiece_bpe, unigram])

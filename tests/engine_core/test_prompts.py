@@ -21,7 +21,6 @@ def parts(prompts: Any) -> Parts:
     ("prompts", "expected"),
     [
         ("text", [("text", None)]),
-        ("", [("", None)]),
         (["a", "b"], [("a", None), ("b", None)]),
         (("a", [1]), [("a", None), (None, (1,))]),
         ([], []),
