@@ -116,7 +116,8 @@ bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are 
 	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
+	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
