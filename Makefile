@@ -1,6 +1,6 @@
 # The project's commands; `make` alone lists them. Everything is installed below this folder, from constraints.txt.
 
-# Unless it is given, the first on the PATH that Ringline runs on; in what is there already, the one it was made with.
+# Unless it is given, PYTHON is the first on the PATH that Ringline runs on. Later environments take that of .venv.
 PYTHON ?= $(or $(shell .ci/which-python),python3)
 BASE_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))
 PIP_INSTALL := pip install --no-compile --disable-pip-version-check
