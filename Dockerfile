@@ -4,7 +4,7 @@
 #   docker build --target detokenizer -t ringline-detokenizer .
 #   docker build --target engine -t ringline-engine .
 #
-# BASE_IMAGE       any Debian-like image with Python 3.11, venv, pip and apt
+# BASE_IMAGE       any Debian-like image with Python 3.11, 3.12 or 3.13, venv, pip and apt
 # DEVICE           cpu, or cuda for an engine on NVIDIA GPUs
 # TORCH_INDEX_URL  package index that torch alone comes from, such as PyTorch's own of CPU builds; default: pip's own
 #                  index, where torch for x86-64 is the build for CUDA, which computes on a CPU too but has gigabytes
@@ -24,9 +24,10 @@ RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["p
     && pip --python /opt/ringline install -r packages.txt
 
 
+# Without the bundled model, which a CPU tier does not serve.
 FROM packages AS cpu-tier
 COPY . .
-RUN pip --python /opt/ringline install --no-deps ./clients/python .
+RUN rm -r checkpoints && pip --python /opt/ringline install --no-deps ./clients/python .
 
 
 # Nothing in an image is written to at run time: the root file system may be read-only. Ports are open to the outside of
@@ -84,9 +85,11 @@ ARG DEVICE=cpu
 USER root
 RUN test "$DEVICE" = cpu || { apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; }
 RUN install -d -o ringline -g ringline /models /cache
-USER 10001:10001
 COPY --from=engine-installed /opt/ringline /opt/ringline
-COPY checkpoints/tiny/*.json checkpoints/tiny/*.jinja checkpoints/tiny/model.safetensors /usr/share/ringline/tiny/
+RUN mkdir /usr/share/ringline \
+    && ln -s /opt/ringline/lib/python3*/site-packages/services/checkpoints/tiny /usr/share/ringline/tiny \
+    && test -f /usr/share/ringline/tiny/config.json
+USER 10001:10001
 ENV HF_HOME=/models \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     RINGLINE_MODEL=/usr/share/ringline/tiny \

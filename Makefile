@@ -1,6 +1,8 @@
 # The project's commands; `make` alone lists them. Everything is installed below this folder, from constraints.txt.
 
-PYTHON ?= python3
+# Unless it is given, PYTHON is the first on the PATH that Ringline runs on. Later environments take that of .venv.
+PYTHON ?= $(or $(shell .ci/which-python),python3)
+BASE_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard .venv/bin/python),$(PYTHON)),$(PYTHON))
 PIP_INSTALL := pip install --no-compile --disable-pip-version-check
 
 # The index that torch alone comes from, as in the Dockerfile: PyTorch's own of CPU builds saves gigabytes on x86-64.
@@ -24,7 +26,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-wide test-models test-answers test-client test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench bench-gpu clean
+.PHONY: check-python help setup demo test test-wide test-models test-answers test-python test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,13 +48,18 @@ test-models: setup  ## every family of models in all its shapes, against transfo
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
 
-# What the scripted servers of these tests need; the server itself is for one Python.
-CLIENT_TESTS := click cryptography grpcio-health-checking grpcio-reflection hypothesis jinja2 prometheus-client pyjwt \
-  pytest pytest-asyncio pytest-timeout structlog tokenizers
-test-client:  ## the client's tests on another PYTHON, such as python3.13, in .venv-client
-	$(PYTHON) -m venv --clear .venv-client
-	.venv-client/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python $(CLIENT_TESTS)
-	.venv-client/bin/python -m pytest $(addprefix tests/clients/test_client_,options.py protocol.py resume.py retry.py session.py)
+# Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
+PYTHON_TESTS := tests/clients $(addprefix tests/services/,config detokenizer peers process processor ring rpc security supervise telemetry text)
+ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
+  $(addprefix tests/services/,processor/test_dashboard_page.py security/test_credentials.py) \
+  $(addprefix tests/services/text/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
+test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
+	@.ci/which-python check "$(PYTHON)" $@
+	$(PYTHON) -m venv --clear .venv-python
+	.venv-python/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[tracing]' \
+	  hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	$(TEST_ENV) .venv-python/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder \
+	  $(PYTHON_TESTS) $(addprefix --ignore=,$(ENGINE_TESTS)) $(PYTEST)
 
 test-scheduler: $(FULL)  ## the scheduler's property test with new seeds for half an hour; SECONDS=60, or SEED=7 to repeat a failure
 	.venv/bin/python -m tests.engine_core.scheduling.soak --seconds $(or $(SECONDS),1800) $(if $(SEED),--seed $(SEED))
@@ -91,8 +98,8 @@ fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
 	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"
 
-refusals:  ## print every error message on one page, to read aloud; ONLY="services/ring" to choose by file or words
-	$(PYTHON) -m tests.refusals $(ONLY)
+refusals: $(FULL)  ## print every error message on one page, to read aloud; ONLY="services/ring" to choose by file or words
+	.venv/bin/python -m tests.refusals $(ONLY)
 
 format: $(FULL)  ## rewrite the code and the protos in the one format
 	.venv/bin/ruff check --fix-only --quiet .
@@ -112,13 +119,18 @@ bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are 
 	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
 
 clean:  ## remove everything that these commands installed or cached
-	rm -rf .venv .venv-cpu .venv-oldest .venv-client $(KERNELS) tests/clients/node/node_modules *.egg-info clients/python/*.egg-info
+	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
+	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# Before anything is downloaded: will this Python do?
+check-python:
+	@.ci/which-python check "$(BASE_PYTHON)" "$(firstword $(MAKECMDGOALS))" .venv .venv-cpu .venv-oldest
+
 # What runs: both distributions, editable, with the engine. Less than half of what the tests need.
-$(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
+$(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml | check-python
 	@echo "Installing Ringline, with PyTorch, into .venv: once."
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv
 	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
 	@echo "Compiling what every engine imports."
@@ -126,29 +138,29 @@ $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml
 	@touch $@
 
 # What everyone works in: the same with the tools. What was there to run is there still, so both are up to date then.
-$(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+$(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-python
+	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv
 	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
 	@.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.
-$(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml
-	test -x .venv-cpu/bin/python || $(PYTHON) -m venv .venv-cpu
+$(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml | check-python
+	test -x .venv-cpu/bin/python || $(BASE_PYTHON) -m venv .venv-cpu
 	.venv-cpu/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e .
 	@touch $@
 
 # The oldest packages that the client promises to work with; generates the stubs.
-$(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml
-	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+$(OLDEST): clients/python/oldest_versions.txt clients/python/pyproject.toml | check-python
+	test -x .venv-oldest/bin/python || $(BASE_PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m $(PIP_INSTALL) -r clients/python/oldest_versions.txt -e clients/python
 	@touch $@
 
 # An engine compiles them at its first start, if nothing else has; here neither a demo nor the tests wait for that.
-$(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*)
+$(KERNELS): engine_core/kernels/build.py $(wildcard engine_core/kernels/cpu/*) | check-python
 	@echo "Compiling the native kernels: about a minute of one core, once."
-	@$(PYTHON) engine_core/kernels/build.py
+	@$(BASE_PYTHON) engine_core/kernels/build.py
 
 $(NODE): tests/clients/node/package.json tests/clients/node/package-lock.json
 	npm ci --prefix tests/clients/node --no-audit --no-fund --loglevel=error

@@ -22,7 +22,9 @@ from services.telemetry.logs import configure_logs, warn_of_unknown_variables
 
 log = structlog.get_logger()
 
-_BUNDLED_MODEL = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+_SERVICES = Path(__file__).resolve().parents[1]
+_BUNDLED_MODELS = (_SERVICES / "checkpoints" / "tiny", _SERVICES.parent / "checkpoints" / "tiny")
+"""Where an installed wheel has it, and where the repository has it."""
 
 _DECIDED_HERE = (
     "uds",
@@ -80,12 +82,13 @@ def serve(checkpoint: str | None, **options: Any) -> int:
 
 
 def bundled_model() -> str:
-    """The checkpoint that is served where none is named."""
-    if not _BUNDLED_MODEL.is_dir():
-        raise click.UsageError(
-            "MODEL is missing: give a checkpoint's directory or hub id. (The bundled one is in the repository alone.)"
-        )
-    return str(_BUNDLED_MODEL)
+    """The directory of the checkpoint that is served where none is named. Raises ``UsageError`` if it is not there."""
+    for directory in _BUNDLED_MODELS:
+        if directory.is_dir():
+            return str(directory)
+    raise click.UsageError(
+        "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory or hub id."
+    )
 
 
 def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:

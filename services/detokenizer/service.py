@@ -196,5 +196,4 @@ class DetokenizerService:
         context: grpc.aio.ServicerContext[Any, Any],
         response: detokenizer_pb2.SubscribeResponse,
     ) -> None:
-        async with subscriber.writing(self._stall_timeout):
-            await context.write(response)
+        await subscriber.write(context.write, response, self._stall_timeout)

@@ -232,8 +232,7 @@ class InferenceService:
             await abort(context, refused.status)
 
     async def _send(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-        async with stream.writing(self._limits.stall_timeout):
-            await context.write(response)
+        await stream.write(context.write, response, self._limits.stall_timeout)
 
     def _stalled(self, stream: ClientStream) -> Status:
         reason = stream.stall_reason(self._limits.stall_timeout)

@@ -12,7 +12,7 @@ import secrets
 import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -73,8 +73,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 self._on_call(context.peer(), sum(len(key) + len(value) for key, value in _metadata(context)))
                 if (refusal := call.admit(context.peer())) is not None:
                     await _abort(context, refusal)
-                async with _errors_as_status(context, method, self._malformed):
-                    return await respond(await read_request(context), context)
+                return await _answer(respond, read_request, context, method, self._malformed)
             except asyncio.CancelledError:
                 if call.eviction is not None:
                     await _abort(context, call.eviction)
@@ -144,14 +143,18 @@ def _write_responses(
     return call
 
 
-@asynccontextmanager
-async def _errors_as_status(
-    context: grpc.aio.ServicerContext[Any, Any], method: str, malformed: RateLimitedLog
-) -> AsyncIterator[None]:
-    """Around a handler: log the RPC at debug level, and end it with the status of what the handler raises."""
+# Not a context manager made of a generator: from Python 3.12 on, an error that it raises instead is kept in a cycle.
+async def _answer(
+    respond: Callable[..., Awaitable[Any]],
+    read_request: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]],
+    context: grpc.aio.ServicerContext[Any, Any],
+    method: str,
+    malformed: RateLimitedLog,
+) -> Any:
+    """Read the request and respond: log the RPC at debug level, and end it with the status of what is raised."""
     start = time.monotonic()
     try:
-        yield
+        response = await respond(await read_request(context), context)
     except asyncio.CancelledError:
         log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code="CANCELLED")
         raise
@@ -171,8 +174,8 @@ async def _errors_as_status(
             forget_frames(error)
             raise _ended() from None
         await _abort_internal(context, method)
-    else:
-        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
+    log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
+    return response
 
 
 async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
 from services.ring.outbox import Outboxes
+
+_Message = TypeVar("_Message")
 
 
 class OutputStream:
@@ -23,13 +26,13 @@ class OutputStream:
         self._write: asyncio.Timeout | None = None
         """Of the write under way."""
 
-    @asynccontextmanager
-    async def writing(self, stall_timeout: float) -> AsyncIterator[None]:
-        """Around one write: ``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
+    # Not a context manager made of a generator: from Python 3.12 on, a TimeoutError that it raises is kept in a cycle.
+    async def write(self, send: Callable[[_Message], Awaitable[None]], message: _Message, stall_timeout: float) -> None:
+        """``TimeoutError`` after ``stall_timeout`` seconds, or at once if the reader is given up."""
         self.check()
         async with asyncio.timeout(stall_timeout) as self._write:
             try:
-                yield
+                await send(message)
             finally:
                 self._write = None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import types
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -17,7 +19,9 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 import services
 from services.processor.main import DESCRIPTION
-from services.ring.errors import Code, Status
+from services.ring.errors import Code, Refused, Status
+from services.rpc.calls import CallRegistry
+from services.rpc.error_interceptor import ErrorInterceptor
 from tests.services.processor.ring_requests import ask as ask_ring
 from tests.services.processor.ring_requests import settle
 from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write
@@ -128,6 +132,37 @@ async def test_requests_that_end_early_leave_no_cycles(
     with nothing_for_the_collector():
         await ends(harness, channel)
         await until(lambda: not harness.intake._streams)
+
+
+class CancelledCall:
+    """The context of a call whose client has gone."""
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def done(self) -> bool:
+        return True
+
+
+async def test_a_refusal_that_nobody_waits_for_leaves_no_cycle() -> None:
+    async def refuse(requests: object, context: object) -> None:
+        raise Refused(Code.INVALID_ARGUMENT, "too long")
+
+    async def handler(details: object) -> grpc.RpcMethodHandler:
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    async def call() -> None:
+        answer = await interceptor.intercept_service(handler, SimpleNamespace(method="/refuse"))
+        with suppress(asyncio.CancelledError):
+            await answer.stream_unary(None, CancelledCall())
+
+    interceptor = ErrorInterceptor(CallRegistry(10, 10), 600.0, lambda *_: None)
+    await asyncio.create_task(call())
+    with nothing_for_the_collector():
+        await asyncio.create_task(call())
 
 
 def test_answered_requests_leave_no_cycles(world: RingSimulation) -> None:

@@ -25,5 +25,8 @@ async def test_a_write_to_a_reader_that_is_given_up_ends(expired: bool) -> None:
 
 
 async def _write(stream: OutputStream) -> None:
-    async with stream.writing(600.0):
-        await asyncio.Event().wait()
+    await stream.write(_never_sent, "message", 600.0)
+
+
+async def _never_sent(message: str) -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,77 @@
+"""The server's wheel has all that it needs where there is no repository: the bundled model, the kernels' sources."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "checkpoints" / "tiny"
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
+"""
+
+
+def build(kind: str, source: Path, output: Path) -> Path:
+    """Build ``source`` with the setuptools that is here."""
+    command = [sys.executable, "-c", BUILD, f"build_{kind}", str(output)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return output / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from the source distribution, so that this has all of it too; in a copy, as a build leaves files behind."""
+    directory = tmp_path_factory.mktemp("wheel")
+    copy = directory / "copy"
+    for name in ("checkpoints", "engine_core", "services"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, copy)
+    sdist = build("sdist", copy, directory)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    return build("wheel", directory / sdist.name.removesuffix(".tar.gz"), directory)
+
+
+def test_the_bundled_model_is_found_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = "from services.commands.serve import bundled_model; print(bundled_model())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "services",  # not in it either: the working directory is no place for a model
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = Path(done.stdout.strip())
+    assert found.is_relative_to(tmp_path)
+    expected = {path.name for path in MODEL.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")}
+    assert len(expected) >= 5
+    assert {path.name for path in found.iterdir()} == expected
+    for name in expected:
+        assert (found / name).read_bytes() == (MODEL / name).read_bytes()
+
+
+def test_a_wheel_has_all_that_runs_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package in ("engine_core", "services"):
+        sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py")}
+        assert sources == {name for name in names if name.startswith(package) and name.endswith(".py")}
+    kernels = ROOT / "engine_core" / "kernels" / "cpu"
+    assert {path.relative_to(ROOT).as_posix() for path in kernels.iterdir()} <= names
+    assert "services/processor/dashboard/page.html" in names
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"engine_core", "services"}
