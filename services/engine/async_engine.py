@@ -122,7 +122,7 @@ class AsyncEngine:
     # Reports of the step loop
 
     def starting(self, core_ids: list[str]) -> None:
-        """The first step with these requests begins. Peers are notified at once: a crash counts against these requests."""
+        """The first step with these requests begins. Peers are notified: a crash counts against these requests."""
         if self._traces is not None:
             self._traces.starting(core_ids, time.monotonic())
         for core_id in core_ids:

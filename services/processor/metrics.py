@@ -98,7 +98,7 @@ class Routing:
 
     @classmethod
     def of(cls, routes: Routes) -> Routing:
-        """As counted until now."""
+        """A copy of the counts so far."""
         decisions = {decision.value: count for decision, count in routes.decisions.items()}
         return cls(decisions, routes.loads(), len(routes.prefixes))
 

@@ -1,6 +1,6 @@
 """Deficit round-robin between tenants over bytes to tokenize (Shreedhar and Varghese, SIGCOMM 1995).
 
-A tenant's work waits for its own earlier work, however much another tenant sends. Only tokenization is in this order: an
+A tenant's work waits for its own earlier work, whatever another tenant sends. Only tokenization is in this order: an
 engine has a queue of its own, with deficit round-robin over tokens (``engine_core.scheduling.request_queue``).
 """
 
