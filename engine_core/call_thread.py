@@ -26,7 +26,7 @@ class Call:
     """Passed to the work of a call, which may look at it while it runs."""
 
     interrupted: bool = False
-    """Nobody waits for the result any more: the work should clean up and return."""
+    """The caller no longer waits for the result: the work should clean up and return."""
 
 
 @dataclass(slots=True)

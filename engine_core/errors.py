@@ -6,7 +6,7 @@ EngineError
 ├── CheckpointError        a checkpoint is missing, damaged, or asks for what the engine does not have
 │   └── UnsupportedModelError
 ├── OutOfMemoryError       the model or its KV cache does not fit the budget (names the numbers and the flag)
-├── RequestError           one request cannot be taken; nobody else is affected
+├── RequestError           one request is refused; no other is affected
 │   ├── InvalidRequestError    a field has a value that it does not take (names the field and what it accepts)
 │   └── QueueFullError         the waiting queue is at its limit; try again later
 ├── ExecutorError          a step failed; the engine cannot go on

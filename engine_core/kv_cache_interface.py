@@ -34,7 +34,7 @@ class AttentionSpec:
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        """Additions and multiplications of a token, for each token that it sees, with ``num_heads`` query heads."""
         return 4 * num_heads * self.head_dim
 
     def padded(self, pad: Callable[[int], int]) -> Self:
@@ -61,7 +61,7 @@ class MLAAttentionSpec:
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        """Additions and multiplications of a token, for each token that it sees, with ``num_heads`` query heads."""
         return 2 * num_heads * (self.elements + self.kv_lora_rank)
 
     def padded(self, pad: Callable[[int], int]) -> Self:

@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Real):
         try:
             return float(value)
-        except OverflowError:  # of a fraction; whoever checks its type refuses it
+        except OverflowError:  # of a fraction; the check of its type will refuse it
             return value
     if isinstance(value, Mapping):
         return {plain(key): plain(each) for key, each in value.items()}

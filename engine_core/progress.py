@@ -21,7 +21,7 @@ class Stage:
     bytes: int | None = None
     detail: str = ""
     warning: str = ""
-    """What is worse than it could be, and what to do, for a person."""
+    """A problem and what to do about it, for people."""
     seconds: float | None = None
     """None while it runs."""
 

@@ -103,7 +103,7 @@ class CollectiveExecutor(Executor):
         self.start_steps(overlapped)
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
-        """As many blocks as fit on every worker."""
+        """The largest cache that fits on every worker."""
         cache = self._config.cache
         limits = self._limits
         self.step_bytes = 0

@@ -22,7 +22,7 @@ Compute = Callable[[], StepResult]
 
 
 class StepThread:
-    """Runs what is submitted, in order. Holds as many steps as its user submits before asking for results."""
+    """Runs submitted work in order. The caller bounds how many steps it submits before it asks for results."""
 
     def __init__(self) -> None:
         """Start the thread, a daemon."""

@@ -1,7 +1,7 @@
 """The pool of KV blocks: who holds a block, which are free, and which can be found again by content.
 
 The free list is a doubly linked list threaded through two arrays, as operating systems keep their page lists, so
-taking a block out of its middle (a prefix hit on a block nobody uses) costs as little as taking its head. Its
+taking a block out of its middle (a prefix hit on an unused block) costs as little as taking its head. Its
 order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
 
 Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*: it
@@ -124,7 +124,7 @@ class BlockPool:
         if self._ref_counts[known]:
             self._copies.setdefault(content, {})[block] = None
             return
-        # Nobody holds the known block, and this one replaces it: the old one is the next to be handed out.
+        # The known block has no holder, and this one replaces it: the old one is the next to be handed out.
         self._by_hash[content] = block
         self._hash[known] = None
         self._unlink(known)

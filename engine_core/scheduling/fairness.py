@@ -33,7 +33,7 @@ def _kept(count: int) -> int:
 
 
 class Tenants:
-    """Which tenants have requests and running sequences, and what is kept from each."""
+    """Tracks which tenants have requests and running sequences, and the room that each may not use."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, prompt_tokens: int) -> None:
         """``prompt_tokens``: the most that one tenant's prompts may have of a step."""
@@ -52,7 +52,7 @@ class Tenants:
         """Tenants that could use more than the limit."""
         self._now = -math.inf
         self._arrivals: deque[tuple[str, float]] = deque(maxlen=4 * _REMEMBERED)
-        """Who brought the last requests, and when; at most ``_REMEMBERED`` in a row are one tenant's."""
+        """Tenant and time of the last requests; at most ``_REMEMBERED`` in a row are one tenant's."""
 
     def came(self, tenant: str, now: float) -> None:
         """``tenant`` brought a request, which is live from now on."""

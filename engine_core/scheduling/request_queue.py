@@ -248,7 +248,7 @@ class DeadlineHeap:
             heapify(self._heap)
 
     def pop_expired(self, now: float) -> list[SequenceGroup]:
-        """Groups whose deadline is not after ``now``, which are watched no longer; the caller ends each."""
+        """Remove and return the groups whose deadline is not after ``now``; the caller ends each."""
         expired = []
         heap = self._heap
         while heap and heap[0][0] <= now:

@@ -155,7 +155,7 @@ class Scheduler:
                 continue
             output = output_of_step(seq, end, token_ids, result)
             if end >= seq.watch_at:
-                # Drafts behind a token that ends the sequence were computed and accepted, but are not part of it.
+                # Drafts after a token that ends the sequence were computed and accepted, but are not part of it.
                 self._sequences.advance(seq, min(end, seq.num_known))
             if output is None:
                 continue
@@ -167,7 +167,7 @@ class Scheduler:
 
     @property
     def computed_tokens(self) -> int:
-        """Rows of all forward passes whose results are in."""
+        """Rows of all completed forward passes."""
         return self._counters.computed_tokens
 
     def stats(self) -> SchedulerStats:

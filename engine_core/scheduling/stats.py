@@ -35,7 +35,7 @@ class SchedulerStats:
     """Blocks that have holders; cached blocks without any count as free."""
     steps: int
     computed_tokens: int
-    """Rows of all forward passes whose results are in."""
+    """Rows of all completed forward passes."""
     generated_tokens: int
     """Tokens sampled and delivered."""
     preemptions: int

@@ -45,7 +45,7 @@ class StepInFlight:
         self.draft_token_ids: dict[int, list[int]] = {}
         """By seq_id."""
         self.dropped: set[int] = set()
-        """seq_ids whose results are to be ignored."""
+        """seq_ids whose results are ignored."""
         self.deferred: list[BlockTables] = []
         """To be released when the step is over."""
 

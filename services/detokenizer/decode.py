@@ -119,7 +119,7 @@ class EngineDecoder:
         try:
             context.ParseFromString(opened.output_context)
         except DecodeError:
-            return  # not a processor's request: nobody here to tell
+            return  # not a processor's request, so there is no subscriber
         subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
         if subscriber is None:
             return

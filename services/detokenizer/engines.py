@@ -32,7 +32,7 @@ class Engines:
     """Implements ``EngineOwner``."""
 
     def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
-        """``max_generations``: tokenizers held at a time. ``outboxes`` bounds what waits for subscribers."""
+        """``max_generations``: tokenizers held at a time. ``outboxes`` bounds output that subscribers have not read."""
         self._max_generations = max_generations
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)

@@ -33,7 +33,7 @@ class Subscriber(OutputStream):
     """One subscription."""
 
     def __init__(self, peer: PeerId, engines: Iterable[PeerId], outboxes: Outboxes) -> None:
-        """``engines``: the live engines now. ``outboxes`` bounds what waits for it."""
+        """``engines``: the live engines now. ``outboxes`` bounds unread output."""
         super().__init__(outboxes, peer.name)
         self.peer = peer
         self.engines = PeerListSender(engines)

@@ -122,7 +122,7 @@ class AsyncEngine:
     # Reports of the step loop
 
     def starting(self, core_ids: list[str]) -> None:
-        """The first step with these requests begins. Peers are told at once, to know which to blame for a crash."""
+        """The first step with these requests begins. Peers are notified: a crash counts against these requests."""
         if self._traces is not None:
             self._traces.starting(core_ids, time.monotonic())
         for core_id in core_ids:

@@ -23,7 +23,7 @@ class EngineReading:
     kv_usage: float
     """Fraction of KV blocks in use, in [0, 1]."""
     kv_blocks: int
-    """Blocks in all."""
+    """Total number of blocks."""
     ledgers: int
     peers: int
     """Attached processes."""

@@ -79,7 +79,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class DaemonThreadPool(ThreadPoolExecutor):
-    """A thread pool whose work the end of the process does not wait for."""
+    """A thread pool that the process does not wait for when it ends."""
 
     def __init__(self, max_workers: int | None = None, name: str = "") -> None:
         super().__init__(max_workers, f"{_POOL_PREFIX} {name}".rstrip())

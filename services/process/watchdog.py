@@ -50,7 +50,7 @@ class StallTimer:
 
 
 class Watchdog:
-    """Watches one counter of progress, and ends the process when it stands still for too long."""
+    """Watches one progress counter, and ends the process when it does not change for too long."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class ClientStream(OutputStream):
         self._by_request_id: dict[str, Request] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
         self._closed_traces: list[RequestTrace] = []
-        """Of requests whose end was taken, and is not written yet."""
+        """Ids of requests whose end was taken but is not written yet."""
         self.room_for_refusals = asyncio.Event()
 
     @property

@@ -93,7 +93,7 @@ class InFlightRequests:
         self._end_if(request, self._failover.route(request, "no engine and detokenizer are joined"))
 
     def end(self, request: Request, finish_reason: FinishReason, error: Status | None = None) -> None:
-        """End a request at once, with what was delivered; its engine is told to forget it. Idempotent."""
+        """End a request at once, with what was delivered; its engine gets ``Done``. Idempotent."""
         if request.finished:
             return
         if not request.admitted:

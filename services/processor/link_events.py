@@ -1,6 +1,6 @@
 """Events of the links to engines and detokenizers, on their way up.
 
-``Peers`` is updated first; then the owner of the requests is told, as a ``PeerListener``.
+``Peers`` is updated first; then the owner of the requests is notified, as a ``PeerListener``.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class Routing:
 
     @classmethod
     def of(cls, routes: Routes) -> Routing:
-        """As counted until now."""
+        """A copy of the counts so far."""
         decisions = {decision.value: count for decision, count in routes.decisions.items()}
         return cls(decisions, routes.loads(), len(routes.prefixes))
 
@@ -117,7 +117,7 @@ class ProcessorReading:
     generations: int = 0
     """Models held side by side, during rollouts."""
     failovers: Mapping[str, int] = field(default_factory=dict)
-    """Since the start, by what was changed for a request: engine, detokenizer, or nothing (replay)."""
+    """Since the start, by what changed for a request: engine, detokenizer, or neither (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
     """Peers lost since the start without having drained, by service."""
     routing: Routing = field(default_factory=lambda: Routing({}, {}, 0))

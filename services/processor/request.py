@@ -109,7 +109,7 @@ class Request:
     client_request_id: str
     """Unique among the stream's live requests only."""
     ordinal: int
-    """Number of the frame that asked for it on its stream, from 1."""
+    """Number, from 1, of the frame on its stream that began it."""
     tenant: str
     stream: OutputStream
     """Where its output goes."""

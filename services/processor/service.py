@@ -222,7 +222,7 @@ class InferenceService:
                 stream.written()
 
     async def _principal(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
-        """Whose call it is; ends the call if its metadata is ambiguous."""
+        """The caller's principal; ends the call if its metadata is ambiguous."""
         if (principal := authenticated.get()) is not None:
             return principal
         try:

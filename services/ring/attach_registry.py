@@ -252,7 +252,7 @@ class AttachRegistry(Generic[CoreRequest]):
             self._mark(entry)
 
     def refuse(self, core_id: str, status: Status) -> LedgerEntry | None:
-        """The core refused a submission: remove it and tell its submitter; returns the removed entry, if any."""
+        """The core refused a submission: remove it, and reject it to its submitter; returns the removed entry."""
         self.released(core_id, None)
         entry = self._ledgers.find_submission(core_id)
         if entry is None or entry.finished:

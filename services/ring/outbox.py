@@ -273,7 +273,7 @@ class Outbox:
             self._grow(update, 0)
 
     def prompt_logprobs(self, request_id: str, epoch: int, offset: int, scores: PackedLogprobs) -> None:
-        """As ``RequestUpdate.add_prompt_logprobs``. Takes ownership of ``scores``."""
+        """Takes ownership of ``scores``."""
         if (update := self._of(request_id, epoch)) is not None:
             update.add_prompt_logprobs(offset, scores)
             self._grow(update, update.measure() - max(update.held, _REQUEST_HELD))

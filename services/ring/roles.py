@@ -72,13 +72,13 @@ principal: ContextVar[PeerPrincipal | None] = ContextVar("principal", default=No
 
 
 def check_role(what: str, roles: Collection[Role]) -> None:
-    """As ``PeerPrincipal.check_role``, for the caller of this RPC."""
+    """Raise ``Refused`` unless the caller of this RPC has one of ``roles``."""
     if (caller := principal.get()) is not None:
         caller.check_role(what, roles)
 
 
 def check_name(name: str, roles: Collection[Role]) -> None:
-    """As ``PeerPrincipal.check_name``, for the caller of this RPC."""
+    """Raise ``Refused`` unless the caller of this RPC may attach as ``name`` in one of ``roles``."""
     if (caller := principal.get()) is not None:
         caller.check_name(name, roles)
 

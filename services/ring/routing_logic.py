@@ -171,7 +171,7 @@ class Routes:
         return list(dict.fromkeys(node.generation for node in engines if node.generation is not None))
 
     def preferred(self) -> list[Generation]:
-        """As ``generations``, but first those with room for one more request: the order for new requests."""
+        """The ``generations`` in the order for new requests: those with room for one more request come first."""
         roomy = {node.generation for node in self._engines_taking() if not node.full}
         return sorted(self.generations(), key=lambda generation: generation not in roomy)
 

@@ -46,7 +46,7 @@ class Call:
         self._completion_task = _completion_task.get()
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
-        """As gRPC writes it; known once the call is admitted."""
+        """In gRPC's notation; known once the call is admitted."""
         self.eviction: Status | None = None
         """Why the server ends it early, if it does."""
 

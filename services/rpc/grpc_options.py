@@ -64,7 +64,7 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
 
 
 def channel_options(max_message_bytes: int) -> GrpcOptions:
-    """Of every channel to a server of the ring; ``max_message_bytes`` limits what it receives."""
+    """Options of every channel to a server of the ring; ``max_message_bytes`` limits received messages."""
     return (
         *_BOTH,
         # The largest frame is 1 MiB and tokenizer files come in chunks; anything larger is not a message of the ring.

@@ -1,4 +1,4 @@
-"""Keeps a process within its memory budget, whatever its clients send: the last resort behind the limits on messages.
+"""Keeps a process within its memory budget, whatever its clients send: the last resort after the limits on messages.
 
 gRPC holds the bytes of a message until it is complete, up to ``--max-message-bytes`` for each call, and does not report
 them. So a thread watches the resident memory of the process. When it is high, the guard returns malloc's free memory to
@@ -159,7 +159,7 @@ class MemoryGuard:
         self._connections()
 
     def _close_heaviest(self, size: int) -> bool:
-        """Close connections until what they held makes up for the excess; whether any was closed."""
+        """Close connections until they held as much as the excess; returns whether any was closed."""
         connections, excess = self._connections(), size - self._low_water
         held = self._heaviest(connections, 1.0, excess)
         if not held and (size >= self._limit or self._checks - self._closed_at >= _SETTLE_CHECKS):

@@ -13,14 +13,14 @@ _Message = TypeVar("_Message")
 
 
 class OutputStream:
-    """The writing side of one stream. Its reader is given up when it reads nothing, or when too much waits for it."""
+    """The writing side of one stream. It ends when its reader reads nothing, or when too much waits for it."""
 
     def __init__(self, outboxes: Outboxes, tenant: str) -> None:
         """What waits is counted in ``outboxes``, for ``tenant``."""
         self._outboxes = outboxes
         self.outbox = outboxes.open(tenant, self._give_up)
         self.wake = asyncio.Event()
-        """Set when there is something to write, or the reader is given up."""
+        """Set when there is something to write, or the stream is to end."""
         self.given_up = False
         """Whether more waited for the reader than is allowed."""
         self._write: asyncio.Timeout | None = None

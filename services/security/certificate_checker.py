@@ -138,7 +138,7 @@ class CertificateChecker:
             del self._calls[pem]
 
     async def _watch(self) -> None:
-        """Check all certificates, again and again, while there are calls."""
+        """Check all certificates repeatedly while there are calls."""
         while self._calls:
             await asyncio.sleep(CHECK_INTERVAL)
             for number, pem in enumerate(list(self._calls), 1):

@@ -62,7 +62,7 @@ class StackOptions:
         return join_address(local, self.port)
 
     def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
-        """What this process dials the processor with, and the name in the processor's certificate, if it has one."""
+        """The credentials for dialling the processor, and the name in its certificate, if it has one."""
         cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
         return (
             (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)

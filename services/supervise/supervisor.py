@@ -1,4 +1,4 @@
-"""Keeps child processes running: starts, watches, restarts and stops them, and leaves none behind.
+"""Keeps child processes running: starts, watches, restarts and stops them, and leaves no orphans.
 
 Until restarts are allowed (when everything has served once) a death ends everything: a person has to see why it cannot
 start. From then on a child that dies is restarted after a pause, and one that dies too often ends everything. Children

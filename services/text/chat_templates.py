@@ -57,7 +57,7 @@ class TemplateSource:
 
     text: str
     origin: str = "the chat template"
-    """Where it stands, for messages: the name of a file, say."""
+    """Its source, such as a file name, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

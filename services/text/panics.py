@@ -1,7 +1,7 @@
 """Panics of the ``tokenizers`` library, which is written in Rust, as errors.
 
 PyO3 raises a panic as a ``BaseException``, so that it passes by handlers of errors: a thread or task would end, and
-whoever waits for it would wait for ever.
+code that waits for its result would never return.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Tokenizer:
         return found
 
     def fingerprint(self) -> str:
-        """See ``tokenizer_files.fingerprint``."""
+        """The digest by ``tokenizer_files.fingerprint``."""
         return self._fingerprint
 
     @property

@@ -48,7 +48,7 @@ class _Averages:
 
 
 class Backlog:
-    """Counts waiting requests by tenant: engines serve tenants in turns, so a request waits behind its tenant's own."""
+    """Counts waiting requests by tenant: engines serve tenants in turns, so a request waits for its tenant's own."""
 
     def __init__(self, limits: BacklogLimits, on_leave: Callable[[str], None] | None = None) -> None:
         """``on_leave`` is called with the id of each request that waits no longer."""

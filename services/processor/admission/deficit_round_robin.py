@@ -1,6 +1,6 @@
 """Deficit round-robin between tenants over bytes to tokenize (Shreedhar and Varghese, SIGCOMM 1995).
 
-A tenant's work waits behind its own, however much another tenant sends. Only tokenization is in this order: an
+A tenant's work waits for its own earlier work, whatever another tenant sends. Only tokenization is in this order: an
 engine has a queue of its own, with deficit round-robin over tokens (``engine_core.scheduling.request_queue``).
 """
 
@@ -45,7 +45,7 @@ class DeficitRoundRobin(Generic[_T]):
         return bool(self._queues)
 
     def append(self, tenant: str, key: str, work: _T) -> None:
-        """Add work behind the rest of its tenant's."""
+        """Add work after the rest of its tenant's."""
         self._queues.setdefault(tenant, _Queue()).work[key] = work
 
     def remove(self, tenant: str, key: str) -> _T | None:

@@ -18,7 +18,7 @@ RETRY_AFTER_MS = 1000
 
 @dataclass(slots=True)
 class _TokenBucket:
-    """A token bucket, by what is missing in it. Its capacity is what flows back in a minute."""
+    """A token bucket that stores how many tokens are missing. Its capacity is the refill of a minute."""
 
     missing_then: float = 0.0
     updated_at: float = 0.0

@@ -233,7 +233,7 @@ def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingPa
 def _resolve_stopping(
     given: inference_pb2.StoppingParams, room: int, *, is_resume: bool
 ) -> inference_pb2.StoppingParams:
-    """``room``: what the context has room for behind the prompt."""
+    """``room``: tokens that fit into the context after the prompt."""
     resolved = inference_pb2.StoppingParams()
     resolved.CopyFrom(given)
     resolved.max_tokens = given.max_tokens if given.HasField("max_tokens") else room

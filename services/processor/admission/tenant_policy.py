@@ -31,7 +31,7 @@ class TenantPolicies:
     """The policies in the file, which is reloaded when it changes."""
 
     def __init__(self, path: str | None) -> None:
-        """Without a file nobody has limits. Raises ``FatalError`` for an unusable file."""
+        """Without a file no tenant has limits. Raises ``FatalError`` for an unusable file."""
         self._file = None if path is None else ReloadedFile({FLAG: path}, _parse)
 
     def of(self, tenant: str) -> TenantPolicy:

@@ -19,7 +19,7 @@ class Throughput:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Start anew: the queue was empty until now."""
+        """Start again: the queue was empty until now."""
         self._units = self._seconds = 0.0
         self._last = now
 

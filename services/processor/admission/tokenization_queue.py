@@ -2,7 +2,7 @@
 
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
-to a thread; a large message does not hold up those behind it, because there are several threads. While no engine takes
+to a thread; a large message does not hold up later ones, because there are several threads. While no engine takes
 work, requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as
 it leaves free, so a flood from one tenant neither holds up nor turns away the others.
 
@@ -268,7 +268,7 @@ class TokenizationQueue:
                 self._bytes.give_back(job.tenant, job.size)
                 job.finish(no_route(served, None, self._route_timeout, self._models.no_route_reason))
             elif not served:
-                return  # and those behind it came later
+                return  # and later entries came later still
 
     # One request's job
 

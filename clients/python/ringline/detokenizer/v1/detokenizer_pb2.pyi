@@ -50,7 +50,7 @@ class SubscribeResponse(google.protobuf.message.Message):
     ENGINES_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> ringline.types.v1.link_pb2.Welcome:
-        """In the first frame, and only there: the subscription holds."""
+        """In the first frame, and only there: confirms the subscription."""
 
     @property
     def outputs(self) -> global___TextOutputs:
@@ -62,7 +62,7 @@ class SubscribeResponse(google.protobuf.message.Message):
 
     @property
     def draining(self) -> ringline.types.v1.link_pb2.Draining:
-        """The detokenizer takes nothing new."""
+        """The detokenizer accepts no new requests."""
 
     @property
     def engines(self) -> ringline.types.v1.link_pb2.PeerChanges:
@@ -221,7 +221,7 @@ global___TextFinished = TextFinished
 
 @typing.final
 class Load(google.protobuf.message.Message):
-    """How busy the detokenizer is, and the proof that it lives."""
+    """How busy the detokenizer is; each one also shows that it is alive."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

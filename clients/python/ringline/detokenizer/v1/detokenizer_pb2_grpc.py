@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class DetokenizerServiceStub(object):
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     def __init__(self, channel):
@@ -45,7 +45,7 @@ class DetokenizerServiceStub(object):
 
 class DetokenizerServiceServicer(object):
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     def Subscribe(self, request, context):
@@ -73,7 +73,7 @@ def add_DetokenizerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DetokenizerService(object):
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     @staticmethod

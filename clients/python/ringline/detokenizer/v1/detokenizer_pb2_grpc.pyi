@@ -19,7 +19,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class DetokenizerServiceStub:
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -31,7 +31,7 @@ class DetokenizerServiceStub:
 
 class DetokenizerServiceAsyncStub:
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     Subscribe: grpc.aio.UnaryStreamMultiCallable[
@@ -42,7 +42,7 @@ class DetokenizerServiceAsyncStub:
 
 class DetokenizerServiceServicer(metaclass=abc.ABCMeta):
     """The detokenizer: turns the token ids it receives from engines into text for the processors that subscribed.
-    It holds no authority: everything it knows of a request came with the link that brought it.
+    It owns no state: everything it knows of a request came over the link from the engine.
     """
 
     @abc.abstractmethod

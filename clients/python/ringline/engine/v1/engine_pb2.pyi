@@ -30,7 +30,7 @@ class AttachRequest(google.protobuf.message.Message):
 
     @property
     def commands(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Command]:
-        """Carried out in order."""
+        """Executed in order."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ global___AttachRequest = AttachRequest
 
 @typing.final
 class Command(google.protobuf.message.Message):
-    """One thing asked of the engine."""
+    """A command to the engine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -140,22 +140,22 @@ class Submit(google.protobuf.message.Message):
     probability alone. Default: no log probabilities.
     """
     prompt_logprobs: builtins.int
-    """The same for prompt tokens from the second on. Default: none. An engine holds so many of them at a time; a Submit
-    that would exceed that is refused with RESOURCE_EXHAUSTED.
+    """The same for prompt tokens from the second on. Default: none. An engine bounds those of all requests
+    together; a Submit beyond that is refused with RESOURCE_EXHAUSTED.
     """
     priority: builtins.int
     """Lower runs first; any value. Default 0."""
     tenant: builtins.str
-    """Requests of one priority share the engine fairly across tenants. Any name of at most 512 bytes; empty is one more
-    tenant.
+    """Requests of one priority share the engine fairly across tenants. Any name of at most 512 bytes; the empty
+    name is a tenant too.
     """
     cache_salt: builtins.bytes
     """Cached prefixes are shared only between requests of equal salt. At most 64 bytes. Default: empty."""
     timeout_ms: builtins.int
     """What remains of the request's time when this frame is sent, milliseconds, ≥ 1. Default: no limit."""
     traceparent: builtins.str
-    """The submitter's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters, if the request is
-    traced; what is malformed is ignored. Default: it is not traced.
+    """The submitter's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters, if the request
+    is traced; a malformed one is ignored. Default: not traced.
     """
     model_digest: builtins.str
     """Digest of the model that the request was made for, as in GetModel; an engine that serves another refuses it with
@@ -163,8 +163,8 @@ class Submit(google.protobuf.message.Message):
     """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine holds so many of all requests; a
-        Submit that would exceed that is refused with RESOURCE_EXHAUSTED.
+        """The prompt: 1 to max_model_len − 1 ids, each below the vocabulary's size. An engine bounds the ids of all
+        requests together; a Submit beyond that is refused with RESOURCE_EXHAUSTED.
         """
 
     @property
@@ -183,13 +183,13 @@ class Submit(google.protobuf.message.Message):
 
     @property
     def resume(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.sampling_pb2.ResumedChoice]:
-        """Unfinished choices and what they already have, each choice once, below n. Default: all choices start from the
+        """Unfinished choices and the ids they already have, each choice once, below n. Default: all choices start from the
         prompt. A choice's ids are at most max_tokens, and with the prompt at most max_model_len.
         """
 
     @property
     def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Capabilities, as in Welcome, that decide this request's tokens. An engine that lacks one refuses the request with
+        """Capabilities, as in Welcome, that affect this request's tokens. An engine that lacks one refuses the request with
         FAILED_PRECONDITION (CAPABILITY_MISSING). At most 16. Default: none.
         """
 
@@ -287,7 +287,7 @@ class SamplingParams(google.protobuf.message.Message):
     @property
     def allowed_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """If not empty, only these token ids can be sampled, each below the vocabulary's size; at most as many as that. Where
-        bans (bad words, a minimum of tokens) leave none of them, the bans are passed over for that token.
+        bans (bad words, a minimum of tokens) leave none of them, the bans do not apply to that token.
         """
 
     def __init__(
@@ -367,7 +367,7 @@ class Stop(google.protobuf.message.Message):
     choice: builtins.int
     """Index of the choice."""
     position: builtins.int
-    """Output tokens of the choice that stand, ≥ 1; later ones are overshoot."""
+    """Output tokens of the choice that remain valid, ≥ 1; later ones are dropped."""
     def __init__(
         self,
         *,
@@ -398,8 +398,8 @@ class Redirect(google.protobuf.message.Message):
     """Name of the attached peer that receives from now on; empty: the submitter. An unknown one is UNAVAILABLE."""
     @property
     def delivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Delivered]:
-        """Per unfinished choice, how many ids the submitter has; goes to the new receiver with the log. No other choices than
-        the request's.
+        """How many ids of each unfinished choice the submitter has; the new receiver gets these counts with the log. Only
+        choices of this request.
         """
 
     def __init__(
@@ -438,7 +438,7 @@ global___Delivered = Delivered
 
 @typing.final
 class Done(google.protobuf.message.Message):
-    """The submitter has told its client of every end: the request's ledger goes."""
+    """The submitter needs nothing more of the request: the engine removes its ledger."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -484,7 +484,7 @@ class AttachResponse(google.protobuf.message.Message):
 
     @property
     def outputs(self) -> global___StepOutputs:
-        """What the steps since the last frame brought for this peer."""
+        """Outputs for this peer of the steps since the last frame."""
 
     @property
     def rejections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.link_pb2.Rejection]:
@@ -496,7 +496,7 @@ class AttachResponse(google.protobuf.message.Message):
 
     @property
     def draining(self) -> ringline.types.v1.link_pb2.Draining:
-        """The engine takes nothing new."""
+        """The engine accepts no new requests."""
 
     def __init__(
         self,
@@ -619,7 +619,7 @@ class Opened(google.protobuf.message.Message):
     epoch: builtins.int
     """Its epoch."""
     output_context: builtins.bytes
-    """From Submit, as it was."""
+    """From Submit, unchanged."""
     @property
     def delivered(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Delivered]:
         """What the submitter already has of the unfinished choices, by its last Submit (resumed ids) or Redirect; a choice
@@ -724,7 +724,7 @@ class EntryLogprobs(google.protobuf.message.Message):
     """Index into the frame's arrays of entries, from 0."""
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
-        """One per token of the entry; where it begins with resumed ids, which have none, one per token behind them."""
+        """One per token of the entry; where it begins with resumed ids, which have none, one per token after them."""
 
     def __init__(
         self,
@@ -807,7 +807,7 @@ global___Closed = Closed
 
 @typing.final
 class Load(google.protobuf.message.Message):
-    """How busy the engine is, and the proof that it lives and moves."""
+    """How busy the engine is; each one also shows that the engine is alive and makes progress."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -927,7 +927,9 @@ class GetModelResponse(google.protobuf.message.Message):
     tokenizer_digest: builtins.str
     """Opaque; equal where the tokenizer's files are equal."""
     numerics: builtins.str
-    """Opaque; equal where equal requests have equal tokens, bit for bit: model_digest, kernels, instruction set, libraries."""
+    """Opaque; equal where equal requests have equal tokens, bit for bit: model_digest, kernels, instruction set,
+    libraries.
+    """
     max_logprobs: builtins.int
     """Most alternatives that logprobs may ask for, ≥ 0."""
     block_size: builtins.int
@@ -987,7 +989,7 @@ global___GetModelResponse = GetModelResponse
 
 @typing.final
 class SamplingDefaults(google.protobuf.message.Message):
-    """Sampling defaults that a model brings along; absent scalars have none."""
+    """Sampling defaults that come with a model; absent scalars have none."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1109,7 +1111,7 @@ class DrainRequest(google.protobuf.message.Message):
 
     GRACE_MS_FIELD_NUMBER: builtins.int
     grace_ms: builtins.int
-    """How long to go on with what there is, milliseconds, ≥ 0; then it is cut. Default: the engine's own setting."""
+    """How long present requests may go on, milliseconds, ≥ 0; then they are ended. Default: the engine's own setting."""
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineServiceStub(object):
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses.
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses.
     """
 
     def __init__(self, channel):
@@ -73,19 +73,19 @@ class EngineServiceStub(object):
 
 
 class EngineServiceServicer(object):
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses.
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses.
     """
 
     def Attach(self, request_iterator, context):
-        """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
-        whose deliver_to names it. One stream per attached process; one message per engine step.
+        """All work comes this way. An attached process identifies itself, may submit requests, and receives the outputs of
+        every request whose deliver_to names it. One stream per attached process; one message per engine step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """What the engine serves, its limits and fingerprints. UNAVAILABLE until it is loaded.
+        """The model, its limits and digests. UNAVAILABLE until it is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,22 +99,22 @@ class EngineServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetLoad(self, request, context):
-        """Load, once; Attach pushes the same.
+        """The load at this moment; Attach pushes the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Take nothing new, finish what is there, then exit.
+        """Accept no new requests, finish the present ones, then exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
-        requests under way compute on top of that; those go on with what they have.
+        """Forget every cached prefix. Later requests find nothing that was computed before, or that running requests
+        compute on top of it; running requests go on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -174,7 +174,7 @@ def add_EngineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineService(object):
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses.
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses.
     """
 
     @staticmethod

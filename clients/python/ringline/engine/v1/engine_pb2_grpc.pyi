@@ -18,22 +18,22 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class EngineServiceStub:
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses."""
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Attach: grpc.StreamStreamMultiCallable[
         ringline.engine.v1.engine_pb2.AttachRequest,
         ringline.engine.v1.engine_pb2.AttachResponse,
     ]
-    """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
-    whose deliver_to names it. One stream per attached process; one message per engine step.
+    """All work comes this way. An attached process identifies itself, may submit requests, and receives the outputs of
+    every request whose deliver_to names it. One stream per attached process; one message per engine step.
     """
 
     GetModel: grpc.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.GetModelRequest,
         ringline.engine.v1.engine_pb2.GetModelResponse,
     ]
-    """What the engine serves, its limits and fingerprints. UNAVAILABLE until it is loaded."""
+    """The model, its limits and digests. UNAVAILABLE until it is loaded."""
 
     GetTokenizer: grpc.UnaryStreamMultiCallable[
         ringline.engine.v1.engine_pb2.GetTokenizerRequest,
@@ -45,20 +45,20 @@ class EngineServiceStub:
         ringline.engine.v1.engine_pb2.GetLoadRequest,
         ringline.engine.v1.engine_pb2.GetLoadResponse,
     ]
-    """Load, once; Attach pushes the same."""
+    """The load at this moment; Attach pushes the same."""
 
     Drain: grpc.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.DrainRequest,
         ringline.engine.v1.engine_pb2.DrainResponse,
     ]
-    """Take nothing new, finish what is there, then exit."""
+    """Accept no new requests, finish the present ones, then exit."""
 
     ResetPrefixCache: grpc.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse,
     ]
-    """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
-    requests under way compute on top of that; those go on with what they have.
+    """Forget every cached prefix. Later requests find nothing that was computed before, or that running requests
+    compute on top of it; running requests go on.
     """
 
     Profile: grpc.UnaryUnaryMultiCallable[
@@ -68,21 +68,21 @@ class EngineServiceStub:
     """Record a profile of the next steps."""
 
 class EngineServiceAsyncStub:
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses."""
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses."""
 
     Attach: grpc.aio.StreamStreamMultiCallable[
         ringline.engine.v1.engine_pb2.AttachRequest,
         ringline.engine.v1.engine_pb2.AttachResponse,
     ]
-    """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
-    whose deliver_to names it. One stream per attached process; one message per engine step.
+    """All work comes this way. An attached process identifies itself, may submit requests, and receives the outputs of
+    every request whose deliver_to names it. One stream per attached process; one message per engine step.
     """
 
     GetModel: grpc.aio.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.GetModelRequest,
         ringline.engine.v1.engine_pb2.GetModelResponse,
     ]
-    """What the engine serves, its limits and fingerprints. UNAVAILABLE until it is loaded."""
+    """The model, its limits and digests. UNAVAILABLE until it is loaded."""
 
     GetTokenizer: grpc.aio.UnaryStreamMultiCallable[
         ringline.engine.v1.engine_pb2.GetTokenizerRequest,
@@ -94,20 +94,20 @@ class EngineServiceAsyncStub:
         ringline.engine.v1.engine_pb2.GetLoadRequest,
         ringline.engine.v1.engine_pb2.GetLoadResponse,
     ]
-    """Load, once; Attach pushes the same."""
+    """The load at this moment; Attach pushes the same."""
 
     Drain: grpc.aio.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.DrainRequest,
         ringline.engine.v1.engine_pb2.DrainResponse,
     ]
-    """Take nothing new, finish what is there, then exit."""
+    """Accept no new requests, finish the present ones, then exit."""
 
     ResetPrefixCache: grpc.aio.UnaryUnaryMultiCallable[
         ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse,
     ]
-    """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
-    requests under way compute on top of that; those go on with what they have.
+    """Forget every cached prefix. Later requests find nothing that was computed before, or that running requests
+    compute on top of it; running requests go on.
     """
 
     Profile: grpc.aio.UnaryUnaryMultiCallable[
@@ -117,7 +117,7 @@ class EngineServiceAsyncStub:
     """Record a profile of the next steps."""
 
 class EngineServiceServicer(metaclass=abc.ABCMeta):
-    """The engine: token ids in, token ids out. It dials nobody and knows no addresses."""
+    """The engine: token ids in, token ids out. It opens no connections and knows no addresses."""
 
     @abc.abstractmethod
     def Attach(
@@ -125,8 +125,8 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[ringline.engine.v1.engine_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.engine.v1.engine_pb2.AttachResponse], collections.abc.AsyncIterator[ringline.engine.v1.engine_pb2.AttachResponse]]:
-        """The one way in. A process that attaches says who it is, may submit requests, and receives the outputs of every request
-        whose deliver_to names it. One stream per attached process; one message per engine step.
+        """All work comes this way. An attached process identifies itself, may submit requests, and receives the outputs of
+        every request whose deliver_to names it. One stream per attached process; one message per engine step.
         """
 
     @abc.abstractmethod
@@ -135,7 +135,7 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.engine.v1.engine_pb2.GetModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.GetModelResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.GetModelResponse]]:
-        """What the engine serves, its limits and fingerprints. UNAVAILABLE until it is loaded."""
+        """The model, its limits and digests. UNAVAILABLE until it is loaded."""
 
     @abc.abstractmethod
     def GetTokenizer(
@@ -151,7 +151,7 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.engine.v1.engine_pb2.GetLoadRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.GetLoadResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.GetLoadResponse]]:
-        """Load, once; Attach pushes the same."""
+        """The load at this moment; Attach pushes the same."""
 
     @abc.abstractmethod
     def Drain(
@@ -159,7 +159,7 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.engine.v1.engine_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.DrainResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.DrainResponse]]:
-        """Take nothing new, finish what is there, then exit."""
+        """Accept no new requests, finish the present ones, then exit."""
 
     @abc.abstractmethod
     def ResetPrefixCache(
@@ -167,8 +167,8 @@ class EngineServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.engine.v1.engine_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse, collections.abc.Awaitable[ringline.engine.v1.engine_pb2.ResetPrefixCacheResponse]]:
-        """Forget every cached prefix. A request that comes after this finds none of what was computed before it, nor of what
-        requests under way compute on top of that; those go on with what they have.
+        """Forget every cached prefix. Later requests find nothing that was computed before, or that running requests
+        compute on top of it; running requests go on.
         """
 
     @abc.abstractmethod

@@ -18,7 +18,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GenerateRequest(google.protobuf.message.Message):
-    """One request. What is absent takes the default named at the field.
+    """One request. An absent field has the default stated at the field.
 
     Planned: constraint (17), adapter (18), task (19).
     """
@@ -42,11 +42,11 @@ class GenerateRequest(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     REQUIRES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The client's name for it, at most 128 bytes. Required on a Session and unique among its live requests; free on
-    Generate. It never leaves the client's own stream.
+    """The client's id of the request, at most 128 bytes. Required on a Session, where it must be unique among the live
+    requests; optional on Generate. Responses repeat it.
     """
     model: builtins.str
-    """One of ListModels. Default: the one that is served."""
+    """Name of a model of ListModels. Default: the model that is served."""
     text: builtins.str
     """Text; not empty."""
     add_special_tokens: builtins.bool
@@ -64,8 +64,8 @@ class GenerateRequest(google.protobuf.message.Message):
     call's own deadline counts too. Default: none.
     """
     traceparent: builtins.str
-    """The caller's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters; what is malformed is
-    ignored. Default: the traceparent in the call's metadata, if any.
+    """The caller's place in a distributed trace (W3C Trace Context, level 1), at most 128 characters; a malformed one
+    is ignored. Default: the traceparent in the call's metadata, if any.
     """
     @property
     def token_ids(self) -> ringline.types.v1.sampling_pb2.TokenIds:
@@ -81,7 +81,7 @@ class GenerateRequest(google.protobuf.message.Message):
 
     @property
     def stopping(self) -> global___StoppingParams:
-        """When a choice ends, and what it must not say."""
+        """When a choice ends, and words that it must not contain."""
 
     @property
     def output(self) -> global___OutputParams:
@@ -89,15 +89,15 @@ class GenerateRequest(google.protobuf.message.Message):
 
     @property
     def resume(self) -> global___Resume:
-        """Go on with a request that was cut, with the same prompt ids, seed and options as Admitted returned them. Default:
-        begin anew.
+        """Continue a request whose stream was lost, with the same prompt ids, seed and options as Admitted returned them.
+        Default: a new request.
         """
 
     @property
     def requires(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Capabilities, as in Model, that this request depends on. Where one is lacking, the request is refused with
-        FAILED_PRECONDITION (CAPABILITY_MISSING) instead of being answered without it. At most 16 names of at most 64 bytes.
-        Default: none.
+        """Capabilities, as in Model, that this request depends on. If one is missing, the request is refused with
+        FAILED_PRECONDITION (CAPABILITY_MISSING) instead of being answered without it. At most 16 names of at most 64
+        bytes. Default: none.
         """
 
     def __init__(
@@ -137,8 +137,8 @@ global___GenerateRequest = GenerateRequest
 
 @typing.final
 class SamplingParams(google.protobuf.message.Message):
-    """How the next token is chosen. Every scalar is optional, because 0 is a value: what is absent takes the default
-    named at the field.
+    """How the next token is chosen. Every scalar is optional, because 0 is a value: an absent one has the default
+    stated at the field.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -245,7 +245,7 @@ global___SamplingParams = SamplingParams
 
 @typing.final
 class Resume(google.protobuf.message.Message):
-    """What was delivered of a request before it was cut.
+    """What was delivered of a request before its stream was lost.
 
     Planned: digest of the adapter (4).
     """
@@ -342,11 +342,11 @@ class ChatMessage(google.protobuf.message.Message):
     role: builtins.str
     """Such as system, user, assistant, tool; not empty."""
     content: builtins.str
-    """What was said; may be empty."""
+    """The text of the message; may be empty."""
     tool_call_id: builtins.str
     """The call that a tool's message answers, by its id. Default: none."""
     name: builtins.str
-    """Name of who speaks, where a template uses it. Default: none."""
+    """The speaker's name, if the template uses it. Default: none."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
         """Calls that an assistant made. Default: none."""
@@ -392,7 +392,7 @@ global___ToolCall = ToolCall
 
 @typing.final
 class StoppingParams(google.protobuf.message.Message):
-    """When a choice ends, and what it must not say.
+    """When a choice ends, and words that it must not contain.
 
     Planned: most tokens of the reasoning (8).
     """
@@ -426,7 +426,7 @@ class StoppingParams(google.protobuf.message.Message):
 
     @property
     def bad_words(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Words that must not be said, with and without a space before; at most 128 of 1 to 256 bytes. Default: none."""
+        """Words that must not appear, with and without a space before; at most 128 of 1 to 256 bytes. Default: none."""
 
     def __init__(
         self,
@@ -529,7 +529,7 @@ class GenerateResponse(google.protobuf.message.Message):
     """Set with Refused: which frame of the session it was, counted from 1."""
     @property
     def admitted(self) -> global___Admitted:
-        """The request is taken, with every default resolved."""
+        """The request is accepted, with every default resolved."""
 
     @property
     def prefill(self) -> global___PrefillProgress:
@@ -557,7 +557,7 @@ class GenerateResponse(google.protobuf.message.Message):
 
     @property
     def refused(self) -> global___Refused:
-        """The request is not taken. Nothing else comes."""
+        """The request is refused. Nothing else comes."""
 
     def __init__(
         self,
@@ -581,7 +581,7 @@ global___GenerateResponse = GenerateResponse
 
 @typing.final
 class Admitted(google.protobuf.message.Message):
-    """A request as it was taken. With the ids delivered, this is what a resume needs.
+    """A request as it was accepted. A resume needs this and the delivered ids.
 
     Planned: constraint (9), adapter with its digest (10), task (11).
     """
@@ -601,7 +601,7 @@ class Admitted(google.protobuf.message.Message):
     model: builtins.str
     """Name of the model that serves it."""
     server_request_id: builtins.str
-    """The server's own id of the request: what its logs, traces and operators call it."""
+    """The server's id of the request, which its logs and traces use."""
     model_digest: builtins.str
     """Digest of the model that the prompt was tokenized for, as Started says it; no other one computes the request."""
     @property
@@ -655,7 +655,7 @@ class Started(google.protobuf.message.Message):
     """Opaque; equal where equal requests have equal tokens, bit for bit."""
     identical: builtins.bool
     """Whether the tokens from here on are those that the request would have had without the move or resume. Else they are
-    a valid sample that goes on. True where nothing was delivered before.
+    a valid continuation. True where nothing was delivered before.
     """
     reason: builtins.str
     """Why the request moved, for people; empty at its first start."""
@@ -680,7 +680,7 @@ class PromptLogprobs(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     offset: builtins.int
-    """How many entries came before these. All of them are one less than the prompt has tokens."""
+    """How many entries came before these. In all there is one for each prompt token except the first."""
     @property
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
         """One entry per prompt token from the second on; the first has none."""
@@ -811,7 +811,7 @@ class RequestFinished(google.protobuf.message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     @property
     def usage(self) -> global___Usage:
-        """What the request took."""
+        """Prompt and output tokens."""
 
     def __init__(
         self,
@@ -825,7 +825,7 @@ global___RequestFinished = RequestFinished
 
 @typing.final
 class Refused(google.protobuf.message.Message):
-    """A request that was not taken: its frame was refused, or it ended before it was admitted (CANCELLED,
+    """A request that was not admitted: its frame was refused, or it ended before it was admitted (CANCELLED,
     DEADLINE_EXCEEDED).
     """
 
@@ -848,7 +848,7 @@ global___Refused = Refused
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """What a request took. Exact: the ids delivered are the ids counted.
+    """The tokens of a request. Exact: it counts the ids delivered.
 
     Planned: reasoning tokens (4).
     """
@@ -859,7 +859,7 @@ class Usage(google.protobuf.message.Message):
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
-    """Prompt tokens, counted once however many choices there are."""
+    """Prompt tokens, counted once for all choices."""
     cached_tokens: builtins.int
     """Of these, found in the prefix cache when the request was first admitted."""
     completion_tokens: builtins.int
@@ -940,7 +940,7 @@ class SessionResponse(google.protobuf.message.Message):
 
     @property
     def draining(self) -> ringline.types.v1.link_pb2.Draining:
-        """The processor takes nothing new on this session."""
+        """The processor accepts no new requests on this session."""
 
     def __init__(
         self,
@@ -956,7 +956,7 @@ global___SessionResponse = SessionResponse
 
 @typing.final
 class SessionLimits(google.protobuf.message.Message):
-    """What a session may do."""
+    """Limits of a session."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -968,7 +968,7 @@ class SessionLimits(google.protobuf.message.Message):
     max_message_bytes: builtins.int
     """Largest message the processor accepts, bytes."""
     stall_timeout_ms: builtins.int
-    """A session that takes nothing for this long is ended, milliseconds."""
+    """A session whose client reads nothing for this long is ended, milliseconds."""
     def __init__(
         self,
         *,
@@ -1027,7 +1027,7 @@ class TokenizeResponse(google.protobuf.message.Message):
     RENDERED_FIELD_NUMBER: builtins.int
     MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
     rendered: builtins.str
-    """What the template made of a chat; empty for a text."""
+    """The chat as rendered by the template; empty for a text."""
     max_model_len: builtins.int
     """The model's context length, tokens."""
     @property
@@ -1114,7 +1114,7 @@ class ListModelsResponse(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Model]:
-        """What can be asked for now."""
+        """Models that requests can name now."""
 
     def __init__(
         self,
@@ -1127,7 +1127,7 @@ global___ListModelsResponse = ListModelsResponse
 
 @typing.final
 class Model(google.protobuf.message.Message):
-    """A model that can be asked for.
+    """A model that requests can name.
 
     Planned: further names (10), tasks (11), adapters (12).
     """

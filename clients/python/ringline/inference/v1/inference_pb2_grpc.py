@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub(object):
-    """The front door: text, chats or token ids in; text and token ids out, streamed.
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed.
     """
 
     def __init__(self, channel):
@@ -63,12 +63,12 @@ class InferenceServiceStub(object):
 
 
 class InferenceServiceServicer(object):
-    """The front door: text, chats or token ids in; text and token ids out, streamed.
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed.
     """
 
     def Generate(self, request, context):
         """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,7 +97,7 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """What can be asked for.
+        """The models that requests can name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +140,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService(object):
-    """The front door: text, chats or token ids in; text and token ids out, streamed.
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed.
     """
 
     @staticmethod

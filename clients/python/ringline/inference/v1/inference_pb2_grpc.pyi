@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class InferenceServiceStub:
-    """The front door: text, chats or token ids in; text and token ids out, streamed."""
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Generate: grpc.UnaryStreamMultiCallable[
@@ -26,7 +26,7 @@ class InferenceServiceStub:
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
     """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
     """
 
     Session: grpc.StreamStreamMultiCallable[
@@ -53,17 +53,17 @@ class InferenceServiceStub:
         ringline.inference.v1.inference_pb2.ListModelsRequest,
         ringline.inference.v1.inference_pb2.ListModelsResponse,
     ]
-    """What can be asked for."""
+    """The models that requests can name."""
 
 class InferenceServiceAsyncStub:
-    """The front door: text, chats or token ids in; text and token ids out, streamed."""
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed."""
 
     Generate: grpc.aio.UnaryStreamMultiCallable[
         ringline.inference.v1.inference_pb2.GenerateRequest,
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
     """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
     """
 
     Session: grpc.aio.StreamStreamMultiCallable[
@@ -90,10 +90,10 @@ class InferenceServiceAsyncStub:
         ringline.inference.v1.inference_pb2.ListModelsRequest,
         ringline.inference.v1.inference_pb2.ListModelsResponse,
     ]
-    """What can be asked for."""
+    """The models that requests can name."""
 
 class InferenceServiceServicer(metaclass=abc.ABCMeta):
-    """The front door: text, chats or token ids in; text and token ids out, streamed."""
+    """The service for clients: text, chats or token ids in; text and token ids out, streamed."""
 
     @abc.abstractmethod
     def Generate(
@@ -102,7 +102,7 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.inference.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[ringline.inference.v1.inference_pb2.GenerateResponse]]:
         """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was cut.
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
         """
 
     @abc.abstractmethod
@@ -137,6 +137,6 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         request: ringline.inference.v1.inference_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[ringline.inference.v1.inference_pb2.ListModelsResponse, collections.abc.Awaitable[ringline.inference.v1.inference_pb2.ListModelsResponse]]:
-        """What can be asked for."""
+        """The models that requests can name."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -27,7 +27,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT: a field has a value that it does not accept, or the message cannot be parsed."""
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 2
-    """INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than can ever be taken."""
+    """INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than the server ever accepts."""
     ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 3
     """FAILED_PRECONDITION: a name in requires that the receiver does not know; the field violation says which."""
     ERROR_REASON_VERSION_MISMATCH: _ErrorReason.ValueType  # 4
@@ -35,27 +35,29 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 5
     """NOT_FOUND: no model of that name."""
     ERROR_REASON_MODEL_GONE: _ErrorReason.ValueType  # 6
-    """UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew.
-    FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
+    """UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; send it again as a
+    new request. FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 7
-    """UNAUTHENTICATED: no token or certificate that holds."""
+    """UNAUTHENTICATED: no valid token or certificate."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 8
     """PERMISSION_DENIED: the caller may not do this."""
     ERROR_REASON_RATE_LIMIT: _ErrorReason.ValueType  # 9
     """RESOURCE_EXHAUSTED: the caller's rate (requests or tokens per time) is used up."""
     ERROR_REASON_QUOTA: _ErrorReason.ValueType  # 10
-    """RESOURCE_EXHAUSTED: the caller holds as much at a time as it may (requests, bytes, streams, connections)."""
+    """RESOURCE_EXHAUSTED: the caller reached a limit on what it may hold at a time (requests, bytes, streams,
+    connections).
+    """
     ERROR_REASON_OVERLOAD: _ErrorReason.ValueType  # 11
     """RESOURCE_EXHAUSTED: the server has more work waiting than it can do in time."""
     ERROR_REASON_STALLED: _ErrorReason.ValueType  # 12
-    """RESOURCE_EXHAUSTED: the reader took nothing for too long, and lost its stream."""
+    """RESOURCE_EXHAUSTED: the reader read nothing for too long, and lost its stream."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 13
-    """UNAVAILABLE: the server is going away; another one may take it at once."""
+    """UNAVAILABLE: the server or the session is draining; another one may accept the request at once."""
     ERROR_REASON_NOT_READY: _ErrorReason.ValueType  # 14
     """UNAVAILABLE: the server cannot serve yet, or at the moment."""
     ERROR_REASON_NO_ROUTE: _ErrorReason.ValueType  # 15
-    """UNAVAILABLE: no engine and detokenizer for it came in time."""
+    """UNAVAILABLE: no engine and detokenizer for the request were available in time."""
     ERROR_REASON_UNKNOWN_PEER: _ErrorReason.ValueType  # 16
     """UNAVAILABLE: deliver_to names a peer that is not attached."""
     ERROR_REASON_STALE_EPOCH: _ErrorReason.ValueType  # 17
@@ -91,7 +93,7 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT: a field has a value that it does not accept, or the message cannot be parsed."""
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 2
-"""INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than can ever be taken."""
+"""INVALID_ARGUMENT or RESOURCE_EXHAUSTED: a message, or what it expands to, is larger than the server ever accepts."""
 ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 3
 """FAILED_PRECONDITION: a name in requires that the receiver does not know; the field violation says which."""
 ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 4
@@ -99,27 +101,29 @@ ERROR_REASON_VERSION_MISMATCH: ErrorReason.ValueType  # 4
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 5
 """NOT_FOUND: no model of that name."""
 ERROR_REASON_MODEL_GONE: ErrorReason.ValueType  # 6
-"""UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; begin it anew.
-FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
+"""UNAVAILABLE: no engine serves the model that this request began on. It cannot go on elsewhere; send it again as a
+new request. FAILED_PRECONDITION at an engine: it serves another model than the Submit was made for.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 7
-"""UNAUTHENTICATED: no token or certificate that holds."""
+"""UNAUTHENTICATED: no valid token or certificate."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 8
 """PERMISSION_DENIED: the caller may not do this."""
 ERROR_REASON_RATE_LIMIT: ErrorReason.ValueType  # 9
 """RESOURCE_EXHAUSTED: the caller's rate (requests or tokens per time) is used up."""
 ERROR_REASON_QUOTA: ErrorReason.ValueType  # 10
-"""RESOURCE_EXHAUSTED: the caller holds as much at a time as it may (requests, bytes, streams, connections)."""
+"""RESOURCE_EXHAUSTED: the caller reached a limit on what it may hold at a time (requests, bytes, streams,
+connections).
+"""
 ERROR_REASON_OVERLOAD: ErrorReason.ValueType  # 11
 """RESOURCE_EXHAUSTED: the server has more work waiting than it can do in time."""
 ERROR_REASON_STALLED: ErrorReason.ValueType  # 12
-"""RESOURCE_EXHAUSTED: the reader took nothing for too long, and lost its stream."""
+"""RESOURCE_EXHAUSTED: the reader read nothing for too long, and lost its stream."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 13
-"""UNAVAILABLE: the server is going away; another one may take it at once."""
+"""UNAVAILABLE: the server or the session is draining; another one may accept the request at once."""
 ERROR_REASON_NOT_READY: ErrorReason.ValueType  # 14
 """UNAVAILABLE: the server cannot serve yet, or at the moment."""
 ERROR_REASON_NO_ROUTE: ErrorReason.ValueType  # 15
-"""UNAVAILABLE: no engine and detokenizer for it came in time."""
+"""UNAVAILABLE: no engine and detokenizer for the request were available in time."""
 ERROR_REASON_UNKNOWN_PEER: ErrorReason.ValueType  # 16
 """UNAVAILABLE: deliver_to names a peer that is not attached."""
 ERROR_REASON_STALE_EPOCH: ErrorReason.ValueType  # 17

@@ -41,8 +41,8 @@ class Hello(google.protobuf.message.Message):
     """
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What the caller can do beyond the version, by name: lower case, words joined by "_", parts by ".". Unknown names are
-        ignored.
+        """What the caller can do beyond the version, by name: lower case, words joined by "_", parts by ".". Unknown names
+        are ignored.
         """
 
     def __init__(
@@ -139,11 +139,11 @@ class PeerChanges(google.protobuf.message.Message):
     """Forget the list: this message brings all of it. True in the first message of a stream."""
     @property
     def added(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Peer]:
-        """Who was added, in no order."""
+        """Peers that were added, in any order."""
 
     @property
     def removed(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Peer]:
-        """Who was removed, in no order; never set with reset."""
+        """Peers that were removed, in any order; never set with reset."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ global___PeerChanges = PeerChanges
 
 @typing.final
 class Draining(google.protobuf.message.Message):
-    """The sender is going away: it takes nothing new, finishes what it has, and then ends the stream."""
+    """The sender accepts nothing new on this stream, finishes what it has, and then ends the stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -39,8 +39,8 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """It failed; a status says how."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Why a choice ended. Read an unknown value as FINISH_REASON_ERROR with the status UNKNOWN: the choice has ended, and
-    nothing says that it ended well.
+    """Why a choice ended. Read an unknown value as FINISH_REASON_ERROR with the status UNKNOWN: the choice has ended,
+    perhaps not successfully.
     """
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
