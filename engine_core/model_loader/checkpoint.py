@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
@@ -225,8 +225,9 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
 
 def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
     """Refuse names of models and types that transformers does not know, either."""
-    known = [each.model_type for each in ARCHITECTURES.values()]
-    if (model_type := raw.get("model_type")) is not None and choice.impl == RINGLINE and model_type not in known:
+    own = [each.model_type for each in ARCHITECTURES.values()]
+    known = own if choice.impl == RINGLINE else CONFIG_MAPPING
+    if (model_type := raw.get("model_type")) is not None and model_type not in known:
         raise _contradiction(path, choice, model_type)
     for key in ("dtype", "torch_dtype"):
         name = raw.get(key)

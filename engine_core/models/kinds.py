@@ -12,7 +12,7 @@ from engine_core.errors import UnsupportedModelError
 ATTENTION_TYPES = ("full_attention", "sliding_attention")
 """What ``layer_types`` may name in a dense decoder."""
 
-_PARTS = ("audio", "image", "text", "vision", "vq")
+_PARTS = ("audio", "image", "text", "thinker", "vision", "vq")
 """How the configurations of a multimodal model's parts begin."""
 
 _DIFFUSION = ("diffusion", "dreammodel", "llada", "sdar")
@@ -27,6 +27,7 @@ _RECURRENT = {
     "lru_width": "recurrent layers",
     "mlstm": "recurrent layers",
     "rescale_every": "recurrent layers",
+    "return_last_states": "recurrent layers",
     "conv_L_cache": "convolutions",
     "conv_kernel": "convolutions",
 }
@@ -105,7 +106,8 @@ def _mixture(fields: Mapping[str, Any]) -> str | None:
     experts = {name: value for each in counted for name, value in each.items() if "expert" in str(name) and value}
     if not experts:
         return None
-    name = next((name for name in experts if name.startswith(("num_", "n_", "moe_num_"))), next(iter(experts)))
+    counts = [name for name in experts if name.endswith("experts") and "shared" not in name]
+    name = next(iter([*counts, *experts]))
     number = f"={experts[name]}" if isinstance(experts[name], int) else ""
     return f"a mixture of experts ({name}{number}), which runs only where Ringline has a model of its own"
 
@@ -115,11 +117,14 @@ def _other_class(architecture: str) -> str | None:
     if architecture in _classes("CAUSAL_LM"):
         tried = architecture.endswith("ForCausalLM")
         return None if tried else "not named …ForCausalLM, and only such classes run through transformers"
-    if architecture in _classes() or architecture.endswith("Model"):
+    if architecture in _classes():
         return "a model without a head that predicts tokens, such as one for embeddings"
-    if any(architecture in names.values() for names in _mappings()):
-        return "not a language model"
-    return None
+    return "not a language model" if is_known(architecture) else None
+
+
+def is_known(architecture: str) -> bool:
+    """Whether transformers has a class of that name for any task."""
+    return any(architecture in names.values() for names in _mappings())
 
 
 def _classes(*tasks: str) -> set[str]:

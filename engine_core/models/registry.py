@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import transformers
@@ -25,7 +24,7 @@ from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
 from engine_core.models.interface import LanguageModel
-from engine_core.models.kinds import kind_of, not_supported
+from engine_core.models.kinds import is_known, kind_of, not_supported
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM
@@ -72,6 +71,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 RINGLINE, TRANSFORMERS = "ringline", "transformers"
 """Whose modules compute a model."""
+_UNKNOWN = f"transformers {transformers.__version__} does not know it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,13 @@ def choose_model(architecture: str, fields: Mapping[str, Any], model_impl: str) 
     from engine_core.models.fallback.rules import TESTED, model_types
 
     types = model_types(architecture)
+    meant = _class_of(fields.get("model_type"))
+    if meant in _served() and not is_known(architecture) and not fields.get("auto_map"):
+        raise not_supported(architecture, f"{_UNKNOWN}; it may be misspelt, as model_type is that of {meant}")
     if (kind := kind_of(architecture, fields)) is not None:
         raise not_supported(architecture, f"it is {kind}{_way_out(architecture, fields)}")
     if not types:
-        raise not_supported(architecture, _why_unknown(architecture, fields))
+        raise not_supported(architecture, _why_unknown(fields))
     if model_impl == RINGLINE:
         runs = "runs" if architecture in TESTED else "may run"
         raise not_supported(
@@ -141,13 +144,11 @@ def _class_of(model_type: object) -> str | None:
     return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type) if isinstance(model_type, str) else None
 
 
-def _why_unknown(architecture: str, fields: Mapping[str, Any]) -> str:
+def _why_unknown(fields: Mapping[str, Any]) -> str:
     """Why nothing is known about a class."""
     if fields.get("auto_map"):
         return "it needs code from its checkpoint (auto_map in config.json), which is never executed"
-    close = get_close_matches(architecture, sorted(_served()), n=1, cutoff=0.9)
-    meant = f" ({close[0]}?)" if close else ""
-    return f"transformers {transformers.__version__} does not know it; it may be misspelt{meant}, or newer"
+    return f"{_UNKNOWN}; it may be misspelt, or newer"
 
 
 def fallback_may_run(config: PretrainedConfig) -> bool:

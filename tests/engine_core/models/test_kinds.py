@@ -39,8 +39,11 @@ FAMILIES = {
     ("dbrx", "DbrxForCausalLM"): "a mixture of experts (moe_num_experts=4)",
     ("olmoe", "OlmoeForCausalLM"): "a mixture of experts (num_experts",
     ("gpt2", "GPT2LMHeadModel"): "not named …ForCausalLM",
-    ("llama", "LlamForCausalLM"): "it may be misspelt (LlamaForCausalLM?), or newer",
-    ("llama", "XyzzyForCausalLM"): "does not know it; it may be misspelt, or newer",
+    ("llama", "LlamForCausalLM"): "it may be misspelt, as model_type is that of LlamaForCausalLM",
+    ("mixtral", "MixtrallForCausalLM"): "it may be misspelt, as model_type is that of MixtralForCausalLM",
+    ("xlstm", "xLSTMForCausalLM"): "a model of recurrent layers (return_last_states)",
+    ("qwen2_5_omni", "Qwen2_5OmniForConditionalGeneration"): "a multimodal model (thinker_config",
+    ("mixtral", "MixtralModel"): "a mixture of experts (num_local_experts=8)",
 }
 
 
@@ -57,6 +60,8 @@ def test_a_refusal_says_what_the_model_is(model_type: str, architecture: str) ->
     ("architecture", "fields", "message"),
     [
         ("LLaDAModelLM", {"auto_map": {"AutoModel": "m.LLaDA"}}, "it is a diffusion language model"),
+        ("Qwen9ForCausalLM", {"model_type": "qwen9"}, "does not know it; it may be misspelt, or newer"),
+        ("Qwen9Model", {"model_type": "qwen9"}, "does not know it; it may be misspelt, or newer"),
         ("FooForCausalLM", {"auto_map": {"AutoModelForCausalLM": "m.Foo"}}, "it needs code from its checkpoint"),
         ("Qwen3NextForCausalLM", {"linear_num_key_heads": 16, "num_attention_heads": 8, "num_experts": 4}, "a hybrid"),
         ("FooForConditionalGeneration", {"text_config": 5, "layer_types": [{}]}, "a multimodal model (text_config)"),

@@ -292,6 +292,11 @@ def test_architectures_that_nobody_runs(architecture: str, impl: str, message: s
 def test_an_architecture_of_another_family_is_a_contradiction(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="contradicts itself: PhiForCausalLM has model_type 'phi', not 'olmo'"):
         open_config(tmp_path, FALLBACK["olmo"], "PhiForCausalLM")
+    (tmp_path / "config.json").write_text('{"architectures": ["OlmoForCausalLM"], "model_type": "banana"}')
+    with pytest.raises(
+        CheckpointError, match="contradicts itself: OlmoForCausalLM has model_type 'olmo', not 'banana'"
+    ):
+        open_at(tmp_path, load_format="dummy")
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
