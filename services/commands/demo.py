@@ -60,7 +60,7 @@ async def show_failover(ready: ReadyStack, victim: str, prompt: str) -> bool:
         seconds = time.monotonic() - start
         tokens = sum(len(answer.token_ids) for answer in expected)
         click.echo(f"{tokens:,} tokens in {seconds:.1f} s")
-        click.echo(f"The same requests again, of which this is the first. The {victim} will be killed:\n")
+        click.echo(f"The same requests again; this is the first of them. The {victim} will be killed:\n")
         click.echo(prompt, nl=False)
         answers = [Answer() for _ in expected]
         shown, *others = [
