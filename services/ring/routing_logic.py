@@ -176,7 +176,7 @@ class Routes:
         return sorted(self.generations(), key=lambda generation: generation not in roomy)
 
     def capacity(self) -> int | None:
-        """Choices that the engines taking work can compute at once; None without engines, or if one did not report it."""
+        """Sum of the capacities of the engines taking work; None without engines, or if one did not report it."""
         known = [node.capacity for node in self._engines_taking()]
         return sum(filter(None, known)) if known and None not in known else None
 
