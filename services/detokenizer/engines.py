@@ -32,7 +32,7 @@ class Engines:
     """The linked engines, their decoders and tokenizers. Implements ``EngineOwner``."""
 
     def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
-        """``max_generations``: the most tokenizers held at a time. ``outboxes`` bounds the subscribers' unread output."""
+        """``max_generations``: the most tokenizers held. ``outboxes`` bounds the subscribers' unread output."""
         self._max_generations = max_generations
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)

@@ -264,7 +264,7 @@ def _no_hello() -> Refused:
 
 
 def _is_small(data: bytes) -> bool:
-    """Whether a frame is parsed on the event loop: few bytes, or few fields (such as one request with a long prompt)."""
+    """Whether to parse a frame on the event loop: few bytes or few fields (such as one request with a long prompt)."""
     return len(data) <= SMALL_FRAME_BYTES or is_cheap_to_parse(engine_pb2.AttachRequest, data)
 
 

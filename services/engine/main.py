@@ -148,9 +148,10 @@ class _EngineProcess:
             self._engine.push_load()
 
     async def _start_engine(self) -> None:
-        """Load in a thread that ends before the step loop's thread starts, which frees the libraries' per-thread memory.
+        """Load in a thread that ends before the step loop's thread starts.
 
-        Otherwise the step loop's thread would allocate a second cuBLAS handle and workspace beyond the measured memory.
+        Its end frees the libraries' per-thread memory. Otherwise the step loop's thread would allocate a second cuBLAS
+        handle and workspace beyond the measured memory.
         """
         thread = DaemonThreadPool(1, "start")
         try:
