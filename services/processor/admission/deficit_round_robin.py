@@ -1,7 +1,8 @@
 """Deficit round-robin between tenants over bytes to tokenize (Shreedhar and Varghese, SIGCOMM 1995).
 
-A tenant's work waits behind its own, however much another tenant sends. Only tokenization is in this order: an
-engine has a queue of its own, with deficit round-robin over tokens (``engine_core.scheduling.request_queue``).
+However much one tenant sends, another tenant's work waits only for that tenant's own earlier work and its turn. This
+order is for tokenization: an engine has its own queue, with deficit round-robin over tokens
+(``engine_core.scheduling.request_queue``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
 
 _T = TypeVar("_T", bound=Sized)
@@ -27,29 +28,29 @@ class _Queue(Generic[_T]):
     def __init__(self) -> None:
         self.work: OrderedDict[str, _T] = OrderedDict()
         self.credit = 0
-        """Bytes that it may still take in this round."""
+        """Bytes that the tenant may still take in this round."""
         self.served = False
-        """Whether it got its quantum in this round."""
+        """Whether the tenant got its quantum in this round."""
 
 
 class DeficitRoundRobin(Generic[_T]):
-    """Tenants are remembered while they have work."""
+    """Queues of work per tenant. A tenant without work takes no memory here."""
 
     def __init__(self, quantum: int) -> None:
         """``quantum``: bytes per tenant and round."""
         self._quantum = quantum
         self._queues: OrderedDict[str, _Queue[_T]] = OrderedDict()
-        """By tenant; the first one is next."""
+        """Queues keyed by tenant; the first one is served next."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def append(self, tenant: str, key: str, work: _T) -> None:
-        """Add work behind the rest of its tenant's."""
+        """Add work at the end of its tenant's queue."""
         self._queues.setdefault(tenant, _Queue()).work[key] = work
 
     def remove(self, tenant: str, key: str) -> _T | None:
-        """Remove the work of a key; None if there is none."""
+        """Remove and return the work with a key; None if there is none."""
         if (queue := self._queues.get(tenant)) is None or (work := queue.work.pop(key, None)) is None:
             return None
         if not queue.work:
@@ -60,7 +61,7 @@ class DeficitRoundRobin(Generic[_T]):
         self._queues.clear()
 
     def take(self) -> list[_T]:
-        """Take the next work, up to a quantum together; larger work comes alone."""
+        """Take the next work, up to one quantum in total; a larger item comes alone."""
         taken: list[_T] = []
         size = 0
         while self._queues:
