@@ -183,7 +183,7 @@ class Intake:
         if self.draining:
             problem = "this processor is draining: try another"
         elif stream.is_valid is not None and not stream.is_valid():
-            stream.drain()  # a new stream needs a valid token
+            stream.drain()  # the client opens another stream, with a valid token if it has one
             problem = "the token of this stream is no longer valid: open another stream"
         elif stream.ending:
             problem = "this stream is ending: open another stream"

@@ -1,8 +1,8 @@
 """Bounds how many requests of a tenant are tokenized and queued at engines; the others are held back unparsed.
 
 Tokenizing a request, submitting it and holding it in an engine costs several times as much as reading it. So the
-requests of a flood go ahead only when engines will soon need them. Otherwise other tenants would wait for that work, and
-it would be wasted if the client dropped the flood. Requests of higher priority (lower number) go first here, too.
+requests of a flood go ahead only when engines will soon need them. Otherwise other tenants would wait for that work,
+and it would be wasted if the client dropped the flood. Requests of higher priority (lower number) go first here, too.
 """
 
 from __future__ import annotations
