@@ -1,4 +1,4 @@
-"""How a starting engine reports what it is doing: named stages with their seconds and bytes."""
+"""Progress reports of a starting engine: named stages with their seconds and bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Stage:
     bytes: int | None = None
     detail: str = ""
     warning: str = ""
-    """What is worse than it could be, and what to do, for a person."""
+    """A problem that does not prevent the start, and its remedy, as human-readable text."""
     seconds: float | None = None
-    """None while it runs."""
+    """Duration of the stage; None while it runs."""
 
 
 class StartupObserver(Protocol):
@@ -37,7 +37,7 @@ class StartupObserver(Protocol):
 
 
 class WarningsOnly:
-    """A ``StartupObserver`` that passes on warnings, as Python's."""
+    """A ``StartupObserver`` that reports only warnings, as Python warnings."""
 
     def stage_started(self, stage: Stage) -> None:
         return
