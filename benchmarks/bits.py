@@ -102,7 +102,7 @@ def answer(trees: Mapping[Path, Path], jobs: Jobs, *, fastest: bool) -> None:
                 out.mkdir(exist_ok=True)
                 (out / "task").write_text(json.dumps(task))
                 command = [sys.executable, "-P", str(_DRIVER), str(out / "task")]
-                # With bytecode caching off, each process would compile torch's sources.
+                # Keep bytecode caching on, or each process would compile torch's sources.
                 environment = {
                     "PYTHONPATH": str(trees[out]),
                     "OMP_WAIT_POLICY": "passive",

@@ -45,7 +45,7 @@ class Stored:
             files |= dict.fromkeys(sizes, file)
         (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
         self.num_tensors = len(files)
-        # Written data may be cached differently in each file; data read once is cached in the same way.
+        # The page cache holds freshly written files in various states; after this, it holds all in the same one.
         forget(directory / file for file in set(files.values()))
         for file in set(files.values()):
             (directory / file).read_bytes()

@@ -78,7 +78,7 @@ def _num_experts(config: dict[str, Any]) -> int:
 
 
 def _write_latents(writer: Any, config: dict[str, Any]) -> None:
-    """Write the keys for latent attention as llama.cpp's own conversion does, for attention on the latents."""
+    """Write the metadata of latent attention as llama.cpp's own conversion does: queries attend to the latents."""
     rope = config["qk_rope_head_dim"]
     writer.add_head_count_kv(1)
     writer.add_kv_lora_rank(config["kv_lora_rank"])

@@ -74,7 +74,7 @@ class LlamaCppEngine(Engine):
         return first + self._decode(rows)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Compute rows of (sequence, position, token, whether to sample); returns the sampled rows' likeliest tokens."""
+        """Compute (sequence, position, token, whether to sample) rows; returns the likeliest token of each sampled row."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (sequence, position, token, sampled) in enumerate(rows):
