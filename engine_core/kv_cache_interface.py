@@ -30,15 +30,15 @@ class AttentionSpec:
 
     @property
     def elements(self) -> int:
-        """Numbers that are kept of a token."""
+        """Number of values in a token's cache data."""
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        """Additions and multiplications for each (token, attended token) pair, with ``num_heads`` query heads."""
         return 4 * num_heads * self.head_dim
 
     def padded(self, pad: Callable[[int], int]) -> Self:
-        """The same with ``pad`` applied to every width that kernels work on."""
+        """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(self.num_kv_heads, pad(self.head_dim))
 
 
@@ -57,15 +57,15 @@ class MLAAttentionSpec:
 
     @property
     def elements(self) -> int:
-        """Numbers that are kept of a token."""
+        """Number of values in a token's cache data."""
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
-        """Additions and multiplications of a token per token that it sees, with so many query heads."""
+        """Additions and multiplications for each (token, attended token) pair, with ``num_heads`` query heads."""
         return 2 * num_heads * (self.elements + self.kv_lora_rank)
 
     def padded(self, pad: Callable[[int], int]) -> Self:
-        """The same with ``pad`` applied to every width that kernels work on."""
+        """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(pad(self.kv_lora_rank), pad(self.qk_rope_head_dim))
 
 

@@ -74,7 +74,7 @@ class LlamaCppEngine(Engine):
         return first + self._decode(rows)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Compute (sequence, position, token, whether to sample) rows; returns the likeliest token of each sampled row."""
+        """Compute (sequence, position, token, whether to sample) rows; returns the likeliest token of each sampled."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (sequence, position, token, sampled) in enumerate(rows):
