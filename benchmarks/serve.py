@@ -29,7 +29,7 @@ from benchmarks.worker import Worker, WorkerSpec
 STREAMS = (1, 4, 16, 64, 256)
 _LEAST_REQUESTS, _REQUESTS_PER_STREAM = 16, 3
 _KV_CACHE_BYTES, _MOST_TOKENS = 3 << 29, 2048
-"""KV cache and step size of both engines that ``--cost`` compares; the cache is allocated at the start."""
+"""KV cache and context length of both engines that ``--cost`` compares; the cache is allocated at the start."""
 
 
 def traffic_of(streams: int, prompt: int, output: int) -> Traffic:
