@@ -1,1 +1,1 @@
-"""How fast the engine and the ring are, beside the machine's limits and beside what else could do the same work."""
+"""Benchmarks of the engine and the ring, compared with the machine's limits and with other engines and servers."""

@@ -1,10 +1,10 @@
 """Compares another commit of this repository with the tree as it is: the answers, and their speed.
 
     python -m benchmarks.against HEAD~3 bits             # exits with 1 and the first difference if bits differ
-    python -m benchmarks.against HEAD~3 offline served   # ratios of speeds, beside those of the commit to itself
+    python -m benchmarks.against HEAD~3 offline served   # ratios of speeds, and the commit's ratio to itself
 
-The commit is checked out, with its native kernels, below ``--models``, once. Each tree's engine and services run from
-that tree, in processes of their own.
+The commit is checked out once, with its native kernels, below ``--models``. Each tree's engine and services run from
+that tree, in separate processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.worker import Worker, WorkerSpec
 
 _ROOT = Path(__file__).resolve().parents[1]
 _MODELS = {"offline": "qwen3-0.6b", "served": "tiny-llama"}
-"""One that is bound by its weights, and one that is bound by overhead."""
+"""The model of each part: one bound by reading weights, and one bound by overhead."""
 _WORKS = {"decode 1": Work(1, 32, 48), "decode 16": Work(16, 32, 32), "prefill 1024": Work(1, 1024, 1)}
 _STREAMS = (1, 16, 64)
 _MOST_TOKENS, _KV_CACHE_BYTES = 2048, 1 << 30
@@ -56,7 +56,7 @@ def checked_out(ref: str, below: Path) -> Path:
 
 
 def _build_kernels(tree: Path) -> None:
-    """Compile the native kernels of ``tree`` where it has none, or where their sources are newer."""
+    """Compile the native kernels of ``tree`` if they are missing or older than their sources."""
     [builder] = (tree / "engine_core").rglob("kernels/build.py")
     libraries = list(builder.parent.glob("*.so"))
     newest = max(path.stat().st_mtime for path in (builder, *(builder.parent / "cpu").iterdir()))
@@ -66,12 +66,12 @@ def _build_kernels(tree: Path) -> None:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    """The variables of processes that import everything from ``tree``, wherever they are started."""
+    """Environment variables for processes that import everything from ``tree``, whatever their working directory."""
     return {"PYTHONPATH": f"{tree}:{tree / 'clients' / 'python'}", "PYTHONSAFEPATH": "1"}
 
 
 def offline(trees: Mapping[str, Path], model: Path, rounds: int, logs: Path) -> list[Row]:
-    """Decoding and prefill of the engines alone, each stopped when it is not its turn."""
+    """Decoding and prefill of the engines alone; each is suspended while another has its turn."""
     options = {"model": str(model), "max_model_len": _MOST_TOKENS, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ def offline(trees: Mapping[str, Path], model: Path, rounds: int, logs: Path) -> 
 
 def _rate(worker: Worker, work: Work, number: int) -> float:
     """Tokens per second: of the prompt if ``work`` has one output token, else of decoding, with prefill subtracted."""
-    seed = 10_000 * work.batch * work.prompt + 2 * number  # no two prompts begin alike
+    seed = 10_000 * work.batch * work.prompt + 2 * number  # no two prompts have a common prefix
     whole = worker.run(replace(work, seed=seed)).seconds
     if work.output == 1:
         return work.batch * work.prompt / whole
@@ -117,9 +117,9 @@ def _served_rate(place: ring.Ring, traffic: ring.Traffic, _: int) -> float:
 
 
 def _rows(work: str, rates: Mapping[str, Callable[[int], float]], rounds: int) -> list[Row]:
-    """Each tree's tokens per second, and their ratio to the commit's in the same rounds."""
+    """Each tree's tokens per second, and their ratio to those of the commit in the same rounds."""
     for rate in rates.values():
-        rate(-1)  # one-time work
+        rate(-1)  # warm-up
     taken = interleave(rounds, rates)
     commit = next(iter(taken.values()))
     return [

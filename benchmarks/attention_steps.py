@@ -1,4 +1,4 @@
-"""Steps whose attention is measured: sequences of equal length, of which the last tokens are computed."""
+"""Steps to measure attention with: sequences of equal length, of which the last tokens are computed."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """Blocks that no row sees are left out of the cache."""
+    """One step. Its cache leaves out blocks that no row attends to."""
 
     sequences: int
     new: int
-    """Tokens of each sequence that are computed."""
+    """Computed tokens of each sequence."""
     context: int
-    """Tokens of each sequence, those among them."""
+    """Tokens of each sequence, including the computed ones."""
     window: int | None = None
 
     @property
     def rows(self) -> int:
-        """Tokens that are computed."""
+        """Computed tokens of all sequences."""
         return self.sequences * self.new
 
     @property
     def seen(self) -> float:
-        """Tokens that a row sees, on average."""
+        """Average number of tokens that a row attends to."""
         return min(self.context - (self.new - 1) / 2, self.window or self.context)
 
     @property
     def read(self) -> int:
-        """Tokens of all sequences that some row sees."""
+        """Tokens of all sequences that some row attends to."""
         return self.sequences * (self.context - self._first_seen)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of all sequences that some row sees."""
+        """Blocks of all sequences that some row attends to."""
         return self.sequences * (-(-self.context // BLOCK_SIZE) - self._first_seen // BLOCK_SIZE)
 
     @property
@@ -47,7 +47,7 @@ class AttentionStep:
         return 0 if self.window is None else max(0, self.context - self.new - self.window + 1)
 
     def metadata(self) -> AttentionMetadata:
-        """Blocks are scattered over the cache."""
+        """The step's metadata, with blocks scattered over the cache."""
         places = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(0)).view(self.sequences, -1)
         tables = torch.nn.functional.pad(places, (self._first_seen // BLOCK_SIZE, 0))
         positions = torch.arange(self.context - self.new, self.context)

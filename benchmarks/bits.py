@@ -1,8 +1,8 @@
-"""Whether two trees of the engine answer alike, bit by bit: on random models of every family, in every type that the
-engine computes, with the kernels of every instruction set that this machine has, and with torch.
+"""Compares the answers of two source trees of the engine bit by bit: on random models of every family, in every data
+type, with the kernels of every instruction set of this machine, and with torch.
 
-``benchmarks.workers.bits`` is run on both trees. Its first process takes the fastest kernels. The next one is denied
-those, and computes the models that had taken some; the last one computes with torch, and what it refuses is noted.
+``benchmarks.workers.bits`` runs on both trees. Its first process takes the fastest kernels. Each next one is denied the
+kernels used before, and recomputes the models that used them; the last one computes with torch, and notes refusals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.served.processes import running
 
 _DRIVER = Path(__file__).resolve().parent / "workers" / "bits.py"
 _TOKENS = 640
-"""Of the KV cache: too few for a batch, so that sequences are preempted and computed twice."""
+"""Tokens of the KV cache: too few for a batch, so that sequences are preempted and recomputed."""
 _OPTIONS = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "max_model_len": 384}
 _ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 128}
 _LLAMA3 = _ROPE | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -34,7 +34,7 @@ Jobs = Mapping[str, Mapping[str, Any]]
 
 
 def _config(family: Any, width: int, heads: tuple[int, int, int], *, tied: bool, **more: Any) -> PretrainedConfig:
-    """``heads``: the number of query heads, that of key heads, and their size."""
+    """``heads``: number of query heads, number of key heads, and their width."""
     sizes = {"hidden_size": width, "intermediate_size": 2 * width + 16, "num_hidden_layers": 2, "vocab_size": 512}
     attention = dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), heads, strict=True))
     tokens = {"max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": tied}
@@ -57,7 +57,7 @@ _QUANTIZATIONS = (None, "int8")
 
 
 def make_jobs(directory: Path, only: str = "") -> Jobs:
-    """Checkpoints in ``directory``, and what is computed with them, by name: every job whose name contains ``only``."""
+    """Write checkpoints to ``directory``; returns the jobs, keyed by name, whose name contains ``only``."""
     jobs: dict[str, dict[str, Any]] = {}
     for (model, config), dtype, quantization in itertools.product(MODELS.items(), _DTYPES, _QUANTIZATIONS):
         named = str(dtype).removeprefix("torch.")
@@ -69,14 +69,14 @@ def make_jobs(directory: Path, only: str = "") -> Jobs:
         head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
         width = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
         options = {"dtype": named, "quantization": quantization, **_OPTIONS}
-        options["num_threads"] = 2 if config.tie_word_embeddings else 1  # always 2 takes long where cores are busy
+        options["num_threads"] = 2 if config.tie_word_embeddings else 1  # always 2 would be slow on busy cores
         options["kv_cache_memory_bytes"] = _TOKENS * width * dtype.itemsize
         jobs[name] = {"model": str(path), "vocabulary": config.vocab_size, "options": options}
     return jobs
 
 
 def _write(config: PretrainedConfig, path: Path) -> None:
-    """Random float32 weights, also in biases and norms: otherwise leaving one out would not show."""
+    """Write random float32 weights, also for biases and norms: otherwise omitting one would not change the answers."""
     torch.manual_seed(0)
     factory: Any = AutoModelForCausalLM
     model = factory.from_config(config, dtype=torch.float32)
@@ -88,9 +88,9 @@ def _write(config: PretrainedConfig, path: Path) -> None:
 
 
 def answer(trees: Mapping[Path, Path], jobs: Jobs, *, fastest: bool) -> None:
-    """Write what each tree's engine answers on every job to the directory that is its key.
+    """Write the answers of each tree's engine to all jobs to the tree's directory, its key in ``trees``.
 
-    Each job is computed once with each set of kernels that the engine can take, or with the ``fastest`` alone.
+    Each job is computed once with each set of kernels that the engine can use, or only with the ``fastest``.
     """
     left, denied = dict.fromkeys(trees, jobs), {out: set[str]() for out in trees}
     while computing := [out for out in trees if left[out]]:
@@ -102,7 +102,7 @@ def answer(trees: Mapping[Path, Path], jobs: Jobs, *, fastest: bool) -> None:
                 out.mkdir(exist_ok=True)
                 (out / "task").write_text(json.dumps(task))
                 command = [sys.executable, "-P", str(_DRIVER), str(out / "task")]
-                # Without cached bytecode each process would compile torch's sources.
+                # Keep bytecode caching on, or each process would compile torch's sources.
                 environment = {
                     "PYTHONPATH": str(trees[out]),
                     "OMP_WAIT_POLICY": "passive",
@@ -124,7 +124,7 @@ def answer(trees: Mapping[Path, Path], jobs: Jobs, *, fastest: bool) -> None:
 
 
 def compare(before: Path, now: Path) -> tuple[list[Row], str | None]:
-    """How many answers in two directories are equal, a row for each model and its kernels; and the first difference."""
+    """Count equal answers in two directories: returns a row per model and kernels, and the first difference."""
     rows: list[Row] = []
     first: str | None = None
     for name in sorted({path.stem for directory in (before, now) for path in directory.glob("*.json")}):
@@ -145,7 +145,7 @@ def compare(before: Path, now: Path) -> tuple[list[Row], str | None]:
 
 
 def run(before: Path, now: Path, directory: Path, only: str, *, fastest: bool) -> tuple[list[Row], str | None]:
-    """Compare the engines of two trees; files go to ``directory``. The rest is as in the functions above."""
+    """Compare the engines of two trees; files go to ``directory``. For the rest, see ``make_jobs`` and ``answer``."""
     trees = {directory / "before": before, directory / "now": now}
     answer(trees, make_jobs(directory / "models", only), fastest=fastest)
     return compare(*trees)

@@ -1,8 +1,8 @@
-"""The same work on Ringline and on what else could do it, in turns on one machine, beside the machine's limits.
+"""Compares Ringline with other engines and servers: the same work, in turns, with the machine's limits.
 
     python -m benchmarks.compare --peers ~/peers                 # all parts; see README.md for what each takes
     python -m benchmarks.compare --peers ~/peers --parts offline served
-    python -m benchmarks.compare --parts --report                # only writes RESULTS.md, from what was measured
+    python -m benchmarks.compare --parts --report                # only writes RESULTS.md, from earlier results
 
 Each part writes ``results/PART.json``. Peers that are not installed are left out, and the report says so.
 """
@@ -39,7 +39,7 @@ _SERVED_PROMPT, _SERVED_OUTPUT = 64, 64
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all parts share."""
+    """Settings of all parts."""
 
     peers: Peers
     models: Path
@@ -51,21 +51,21 @@ class Setting:
     """Names of the offline engines that take part; None for all."""
 
     def large(self) -> Path:
-        """The model that is bound by its weights."""
+        """The model whose speed is bound by reading its weights."""
         return find_model(self.model, self.models)
 
     def small(self) -> Path:
-        """The model that is bound by overhead."""
+        """The model whose speed is bound by overhead."""
         return find_model(self.small_model, self.models)
 
 
 Tables = dict[str, list[Row]]
 _SWEEP_KV_CACHE_BYTES, _SERVED_KV_CACHE_BYTES = 6 << 30, 1 << 28
-"""256 sequences fit. It is allocated at the start, so that no step measures how fast the system gives memory."""
+"""KV cache for 256 sequences. Allocated at the start, so that no step's time includes the allocation of memory."""
 
 
 def offline(setting: Setting) -> Tables:
-    """Batches and a long prompt on every offline engine, and how long the first start of each took."""
+    """Batches and a long prompt on every offline engine, and the time of each engine's first start."""
     model = setting.large()
     tables: Tables = {"figures": [], "ratios": []}
     specs = [s for s in setting.peers.specs(model) if setting.engines is None or s.name in setting.engines]
@@ -83,7 +83,7 @@ def offline(setting: Setting) -> Tables:
 
 
 def starts(setting: Setting) -> Tables:
-    """Process start to first token: ours stage by stage with warm and cold page cache, and the peers' in turns."""
+    """Process start to first token, in turns: ours stage by stage with warm and cold page cache, and the peers'."""
     model = setting.large()
     weights = sorted(model.glob("*.safetensors"))
     tables: Tables = {}
@@ -97,7 +97,7 @@ def starts(setting: Setting) -> Tables:
 
 
 def served(setting: Setting) -> Tables:
-    """The small model behind servers, from one stream to many, in turns."""
+    """The small model on every server, from one stream to many, in turns."""
     model = setting.small()
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
@@ -115,7 +115,7 @@ def served(setting: Setting) -> Tables:
             loads["vLLM, engine alone"] = lambda traffic: served_peers.load(other, traffic, engine=True)
         for streams in serve.STREAMS:
             traffic = serve.traffic_of(streams, _SERVED_PROMPT, _SERVED_OUTPUT)
-            for load in loads.values():  # compiles the kernels of these batches
+            for load in loads.values():  # warm-up: compiles kernels for these batch sizes
                 load(ring.Traffic(streams, streams, _SERVED_PROMPT, 8, warmup=0))
             calls = {name: lambda _, load=load: load(traffic) for name, load in loads.items()}  # noqa: B023
             measured = [serve.row(name, streams, taken) for name, taken in interleave(setting.rounds, calls).items()]
@@ -125,12 +125,12 @@ def served(setting: Setting) -> Tables:
 
 
 def ring_cost(setting: Setting) -> Tables:
-    """Served beside offline."""
+    """The cost of serving: the ring compared with the offline engine."""
     return {"figures": [serve.ring_cost(setting.large(), 16, 128, 64, setting.rounds, setting.logs)]}
 
 
 def sweeps(setting: Setting) -> Tables:
-    """How cost grows with streams, context and prefix hits."""
+    """Cost over the number of streams, the context length and the share of prefix hits."""
     model = setting.large()
     works: dict[str, Work] = {name: engine.base_work(name, 32) for name in ("streams", "context", "prefix")}
     options = {"kv_cache_memory_bytes": _SWEEP_KV_CACHE_BYTES}
@@ -141,7 +141,7 @@ def sweeps(setting: Setting) -> Tables:
 
 
 def all_kernels(_: Setting) -> Tables:
-    """Every kernel alone, with one thread and with all."""
+    """Every kernel separately, with one thread and with all threads."""
     return {"figures": kernels.measure_groups(list(kernels.GROUPS), (1, None))}
 
 
@@ -156,7 +156,7 @@ PARTS: dict[str, Callable[[Setting], Tables]] = {
 
 
 def run_part(part: str, setting: Setting, results: Path) -> None:
-    """Measure one part, print it, and keep it."""
+    """Measure one part, print it, and save it."""
     print(f"\n{part}", flush=True)
     tables = PARTS[part](setting)
     for name, rows in tables.items():
@@ -166,7 +166,7 @@ def run_part(part: str, setting: Setting, results: Path) -> None:
 
 
 def main() -> None:
-    """Measure the parts that are asked for, and write the page."""
+    """Measure the given parts, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ringline-benchmarks"
     parser.add_argument("--peers", default=os.environ.get("PEERS"), metavar="VENV", help="where peers are ($PEERS)")

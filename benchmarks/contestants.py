@@ -1,4 +1,4 @@
-"""Who is compared offline, and how each is started at its best."""
+"""The engines compared offline, each with its best options."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ TRANSFORMERS = "transformers"
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_CACHE_GIB = "2"
-"""vLLM's. Only enough for the largest batch: engines allocate it when they start, and several exist at a time."""
+"""vLLM's KV cache: just enough for the largest batch, because several engines hold theirs at the same time."""
 _KV_CACHE_BYTES = 3 << 29
-"""Ours, all of it for keys and values."""
+"""The KV cache of Ringline's engine."""
 _MOST_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Where the peers are installed."""
+    """The environment in which the peers are installed."""
 
     interpreter: str | None
-    """The Python of their virtual environment; None if there is none: then only what is installed here is measured."""
+    """The Python of their virtual environment; None: measure only engines installed in this environment."""
 
     @classmethod
     def at(cls, environment: str | None) -> Peers:
-        """Those in a virtual environment's directory."""
+        """The peers in the directory of a virtual environment."""
         return cls(None if not environment else str(Path(environment) / "bin" / "python"))
 
     def has(self, module: str) -> bool:
@@ -45,7 +45,7 @@ class Peers:
 
     @property
     def vllm_environment(self) -> dict[str, str]:
-        """All cores for vLLM, which otherwise keeps one free; and a timeout that outlasts the pauses within a step."""
+        """Variables that give vLLM all cores (it would keep one free) and a timeout beyond the pauses in a step."""
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {
             "VLLM_CPU_OMP_THREADS_BIND": cores,
@@ -54,7 +54,7 @@ class Peers:
         }
 
     def specs(self, model: Path) -> list[WorkerSpec]:
-        """Everyone who can compute ``model`` here; ours first."""
+        """All engines that can compute ``model`` here, Ringline's first."""
         ours = {"model": str(model), "max_model_len": _MOST_TOKENS, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
         found = [
             _here(OURS, "ringline_engine", ours),
@@ -80,7 +80,7 @@ def _here(name: str, module: str, options: dict[str, Any]) -> WorkerSpec:
 
 
 def gguf_files(interpreter: str, model: Path) -> tuple[Path, Path]:
-    """``model`` for llama.cpp, beside the original: in bfloat16 and in Q8_0; written if they are not there yet."""
+    """``model`` as GGUF files next to the original, in bfloat16 and in Q8_0; written if they are missing."""
     plain = model / "model.gguf"
     quantized = plain.with_suffix(".q8_0.gguf")
     if not quantized.exists():

@@ -1,9 +1,9 @@
-"""The engine alone, offline, beside the roofline of the same rounds.
+"""The engine alone, offline, compared with the roofline of the same rounds.
 
     python -m benchmarks.engine --model qwen3-0.6b --batch 16 --prompt 128 --output 64
     python -m benchmarks.engine --sweep streams            # 1 … 256; also: context, prefix
 
-Prefill is the time of a round that ends with the first token; decoding is what a whole round takes beyond that.
+Prefill is the time of a round that ends with the first token; decoding is the rest of a whole round's time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Round:
 
 def measure(run: Run, work: Work, cost: ModelCost, gauge: Gauge, rounds: int, seeds: Iterator[int]) -> Row:
     """A row of figures of ``work``; ``seeds`` never repeats, so no prompt is found in the prefix cache."""
-    if work.shared:  # computed before the clock runs
+    if work.shared:  # compute the shared prefix before the measurement
         run(Work(batch=1, prompt=work.shared + 1, output=1, shared=work.shared, shared_seed=work.shared_seed))
 
     def one_round(_: int) -> _Round:
@@ -114,7 +114,7 @@ def run_sweep(
     gauge, seeds, rows = Gauge(threads), itertools.count(1), []
     for work in works(sweep, base, engine.llm.model.max_model_len):
         short = min(work.prompt, _WARM_UP_PROMPT)
-        engine.run(replace(work, prompt=short, output=2, shared=0, seed=next(seeds)))  # touches the memory
+        engine.run(replace(work, prompt=short, output=2, shared=0, seed=next(seeds)))  # warm-up: touches memory
         rows.append(measure(engine.run, work, cost, gauge, rounds, seeds))
     engine.llm.close()
     return rows

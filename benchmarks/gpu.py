@@ -1,10 +1,10 @@
-"""The engine on an NVIDIA GPU: every figure that it has to reach, beside what the GPU reached in the same minute.
+"""The engine on an NVIDIA GPU: every figure that has a target, with the GPU's limits measured in the same minute.
 
-    make bench-gpu                                            # all parts, each in a process of its own
+    make bench-gpu                                            # all parts, each in a separate process
     make bench-gpu GPU="--parts decode-1 prefill --json gpu.json"
 
-A part is printed as soon as it is measured, so that someone who has a GPU for minutes keeps what there was
-time for. Random weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
+Each part is printed as soon as it is measured, so that the results remain if there is no time for the others. Random
+weights are made on the GPU; nothing is downloaded. ``served`` needs the packages of the services, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def line(row: Row) -> str:
 
 
 def measure(part: str) -> Row:
-    """Run a part in a process of its own; if it fails, the row says why."""
+    """Run a part in a separate process; if it fails, the row says why."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--run", part]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
@@ -51,7 +51,7 @@ def measure(part: str) -> Row:
 
 
 def run_all(parts: Sequence[str], path: Path | None) -> list[Row]:
-    """Measure and print one part after the other; the file is written anew after each."""
+    """Measure and print one part after the other, rewriting the file after each."""
     rows: list[Row] = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
     for part in parts:
@@ -63,7 +63,7 @@ def run_all(parts: Sequence[str], path: Path | None) -> list[Row]:
 
 
 def main() -> None:
-    """Measure what was asked for. Ends with 1 where a target was missed or a part failed."""
+    """Measure the given parts. Ends with 1 if a target was missed or a part failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     output_options(parser)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all, in order")

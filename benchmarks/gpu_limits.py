@@ -1,4 +1,4 @@
-"""What a GPU can do right now: the rate of a copy, and that of a large matrix product.
+"""A GPU's present limits: the rate of a copy, and that of a large matrix product.
 
 python -m benchmarks.gpu_limits
 """
@@ -18,7 +18,7 @@ _ROUNDS = 10
 
 
 def seconds_of(run: Callable[[], object], rounds: int = _ROUNDS) -> float:
-    """Median by the GPU's own clock, after a few rounds that warm it up."""
+    """Median time by the GPU's own clock, after a few warm-up rounds."""
     taken: list[float] = []
     for number in range(rounds + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def seconds_of(run: Callable[[], object], rounds: int = _ROUNDS) -> float:
 
 
 def gpu_limits() -> Limits:
-    """Bytes read and written per second of a copy of 4 GiB; operations of a bfloat16 product of 8192³, random data."""
+    """Bytes per second read and written by a copy of 4 GiB; operations per second of a bfloat16 product of 8192³."""
     limits = Limits(_copy_rate(), _product_rate())
     torch.cuda.empty_cache()
     return limits
@@ -50,7 +50,7 @@ def _product_rate() -> float:
 
 
 def main() -> None:
-    """Print them."""
+    """Print the limits."""
     limits = gpu_limits()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"copy {limits.bandwidth / 1e12:.2f} TB/s, bf16 product {limits.flops / 1e12:.0f} TFLOP/s")

@@ -1,7 +1,7 @@
-"""What is measured of the engine on a GPU, part by part; ``benchmarks.gpu`` runs each in a process of its own.
+"""The parts of the GPU benchmark; ``benchmarks.gpu`` runs each in a separate process.
 
-A step's time is how much longer a long output takes than a short one, divided by the difference in steps, so that
-prefill and what surrounds a round are left out.
+A step's time is the difference between a long and a short output's time, divided by the difference in steps, which
+excludes prefill and the overhead of a round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cost_of(model: str) -> ModelCost:
 
 
 def step_seconds(run: Callable[[Work], Outcome], batch: int, prompt: int, short: int = 8, long: int = 72) -> float:
-    """Of a decoding step of ``batch`` sequences that have ``prompt`` tokens and about half the ``long`` output."""
+    """Seconds of a decoding step of ``batch`` sequences with ``prompt`` tokens and about half the ``long`` output."""
     best = {
         output: min(run(Work(batch, prompt, output, seed=seed)).seconds for seed in range(_ROUNDS))
         for output in (short, long)
@@ -76,7 +76,7 @@ def decode_1(**options: Any) -> Row:
 
 
 def decode_256(**options: Any) -> Row:
-    """As many sequences as a large server has, with contexts of 1024 tokens."""
+    """256 sequences, as on a large server, with contexts of 1024 tokens."""
     return _decode("decode-256", 256, 1024, max_num_batched_tokens=8192, **options)
 
 
@@ -91,7 +91,7 @@ def prefill(**options: Any) -> Row:
 
 
 def graphs() -> Row:
-    """A step replayed as a CUDA graph, beside one launched kernel by kernel."""
+    """A step replayed as a CUDA graph, compared with one launched kernel by kernel."""
     taken = {}
     for eager in (False, True):
         with engine(SMALL, enforce_eager=eager, max_num_seqs=8) as started:
@@ -101,7 +101,7 @@ def graphs() -> Row:
 
 
 def kernels() -> Row:
-    """A step beside the time of its kernels as the profiler sees it."""
+    """A step's time, compared with the time of its kernels according to the profiler."""
     with engine(SMALL, max_num_seqs=8) as started:
         taken = step_seconds(started.run, 1, 128)
         work = [Work(1, 128, output, seed=9) for output in (8, 40)]
@@ -115,7 +115,7 @@ def kernels() -> Row:
 
 
 def _generate(batch: int, prompt: int, output: int) -> float:
-    """Seconds of transformers' ``generate`` with a static cache, compiled, after two rounds that compile it."""
+    """Seconds of transformers' compiled ``generate`` with a static cache, after two rounds that compile it."""
     from transformers import AutoModelForCausalLM
 
     config = WITHOUT_WEIGHTS[SMALL]()
@@ -166,7 +166,7 @@ def transformers_64() -> Row:
 
 
 def served() -> Row:
-    """256 streams through the ring, beside the same work offline."""
+    """256 streams through the ring, compared with the same work offline."""
     from benchmarks.served import ring
     from benchmarks.served.ring import Traffic
 
@@ -185,7 +185,7 @@ def served() -> Row:
 
 
 def memory() -> Row:
-    """A full load within the budget, and nothing allocated while it runs."""
+    """Memory under full load: within the budget, and without allocations while it runs."""
     free, total = torch.cuda.mem_get_info()
     with engine(LARGE, max_num_batched_tokens=8192) as started:
         before = torch.cuda.memory_reserved()
@@ -196,7 +196,7 @@ def memory() -> Row:
 
 
 def products() -> Row:
-    """The batch-invariant product beside cuBLAS, on the shapes of an 8B layer; the lowest of their ratios."""
+    """The batch-invariant product compared with cuBLAS, on the shapes of an 8B layer; the lowest of the ratios."""
     from engine_core.layers.gpu_backend import GpuBackend
 
     processors = torch.cuda.get_device_properties().multi_processor_count

@@ -1,4 +1,4 @@
-"""What the engine must reach on an NVIDIA GPU, part by part, and the table that says whether it does."""
+"""The engine's targets on an NVIDIA GPU, part by part, and the table of results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from benchmarks.report import Row
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a part of ``gpu_parts`` measures."""
+    """The figure that a part of ``gpu_parts`` measures, and its target."""
 
     what: str
     of: str
-    """What it is a share or a multiple of."""
+    """The reference of which the figure is a share or a multiple."""
     bound: float | None = None
-    """None: there is nothing to reach."""
+    """The target; None: no target."""
     at_most: bool = False
-    """Whether the bound is the most it may be, not the least."""
+    """Whether the bound is an upper one; otherwise it is a lower one."""
 
     def reached(self, measured: float, **extra: Any) -> Row:
-        """The row of the part."""
+        """The part's row, with the figure ``measured``."""
         row = {"what": self.what, "measured": measured, "target": self.bound, "of": self.of}
         return row | ({"at most": True} if self.at_most else {}) | extra
 
@@ -49,11 +49,11 @@ GOALS: Mapping[str, Goal] = {
     "transformers-64": Goal(f"{_GENERATE} 64", "its tokens/s", 3.0),
     "served": Goal("served through the ring, 256 streams, 8B", "offline tokens/s", 0.95),
 }
-"""The most important first, for whoever has a GPU only for minutes."""
+"""Goals keyed by part, the most important first: a GPU may be available for minutes only."""
 
 
 def verdict(row: Row) -> bool | None:
-    """Whether a figure reaches its target; None where it has none, or was not measured."""
+    """Whether a figure reaches its target; None if it has no target or was not measured."""
     target, measured = row.get("target"), row.get("measured")
     if target is None or measured is None:
         return None
@@ -61,7 +61,7 @@ def verdict(row: Row) -> bool | None:
 
 
 def gpu_table(measured: Sequence[Row]) -> list[Row]:
-    """A row for each goal, beside what was ``measured`` of it."""
+    """A row for each goal, with its ``measured`` figure."""
     known = {row["what"]: row for row in measured if row.get("measured") is not None}
     rows: list[Row] = []
     for goal in GOALS.values():

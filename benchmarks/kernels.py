@@ -1,12 +1,12 @@
-"""Each kernel alone, with its share of the machine's limit in the same moment.
+"""Measures each kernel separately, with its share of the machine's limit at the same time.
 
-    python -m benchmarks.kernels                       # all, with one thread and with all
+    python -m benchmarks.kernels                       # all kernels, with one thread and with all threads
     python -m benchmarks.kernels --only attention
 
 Shapes are those of Qwen3-0.6B in bfloat16, for experts of Qwen3-30B-A3B, and for latents of DeepSeek-V2-Lite. Weights
 and keys are read from memory: calls rotate over enough copies that no cache holds them. Activations are where the
-kernel before would have left them, so those of small steps come from a cache, and a share of the stream bandwidth
-beyond 100 % is not a mistake there.
+previous kernel would have left them: those of small steps are in a cache, where a share of the stream bandwidth above
+100 % is correct.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LINEARS = {
 }
 _ROWS = (1, 2, 4, 16, 64, 256, 1024)
 _MOST_LOGITS = 256
-"""Rows of logits that are asked for: no step has more sequences."""
+"""The most rows of logits: no step has more sequences."""
 _UNCACHED_BYTES = 1 << 28
 """Weights rotate over at least this many bytes."""
 _SECONDS, _LEAST_CALLS = 0.2, 5
@@ -73,7 +73,7 @@ class Kernel:
     rows: int
     cost: Cost
     calls: Sequence[Callable[[], object]]
-    """The same on different copies of what must come from memory."""
+    """The same call on different copies of the data that must come from memory."""
 
 
 def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
@@ -95,7 +95,7 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
 
 
 def experts(quantization: str | None) -> Iterator[Kernel]:
-    """Experts, which rows choose evenly: as many experts are read as have a row."""
+    """Experts; rows are spread evenly over them, and each expert with a row is read."""
     shape, weight_bytes = _EXPERTS, 2 if quantization is None else 1
     layers, _ = choose_layers(16, torch.bfloat16)
     method = Unquantized() if quantization is None else Int8(load_int8_kernels())
@@ -135,7 +135,7 @@ def attention() -> Iterator[Kernel]:
 
 
 def latents() -> Iterator[Kernel]:
-    """The same over latents."""
+    """Decoding and prefill over latents."""
     backend, _ = choose_attention(_ROPE_DIM, torch.bfloat16)
     for step in (AttentionStep(16, 1, 4096), AttentionStep(1, 1, 16384), AttentionStep(1, 1024, 1024)):
         shapes = (_HEADS, _LATENT_DIM), (_HEADS, _ROPE_DIM), (_LATENT_DIM,), (_ROPE_DIM,)
@@ -152,7 +152,7 @@ def _attention(
     shapes: Sequence[tuple[int, ...]],
     options: AttentionOptions,
 ) -> Kernel:
-    """``shapes`` are those of what ``forward`` takes of each row."""
+    """``shapes``: shapes per row of the inputs of ``forward``."""
     inputs = [torch.randn(step.rows, *shape).bfloat16() for shape in shapes]
     read = 2 * step.read * spec.elements
     layers = -(-_UNCACHED_BYTES // read) if step.new == 1 else 1
@@ -167,7 +167,7 @@ def _attention(
 
 
 def small_operations() -> Iterator[Kernel]:
-    """What lies between the products of a layer."""
+    """The operations between the matrix products of a layer."""
     layers, _ = choose_layers(_HEAD_DIM, torch.bfloat16)
     norm = layers.norm(torch.ones(_HIDDEN), None, 1e-6, _HIDDEN)
     head_norms = HeadNorms(torch.ones(_HEAD_DIM), torch.ones(_HEAD_DIM), None, 1e-6)
@@ -224,7 +224,7 @@ def seconds_of(kernel: Kernel) -> float:
 
 @torch.inference_mode()
 def measure(kernels: Iterator[Kernel], threads: int | None) -> list[Row]:
-    """A row for each kernel, beside the limits taken just before it."""
+    """A row for each kernel, with the limits measured just before it."""
     rows: list[Row] = []
     gauge = Gauge(threads)
     with threads_of_torch(threads) as count:

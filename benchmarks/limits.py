@@ -1,9 +1,9 @@
-"""What the machine can do right now: stream read bandwidth, and the peak of matrix products.
+"""The machine's present limits: stream read bandwidth, and the peak rate of matrix products.
 
     python -m benchmarks.limits
 
-Neighbours share a machine's memory, so a figure of an engine says something only beside limits taken in the same
-minute: every benchmark here takes them between its rounds (``Gauge``).
+Other users share the machine's memory bandwidth, so an engine's figures are meaningful only together with limits
+measured in the same minute: every benchmark here measures them between its rounds (``Gauge``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from benchmarks.report import emit, output_options, print_table
 
 _BUFFER_BYTES = 1 << 29
-"""Many times any cache."""
+"""Many times the size of any cache."""
 _PASSES = 3
 _GEMM_ROWS = 1024
 _GEMM_WEIGHT = (4096, 4096)
@@ -41,7 +41,7 @@ class Limits:
 
 
 def best_seconds(run: Callable[[], object], times: int) -> float:
-    """The shortest of ``times`` runs: a limit is what nothing disturbed."""
+    """The shortest of ``times`` runs: the others were disturbed."""
     best = float("inf")
     for _ in range(times):
         begun = time.perf_counter()
@@ -62,14 +62,14 @@ def threads_of_torch(threads: int | None) -> Iterator[int]:
 
 
 class Gauge:
-    """Takes limits in a few tenths of a second. Holds half a GiB."""
+    """Measures limits in a few tenths of a second. Holds half a GiB."""
 
     def __init__(self, threads: int | None = None) -> None:
-        """``threads``: None for all."""
+        """``threads``: number of threads; None for all."""
         self._threads = threads
         self._integers = torch.ones(_BUFFER_BYTES // 8, dtype=torch.int64)
         halves = self._integers.view(torch.float32).chunk(2)
-        # Of torch's ways to read memory, these were the fastest; which one is differs from machine to machine.
+        # torch's fastest ways to read memory; which one is the fastest depends on the machine.
         self._readers: tuple[Callable[[], object], ...] = (
             self._integers.max,
             lambda: torch.dot(halves[0], halves[1]),
@@ -77,7 +77,7 @@ class Gauge:
         self._products = {dtype: _product(dtype) for dtype in (torch.bfloat16, torch.float32)}
 
     def take(self) -> Limits:
-        """The limits now."""
+        """Measure both limits."""
         return Limits(self.bandwidth(), self.flops(torch.bfloat16))
 
     def bandwidth(self) -> float:
@@ -93,7 +93,7 @@ class Gauge:
 
 
 def _product(dtype: torch.dtype) -> Callable[[], object]:
-    """A product with a weight that is reordered for oneDNN beforehand, where oneDNN has this type."""
+    """A product with a weight that is reordered for oneDNN in advance, if oneDNN has this type."""
     x, weight = torch.randn(_GEMM_ROWS, _GEMM_WEIGHT[1]).to(dtype), torch.randn(_GEMM_WEIGHT).to(dtype)
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)

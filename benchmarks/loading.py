@@ -1,4 +1,4 @@
-"""Reading and packing experts from a checkpoint that has three tensors for each, beside one that has two for a layer.
+"""Time to read and pack experts: a checkpoint with three tensors per expert, compared with one with two per layer.
 
 python -m benchmarks.loading                     # 48 layers of 128 experts: 18,432 tensors
 python -m benchmarks.loading --hidden 2048 --intermediate 768 --layers 4
@@ -31,10 +31,10 @@ _LAYERS_PER_FILE = 12
 
 
 class Stored:
-    """A checkpoint of experts and nothing else."""
+    """A checkpoint that has only experts."""
 
     def __init__(self, directory: Path, layers: list[ExpertTensors], shape: ExpertsShape) -> None:
-        """Written to ``directory``, with random weights."""
+        """Write the checkpoint, with random weights, to ``directory``."""
         directory.mkdir()
         self._directory, self._layers, self._shape = directory, layers, shape
         files: dict[str, str] = {}
@@ -45,20 +45,20 @@ class Stored:
             files |= dict.fromkeys(sizes, file)
         (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
         self.num_tensors = len(files)
-        # How the system cached what was written depends on how it was written; what is read is cached alike.
+        # The page cache holds freshly written files in various states; after this, it holds all in the same one.
         forget(directory / file for file in set(files.values()))
         for file in set(files.values()):
             (directory / file).read_bytes()
 
     def load(self, layers: list[ExpertsLayer]) -> float:
-        """Seconds from the first look at the files until the last is closed."""
+        """Seconds from opening the first file until the last one is closed."""
         started = time.perf_counter()
         sizes = _sizes(self._layers, self._shape)
         cpu, digest = torch.device("cpu"), WeightsDigest()
         weights = SafetensorsWeights(self._directory, sizes, lambda name: False, torch.bfloat16, cpu, digest=digest)
         for tensors, layer in zip(self._layers, layers, strict=True):
             layer.load(tensors.read(weights, self._shape))
-        del weights  # unmapping what was read is a part of it, whenever it is done
+        del weights  # include the unmapping of the files in the time
         return time.perf_counter() - started
 
 
@@ -67,7 +67,7 @@ def _sizes(layers: list[ExpertTensors], shape: ExpertsShape) -> dict[str, tuple[
 
 
 def measure(num_layers: int, shape: ExpertsShape, rounds: int, directory: Path) -> list[Row]:
-    """Both in turns, into the same memory, after one round that is not counted: the system gives memory slowly."""
+    """Measure both in turns, into the same memory, after a warm-up round: the first use of memory is slow."""
     prefixes = [f"model.layers.{index}.mlp.experts" for index in range(num_layers)]
     backend = NativeBackend(load_kernels())
     layers = [Unquantized().experts(shape, torch.bfloat16, backend) for _ in prefixes]

@@ -1,4 +1,4 @@
-"""The same work on several offline engines, round by round in turns, with the limits taken in every round."""
+"""The same work on several offline engines, in turns round by round, with limits measured in every round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.worker import Worker, WorkerError, WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """A work and the engines that do it. With ``decode``, a second run tells decoding apart from prefill."""
+    """A work and the engines that do it. With ``decode``, a second run separates decoding from prefill."""
 
     name: str
     work: Work
@@ -49,7 +49,7 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How long engines took from process start to first token; those that failed say why."""
+    """Seconds from process start to first token of each engine; for engines that failed, the reason."""
 
     rows: list[Row]
 
@@ -70,7 +70,7 @@ def start_all(specs: Sequence[WorkerSpec], logs: Path, stack: contextlib.ExitSta
 
 
 def end_all_but(names: Collection[str], workers: dict[str, Worker]) -> None:
-    """End the engines that are done: together they take most of a machine's memory."""
+    """End the engines that are no longer needed: together they take most of a machine's memory."""
     for name in [name for name in workers if name not in names]:
         workers.pop(name).close()
 
@@ -80,7 +80,7 @@ def contend(
 ) -> tuple[list[Row], list[Row]]:
     """Figures of every engine, and ratios of every pair (ours over theirs) within the rounds.
 
-    An engine that dies is taken out of ``workers``, and has no figures here.
+    An engine that dies is removed from ``workers``, and has no figures.
     """
     limits: list[Limits] = []
 
@@ -99,7 +99,7 @@ def contend(
         return take
 
     for name in contest.engines:
-        taker(name)(-1)  # compiles and touches what a first round would
+        taker(name)(-1)  # warm-up: compiles kernels and touches memory
     rounds_of = interleave(rounds, {name: taker(name) for name in contest.engines if name in workers})
     taken = {name: [t for t in rounds_of[name] if t is not None] for name in rounds_of if name in workers}
     middle = Limits(
@@ -118,7 +118,7 @@ def _take(contest: Contest, worker: Worker, number: int) -> _Taken:
 
 
 def _rates(contest: Contest, taken: Sequence[_Taken]) -> dict[str, list[float]]:
-    """Tokens per second in every round, by what is counted."""
+    """Tokens per second in every round, keyed by the kind of tokens."""
     work = contest.work
     if work.output == 1:
         return {"prompt tok/s": [work.batch * work.prompt / t.whole for t in taken]}
@@ -154,7 +154,7 @@ def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost
 
 
 def _ratios(contest: Contest, taken: dict[str, list[_Taken]]) -> list[Row]:
-    """Every engine of ours over every other."""
+    """Ratios of every engine of ours to every other one."""
     rates = {name: _rates(contest, rounds) for name, rounds in taken.items()}
     rows: list[Row] = []
     for ours in (OURS_INT8, OURS):

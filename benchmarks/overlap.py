@@ -1,5 +1,6 @@
-"""What overlapping steps change: a decoding step, and the pause between two of them, with ``async_scheduling`` and
-without, in turns.
+"""The effect of ``async_scheduling`` on the time of a decoding step, and on the pause between two steps.
+
+Engines with and without it take turns.
 
     python -m benchmarks.overlap --model tiny-llama --batch 64
 
@@ -46,11 +47,11 @@ class Steps:
     ended: list[float] = field(default_factory=list)
 
     def step_us(self) -> float:
-        """From step to step, once all sequences decode."""
+        """Microseconds from step to step, once all sequences decode."""
         return 1e6 * statistics.median(after - before for before, after in itertools.pairwise(self.begun[2:]))
 
     def pause_us(self) -> float:
-        """Between two steps."""
+        """Microseconds between two steps."""
         return 1e6 * statistics.median(
             begun - ended for ended, begun in zip(self.ended[2:-1], self.begun[3:], strict=True)
         )
@@ -58,7 +59,7 @@ class Steps:
 
 @contextmanager
 def recorded() -> Iterator[Steps]:
-    """Note when a worker of this process computes."""
+    """Record when the worker in this process computes."""
     steps, launch = Steps(), Worker.launch
 
     def timed(worker: Worker, plan: StepPlan) -> PendingStep:
@@ -73,7 +74,7 @@ def recorded() -> Iterator[Steps]:
 
 
 def run(llm: LLM, work: Work, params: SamplingParams, seeds: Iterator[int], number: int) -> Steps:
-    """Round ``number``, of prompts that no prefix cache has."""
+    """Run round ``number``, with prompts that are in no prefix cache."""
     params = replace(params, max_tokens=work.output, ignore_eos=True)
     prompts = replace(work, seed=next(seeds)).prompts()
     with recorded() as steps:
@@ -82,7 +83,7 @@ def run(llm: LLM, work: Work, params: SamplingParams, seeds: Iterator[int], numb
 
 
 def measure(model: Path, work: Work, rounds: int, threads: int | None, **options: Any) -> list[Row]:
-    """A row per way of sampling and of scheduling; ratios are taken within a round; ``options`` are the engines'."""
+    """A row per kind of sampling and scheduling, with ratios within a round; ``options``: those of the engines."""
     engines = {
         name: LLM(
             str(model),
@@ -98,7 +99,7 @@ def measure(model: Path, work: Work, rounds: int, threads: int | None, **options
     rows: list[Row] = []
     for sampled, params in _SAMPLING.items():
         contestants = {name: partial(run, llm, work, params, seeds) for name, llm in engines.items()}
-        interleave(1, contestants)  # one-time work
+        interleave(1, contestants)  # warm-up
         taken = interleave(rounds, contestants)
         plain = [steps.step_us() for steps in taken["one by one"]]
         for name, kept in taken.items():

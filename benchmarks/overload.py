@@ -1,11 +1,11 @@
-"""Overload: goodput, how fast the rest is refused, and the memory that takes.
+"""Overload: goodput, latency of refusals, and memory.
 
     python -m benchmarks.overload --minutes 5 --plot overload.png   # 10 × the peak, some readers that never read
-    python -m benchmarks.overload --minutes 2 --tenants             # one tenant floods: what another notices
+    python -m benchmarks.overload --minutes 2 --tenants             # the effect of one tenant's flood on another
     python -m benchmarks.overload --model qwen3-0.6b --streams 64 --max-num-seqs 64 --max-model-len 2048
 
-Starts ``ringline serve``, finds the peak (the highest goodput of closed loops), and then sends an open loop of many
-times that rate. Both take turns, because a machine's speed changes. Unknown options are passed to ``ringline serve``.
+Starts ``ringline serve``, finds the peak (the highest goodput of closed loops), and then sends an open loop at a
+multiple of that rate. Both take turns, because a machine's speed changes. Unknown options go to ``ringline serve``.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from services.supervise.runtime_directory import StackState, running_stacks
 
 SERVICES = ("processor", "engine", "detokenizer")
 _FLAGS = ("--kv-cache-memory-bytes", "256MiB")
-"""A small KV cache, which is soon full: its memory is taken as it is used, and would grow throughout the run."""
+"""A small KV cache, which is soon full: memory is taken as the cache fills, so a large one would grow all the time."""
 _UNREAD_SESSIONS = 4
 _UNREAD_SHARE = 0.02
 """Share of the requests sent whose answers are never read."""
 _UNREAD_LIFE = 45.0
-"""Seconds; longer than the processor's ``--stall-timeout``."""
+"""Seconds that a Session stays unread; longer than the processor's ``--stall-timeout``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a ring is measured."""
+    """The parameters of a measurement."""
 
     address: str
     stack: StackState
@@ -57,13 +57,13 @@ class Plan:
     streams: tuple[int, ...]
     times: float
     rounds: int
-    """How often the loads that are compared take turns."""
+    """Number of turns of each compared load."""
     settle: float
-    """Seconds before anything is counted."""
+    """Seconds before counting begins."""
     count: float
     """Seconds of each measurement of the peak."""
     seconds: float
-    """Of the load, or beside each neighbor, all rounds together."""
+    """Seconds of the overload, or with each neighbor, over all rounds."""
 
     def watch(self) -> Watch:
         return Watch({name: self.stack.services[name].pid for name in SERVICES})
@@ -87,7 +87,7 @@ async def at_peak(plan: Plan, streams: int) -> tuple[Tally, float]:
 
 
 async def peak_of(plan: Plan) -> tuple[int, float, list[Row]]:
-    """Return the concurrency with the highest goodput, its requests per second, and the rows of all that were tried."""
+    """Return the concurrency with the highest goodput, its requests per second, and the rows of all concurrencies."""
     rows: list[Row] = []
     for streams in plan.streams:
         tally, share = await at_peak(plan, streams)
@@ -111,9 +111,9 @@ class Turns:
     peaks: list[Tally] = field(default_factory=list)
     loads: list[Tally] = field(default_factory=list)
     cpu: dict[str, float] = field(default_factory=dict)
-    """CPU seconds of each process and this one, under the overload."""
+    """CPU seconds of each process, including this one, under the overload."""
     seconds: float = 0.0
-    """Of the overload, including those that are not counted."""
+    """Seconds of the overload, including those before counting begins."""
 
     @property
     def shares(self) -> list[float]:
@@ -123,7 +123,7 @@ class Turns:
 
 
 async def overload(plan: Plan, streams: int, requests_per_second: float) -> tuple[Turns, Watch]:
-    """Alternate between the peak and ``times`` its load, with readers that never read."""
+    """Alternate between the peak load and ``times`` that load, with some clients that never read."""
     turns = Turns()
     async with plan.watch() as watch:
         for _ in range(plan.rounds):

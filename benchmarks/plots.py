@@ -1,4 +1,4 @@
-"""Plots of the figures."""
+"""Plots of benchmark results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OURS, _OURS_INT8, _LIMIT, _PEERS = (
 
 
 def plot_sweep(sweep: str, rows: Sequence[Row], path: Path) -> None:
-    """Tokens per second over what was varied, beside the limit."""
+    """Tokens per second over the varied quantity, with the limit."""
     axis, scale = _axes(sweep)
     figures = {
         "streams": (("decode tok/s", "decode limit"), ("prompt tok/s", "prompt limit")),
@@ -45,7 +45,7 @@ def plot_sweep(sweep: str, rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]], path: Path) -> None:
-    """A group of bars for each of ``rows``: its name, and the figures by who they are of; "limit" is drawn grey."""
+    """A group of bars for each of ``rows``: (name, figures keyed by contestant); "limit" is drawn grey."""
     names = list(dict.fromkeys(name for _, figures in rows for name in figures))
     fixed = {"Ringline": _OURS, "Ringline int8": _OURS_INT8, "limit": _LIMIT}
     colors = fixed | dict(zip((name for name in names if name not in fixed), _PEERS * 3, strict=False))
@@ -71,7 +71,7 @@ def plot_bars(title: str, unit: str, rows: Sequence[tuple[str, dict[str, float]]
 
 
 def plot_lines(title: str, rows: Sequence[Row], key: str, figures: Sequence[str], path: Path) -> None:
-    """One panel for each of ``figures``, a line for each server, over streams."""
+    """One panel for each of ``figures``, with a line for each server over the number of streams."""
     canvas, panels = pyplot.subplots(
         1, len(figures), figsize=(5 * len(figures), 4), layout="constrained", squeeze=False
     )
@@ -90,7 +90,7 @@ def plot_lines(title: str, rows: Sequence[Row], key: str, figures: Sequence[str]
 
 
 def plot_memory(seconds: Sequence[float], resident: Mapping[str, Sequence[int]], title: str, path: Path) -> None:
-    """Resident memory of processes over time, each in a panel of its own: they differ by orders of magnitude."""
+    """Resident memory of processes over time, in separate panels because they differ by orders of magnitude."""
     canvas, panels = pyplot.subplots(
         1, len(resident), figsize=(4 * len(resident), 3.2), layout="constrained", squeeze=False
     )
@@ -103,7 +103,7 @@ def plot_memory(seconds: Sequence[float], resident: Mapping[str, Sequence[int]],
 
 
 def _axes(sweep: str) -> tuple[str, Callable[[Row], float]]:
-    """The label of what a sweep varies, and its value in a row."""
+    """The label of a sweep's varied quantity, and the function that reads it from a row."""
     match sweep:
         case "streams":
             return "streams", lambda row: float(row["streams"])

@@ -1,4 +1,4 @@
-"""What rounding to 8 bits changes: distributions of the next token beside those of bfloat16, throughout texts.
+"""The effect of 8-bit rounding: next-token distributions compared with those of bfloat16, throughout texts.
 
     python -m benchmarks.quality
 
@@ -6,7 +6,7 @@ measures the bundled model on documents of its own corpus that it was not traine
 Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out). For each way of rounding it prints
 
 - the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
-- at how many positions the likeliest token is the same,
+- the share of positions at which the likeliest token is the same,
 - the perplexity of the text.
 """
 
@@ -41,12 +41,12 @@ CPU = torch.device("cpu")
 BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
 _BLOCK_SIZE = 16
 _UNSEEN_SEED = 1_000_003
-"""The corpus is a function of its seed; the bundled model was trained on another one."""
+"""The corpus depends only on its seed; the bundled model was trained with another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of keeping the weights."""
+    """A weight format to compare."""
 
     name: str
     dtype: str
@@ -54,7 +54,7 @@ class Way:
 
 
 class Int8WeightsOnly(QuantMethod):
-    """Weights rounded to 8 bits, inputs not."""
+    """Rounds weights to 8 bits, but not inputs."""
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
         return Int8(None).weight_bytes(shape, itemsize)
@@ -66,7 +66,7 @@ class Int8WeightsOnly(QuantMethod):
 
 
 class Int8ButHead(Int8):
-    """All rounded but the output projection."""
+    """Rounds everything except the output projection."""
 
     def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
         if shape.outputs.fixed:
@@ -75,7 +75,7 @@ class Int8ButHead(Int8):
 
 
 def ways() -> list[Way]:
-    """The reference first, then what is compared with it; the last is what the option ``quantization`` does."""
+    """The reference, then the formats to compare with it; the last one is that of the option ``quantization``."""
     return [
         Way("bfloat16", "bfloat16", None),
         Way("float32", "float32", None),
@@ -88,7 +88,7 @@ def ways() -> list[Way]:
 def compare(
     title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]]
 ) -> list[dict[str, str | float | int]]:
-    """A row for each way of keeping the weights of one model."""
+    """A row for each weight format of one model."""
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
     for way in ways():
@@ -118,7 +118,7 @@ def compare(
 def log_probabilities(
     checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]]
 ) -> list[torch.Tensor]:
-    """Log probabilities [T, V] of what follows each token, for each text alone."""
+    """Log probabilities [T, V] of the token after each position, for each text separately."""
     attention, layers = TorchAttention(), TorchBackend()
     model = make_model(checkpoint, attention, layers, CPU, quant_method)
     load_weights(model, checkpoint, CPU)
@@ -138,7 +138,7 @@ def _logits(model: LanguageModel, caches: list[torch.Tensor], text: list[int], b
         max_query_len=len(text),
         max_seq_len=len(text),
     )
-    # A layer reads what it has written in this step, so that groups can share blocks.
+    # A layer reads only data that it has written in this step, so groups can share blocks.
     every_group = [metadata] * len(model.kv_cache_groups)
     return model.compute_logits(model.forward(torch.tensor(text), positions, caches, every_group))
 
@@ -177,7 +177,7 @@ def measure(documents: int, *, random: bool) -> list[dict[str, str | float | int
 
 
 def main() -> None:
-    """Measure, print, and write what was asked for."""
+    """Measure, print, and write the JSON file if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=200, help="of the bundled model's corpus (%(default)s)")
     parser.add_argument("--skip-random", action="store_true", help="measure the bundled model alone")

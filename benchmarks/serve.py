@@ -2,9 +2,9 @@
 
     python -m benchmarks.serve --model tiny-llama                   # starts ``ringline serve``
     python -m benchmarks.serve --address 127.0.0.1:50051            # loads one that runs
-    python -m benchmarks.serve --model qwen3-0.6b --cost            # the ring's cost, served beside offline
+    python -m benchmarks.serve --model qwen3-0.6b --cost            # the ring's cost, compared with offline
 
-Each load is measured through the ring (text in, text and ids out) and straight at the engine (ids in, ids out).
+Each load is measured through the ring (text in, text and ids out) and directly at the engine (ids in, ids out).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from benchmarks.worker import Worker, WorkerSpec
 STREAMS = (1, 4, 16, 64, 256)
 _LEAST_REQUESTS, _REQUESTS_PER_STREAM = 16, 3
 _KV_CACHE_BYTES, _MOST_TOKENS = 3 << 29, 2048
-"""Of both engines that the ring's cost compares, served and offline; allocated at the start."""
+"""KV cache and context length of both engines that ``--cost`` compares; the cache is allocated at the start."""
 
 
 def traffic_of(streams: int, prompt: int, output: int) -> Traffic:
-    """Enough requests that the beginning and the end hardly matter."""
+    """Traffic with enough requests that its beginning and end have little weight."""
     requests = max(_LEAST_REQUESTS, _REQUESTS_PER_STREAM * streams)
     return Traffic(requests, streams, prompt, output, warmup=min(streams, 16))
 
 
 def row(server: str, streams: int, taken: Sequence[Mapping[str, Any]]) -> Row:
-    """Medians of what the client measured of one server in several rounds."""
+    """Medians of the client's measurements of one server over several rounds."""
 
     def median(figure: str, part: str) -> float | None:
         known = [r[figure][part] for r in taken if r[figure] is not None]
@@ -61,7 +61,7 @@ def row(server: str, streams: int, taken: Sequence[Mapping[str, Any]]) -> Row:
 
 
 def measure(place: Ring, streams: Sequence[int], prompt: int, output: int, rounds: int) -> list[Row]:
-    """Rows of the ring and, where its address is known, of its engine."""
+    """Rows of the ring and, if its address is known, of its engine."""
     rows: list[Row] = []
     ways = {"Ringline": False} | ({"Ringline, engine alone": True} if place.engine else {})
     for count in streams:
@@ -89,7 +89,7 @@ def ring_cost(model: Path, batch: int, prompt: int, output: int, rounds: int, lo
             return float(ring.load(served, traffic)["output_tokens_per_second"])
 
         for rate in (offline_rate, served_rate):
-            rate(-2)  # compiles the kernels
+            rate(-2)  # warm-up: compiles kernels
         taken = interleave(rounds, {"offline": offline_rate, "served": served_rate})
     share = ratio(taken["served"], taken["offline"])
     return {

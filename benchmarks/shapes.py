@@ -1,6 +1,6 @@
-"""Models to measure: real shapes with random weights, which cost what trained ones cost.
+"""Models to measure: real shapes with random weights, which cost the same as trained ones.
 
-A shape's name is accepted wherever a model is; its checkpoint is written the first time, below ``--models``.
+Flags that take a model accept a shape's name; its checkpoint is written at the first use, below ``--models``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPLETE = "tokenizer.json"
 
 
 def _tiny_llama() -> PretrainedConfig:
-    """11 million weights: what is left is overhead."""
+    """11 million weights, so that overhead dominates."""
     return LlamaConfig(
         vocab_size=_VOCABULARY,
         hidden_size=256,
@@ -64,7 +64,7 @@ def _qwen3_600m() -> PretrainedConfig:
 
 
 def _qwen3_moe() -> PretrainedConfig:
-    """Six of the 48 layers of Qwen3-30B-A3B: of 3.9 billion weights a token meets 0.65 billion, in 8 of 128 experts."""
+    """Six of the 48 layers of Qwen3-30B-A3B: 3.9 billion weights, 0.65 billion active per token (8 of 128 experts)."""
     config: PretrainedConfig = AutoConfig.for_model(
         "qwen3_moe",
         vocab_size=151_936,
@@ -88,8 +88,8 @@ def _qwen3_moe() -> PretrainedConfig:
 
 
 def _deepseek_v2_lite() -> PretrainedConfig:
-    """The layers and latents of DeepSeek-V2-Lite, half as wide: of 3 billion weights a token meets 0.66 billion, in 6
-    of 64 experts and 2 that all tokens go through. The first layer is dense.
+    """The layers and latents of DeepSeek-V2-Lite, half as wide: 3 billion weights, 0.66 billion active per token (6 of
+    64 experts, and 2 shared ones). The first layer is dense.
     """
     config: PretrainedConfig = AutoConfig.for_model(
         "deepseek_v2",
@@ -123,7 +123,7 @@ def _deepseek_v2_lite() -> PretrainedConfig:
 
 
 def _llama_8b() -> PretrainedConfig:
-    """Llama-3.1-8B: 8.03 billion weights. For GPUs, with weights that are made there (``--load-format dummy``)."""
+    """Llama-3.1-8B: 8.03 billion weights. For GPUs, which make random weights (``--load-format dummy``)."""
     return LlamaConfig(
         vocab_size=128_256,
         hidden_size=4096,
@@ -155,11 +155,11 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 WITHOUT_WEIGHTS: dict[str, Callable[[], PretrainedConfig]] = {"llama-3.1-8b": _llama_8b, "qwen3-0.6b": _qwen3_600m}
-"""Shapes for ``describe_model``."""
+"""Shapes that ``describe_model`` knows."""
 
 
 def describe_model(name: str, directory: Path) -> Path:
-    """A checkpoint of that shape without weights, in ``directory``: for engines that make random ones themselves."""
+    """Write a checkpoint of a shape without weights to ``directory``, for engines that make random weights."""
     config, arch = WITHOUT_WEIGHTS[name](), {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     config.architectures = [arch[config.model_type]]
     config.dtype = torch.bfloat16
@@ -169,7 +169,7 @@ def describe_model(name: str, directory: Path) -> Path:
 
 
 def model_options(parser: argparse.ArgumentParser, default: str) -> None:
-    """The flags that say which model is measured."""
+    """Add the flags that select the model."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser.add_argument("--model", default=default, help=f"a checkpoint's directory, or one of {', '.join(SHAPES)}")
     parser.add_argument(
@@ -182,7 +182,7 @@ def model_options(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def find_model(model: str, models: Path) -> Path:
-    """The directory of ``model``: its own, or that of the shape of that name, made if it is not there yet."""
+    """The directory of a model: ``model`` itself, or that of the shape with this name, written if missing."""
     if Path(model).is_dir():
         return Path(model).resolve()
     if model not in SHAPES:
@@ -195,7 +195,7 @@ def find_model(model: str, models: Path) -> Path:
 
 
 def _write_checkpoint(config: PretrainedConfig, directory: Path) -> None:
-    """Random bfloat16 weights as safetensors, and a tokenizer."""
+    """Write random bfloat16 weights as safetensors, and a tokenizer."""
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM
     model.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
@@ -208,7 +208,7 @@ def _write_tokenizer(directory: Path) -> None:
 
 
 def _train_tokenizer() -> Tokenizer:
-    """A byte-level BPE trained on Python's own library: its pieces are as long as those of real ones."""
+    """A byte-level BPE trained on Python's standard library: its tokens are as long as those of real tokenizers."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=_VOCABULARY, special_tokens=_SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False

@@ -1,4 +1,4 @@
-"""From the start of a process to its first token, stage by stage, with weights on the local disk.
+"""Start-up time: from the start of a process to its first token, stage by stage, with weights on the local disk.
 
 python -m benchmarks.startup --model qwen3-0.6b
 python -m benchmarks.startup --model qwen3-0.6b --cold      # the weights are not in the page cache
@@ -33,7 +33,7 @@ def forget(files: Iterable[Path]) -> None:
 
 
 def measure(spec: WorkerSpec, rounds: int, cold: list[Path], logs: Path) -> list[Row]:
-    """Median seconds of each stage, and of all, over ``rounds`` starts; files in ``cold`` are forgotten before each."""
+    """Median seconds of each stage and of the whole start; files in ``cold`` are dropped from the page cache before."""
     stages: dict[str, list[float]] = {}
     for _ in range(rounds):
         forget(cold)

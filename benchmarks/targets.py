@@ -1,4 +1,4 @@
-"""What the engine and the ring must reach, and whether the measured parts say that they do."""
+"""The targets of the engine and the ring, and whether the measured parts reach them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.contestants import LLAMA_CPP, LLAMA_CPP_Q8, OURS, OURS_INT8, VLL
 from benchmarks.report import Row
 
 Parts = Mapping[str, Mapping[str, Any]]
-"""Documents by part, as ``compare`` wrote them."""
+"""The JSON documents of ``compare``, keyed by part."""
 
 _RATIOS = (
     ("batch 1", "tok/s", OURS, VLLM, 1.5),
@@ -25,7 +25,7 @@ _RATIOS = (
 
 
 def verdicts(parts: Parts) -> list[Row]:
-    """A row for each target whose part was measured; None where a peer was not there."""
+    """A row for each target whose part was measured; values are None if a peer was not installed."""
     rows: list[Row] = []
     if "offline" in parts:
         rows += _offline(parts["offline"]["figures"])

@@ -1,5 +1,5 @@
-"""What an engine is asked to do in one round, the same for all engines. Imports the standard library alone, because
-every engine's own interpreter reads it.
+"""The work of one round, the same for all engines. Imports only the standard library, because every engine's own
+interpreter imports it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _FIRST_ID, _PAST_LAST_ID = 100, 15_000
-"""Within the vocabulary of every shape, and past the special tokens."""
+"""Range of prompt ids: within the vocabulary of every shape, and above the special tokens."""
 
 _WORDS = (
     "self", "return", "if", "for", "in", "not", "is", "import", "def", "class", "None", "the", "to", "of", "and", "a",
     "name", "value", "with", "from",
 )  # fmt: skip
-"""One token each, for a tokenizer trained on Python."""
+"""Words that are one token each for a tokenizer trained on Python code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Work:
     prompt: int
     output: int
     seed: int = 0
-    """Of the prompts. Each round has its own, or it would find the prompts of an earlier one in a prefix cache."""
+    """Seed of the prompts. Each round has its own, or it would find earlier prompts in a prefix cache."""
     shared: int = 0
-    """Leading prompt tokens that are the same in all sequences, and in all works of equal ``shared_seed``."""
+    """Number of leading prompt tokens that all sequences share, in all works with the same ``shared_seed``."""
     shared_seed: int = 0
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""
-        rng = random.Random(f"prompts {self.seed}")  # a string: of a number, Python takes the absolute value
+        rng = random.Random(f"prompts {self.seed}")  # not the number: Random uses only its absolute value
         ids = range(_FIRST_ID, _PAST_LAST_ID)
         shared = random.Random(f"shared {self.shared_seed}").choices(ids, k=self.shared)
         return [shared + rng.choices(ids, k=self.prompt - self.shared) for _ in range(self.batch)]
@@ -41,11 +41,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round took."""
+    """The result of a round."""
 
     seconds: float
     cached_tokens: int = 0
-    """Prompt tokens that a prefix cache had, over all sequences."""
+    """Prompt tokens found in a prefix cache, over all sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Milestone:
     """A point of an engine's start, on the clock that all processes of the machine share."""
 
     name: str
-    """What has just been finished."""
+    """The stage that has just been finished."""
     at: float
     """``time.monotonic()``"""
 
 
 def text_of(prompt: Sequence[int]) -> str:
-    """Text of about as many tokens as there are ids, for servers that take no ids."""
+    """A text of about as many tokens as ``prompt``, for servers that accept no ids."""
     return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in prompt)

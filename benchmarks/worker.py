@@ -1,7 +1,7 @@
-"""A process that holds one engine and runs a round whenever it is told to.
+"""A worker process: holds one engine and runs a round on each command.
 
-Engines that cannot live in one process (each wants its own threads and its own interpreter) are interleaved round by
-round this way. Both sides of the pipe are here, and import the standard library alone. A line is one JSON object:
+Engines that cannot share a process (each needs its own threads and its own interpreter) are interleaved round by round
+in this way. This module has both ends of the pipe, and imports only the standard library. A line is one JSON object:
 ``{"milestones": …}`` once the engine has generated its first token, then an answer for each ``Work``.
 """
 
@@ -29,24 +29,24 @@ _LOG_LINES = 8
 
 
 class WorkerError(Exception):
-    """A worker did not start or did not answer; the text says which and shows the end of its log."""
+    """A worker did not start or did not answer; the text says which, and shows the end of the worker's log."""
 
 
 class Engine(ABC):
-    """What a worker holds."""
+    """The interface of the engine in a worker."""
 
     milestones: Sequence[Milestone] = ()
-    """Stages of its own start, if it tells them."""
+    """Stages of the engine's start, if it reports them."""
 
     @abstractmethod
     def run(self, work: Work) -> Outcome:
-        """Do ``work`` and time it; what is done before the engine could know the prompts is not counted."""
+        """Do ``work`` and time it, excluding preparation that does not need the prompts."""
 
 
 def serve_rounds(load: type[Engine]) -> None:
-    """The worker's side: make the engine from the JSON options of the command line, then run rounds until told to end.
+    """The worker's end: construct the engine from the command line's JSON options, then run rounds until stdin ends.
 
-    What engines print goes to stderr: the pipe carries answers alone.
+    Output of the engine goes to stderr: the pipe carries only answers.
     """
     begun = Milestone("interpreter", time.monotonic())
     answers = os.fdopen(os.dup(1), "w")
@@ -58,7 +58,7 @@ def serve_rounds(load: type[Engine]) -> None:
     _tell(answers, {"milestones": [asdict(milestone) for milestone in milestones]})
     for line in sys.stdin:
         _tell(answers, asdict(engine.run(Work(**json.loads(line)))))
-    os._exit(0)  # engines with processes and threads of their own may take long to go
+    os._exit(0)  # engines with their own processes and threads may take long to end
 
 
 def _tell(answers: Any, message: dict[str, Any]) -> None:
@@ -68,36 +68,36 @@ def _tell(answers: Any, message: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """How a worker is started."""
+    """The command and options that start a worker."""
 
     name: str
-    """For people."""
+    """The engine's name in tables."""
     interpreter: str
     """The Python that has the engine."""
     module: str
     """A module of ``benchmarks.workers``."""
     options: Mapping[str, Any]
-    """Keywords of its ``Engine``."""
+    """Keyword arguments of its ``Engine``."""
     environment: Mapping[str, str]
 
 
 class Worker:
-    """The parent's side. A context manager: enter to start, which waits for the first token."""
+    """The parent's end. A context manager: entering it starts the worker and waits for the first token."""
 
     def __init__(self, spec: WorkerSpec, logs: Path) -> None:
-        """What the worker prints goes to a file in ``logs``."""
+        """The worker's output goes to a file in ``logs``."""
         self.spec = spec
         self.milestones: list[Milestone] = []
         self._log = logs / f"{spec.name.replace(' ', '-')}.log"
 
     @property
     def start_seconds(self) -> float:
-        """From the start of the process to the first token."""
+        """Seconds from the start of the process to the first token."""
         return self.milestones[-1].at - self._started
 
     @property
     def stages(self) -> dict[str, float]:
-        """Seconds of each stage of the start; the first is the interpreter's."""
+        """Seconds of each stage of the start; the first stage is the interpreter's start."""
         ends = [self._started, *(milestone.at for milestone in self.milestones)]
         return {m.name: m.at - before for m, before in zip(self.milestones, ends, strict=False)}
 
@@ -129,10 +129,10 @@ class Worker:
         return self
 
     def run(self, work: Work) -> Outcome:
-        """Have it do ``work``. Raises ``WorkerError``."""
+        """Have the worker do ``work``. Raises ``WorkerError``."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the wait for the answer then says why
+        with contextlib.suppress(BrokenPipeError):  # the wait for the answer then raises the reason
             self._process.stdin.write(json.dumps(asdict(work)) + "\n")
             self._process.stdin.flush()
         outcome = Outcome(**self._answer(_ROUND_TIMEOUT))
@@ -140,11 +140,11 @@ class Worker:
         return outcome
 
     def pause(self) -> None:
-        """Stop it until its next round, so that none of its threads runs while another engine is measured."""
+        """Suspend the worker until its next round, so that no thread of it runs while another engine is measured."""
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End it and what it has started."""
+        """End the worker and all processes that it has started."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,7 +1,7 @@
-"""A thread that runs calls to completion: an interrupt reaches the caller that waits, never the work in progress.
+"""A thread that runs calls to completion: an interrupt reaches the waiting caller, never the work in progress.
 
-Python raises ``KeyboardInterrupt``, and whatever other signal handlers raise, in the main thread, between any two of
-its instructions. A step cut off there would leave the scheduler and the batch inconsistent.
+Python raises ``KeyboardInterrupt``, and the exceptions of other signal handlers, in the main thread, between any two of
+its instructions. A step interrupted there would leave the scheduler and the batch inconsistent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine_core.errors import ClosedError
 
 T = TypeVar("T")
 _WAIT = 0.1
-"""Seconds after which a caller looks for signals again."""
+"""Seconds between a waiting caller's checks for signals."""
 
 
 @dataclass(slots=True)
 class Call:
-    """Passed to the work of a call, which may look at it while it runs."""
+    """Passed to the work of a call, which may check it while it runs."""
 
     interrupted: bool = False
     """The caller no longer waits for the result: the work should clean up and return."""
@@ -31,7 +31,7 @@ class Call:
 
 @dataclass(slots=True)
 class _Order:
-    """A queued call. Its outcome comes through a ``SimpleQueue``, whose methods signals cannot interrupt half-way."""
+    """A queued call. Its outcome is passed through a ``SimpleQueue``, whose methods signals cannot interrupt."""
 
     work: Callable[[Call], Any]
     call: Call = field(default_factory=Call)
@@ -39,10 +39,10 @@ class _Order:
 
 
 class CallThread:
-    """Runs calls one after another, whichever threads they come from."""
+    """Runs calls one after another. Thread-safe."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread, a daemon. It ends at ``close``, or when this object is garbage-collected."""
+        """Start the daemon thread. It ends at ``close``, or when this object is garbage-collected."""
         orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._orders = orders
         self._thread = threading.Thread(target=_run, args=(orders,), name=name, daemon=True)
@@ -50,7 +50,7 @@ class CallThread:
         self._end = weakref.finalize(self, orders.put, None)
 
     def call(self, work: Callable[[Call], T]) -> T:
-        """Return what ``work`` returns, or raise what it raises.
+        """Run ``work`` in the thread; return its result, or raise its exception.
 
         If the caller is interrupted, ``Call.interrupted`` is set, and the interrupt is raised when ``work`` has ended.
         A second one is raised at once; later calls still wait for ``work``. Raises ``ClosedError`` after ``close``.
@@ -63,7 +63,7 @@ class CallThread:
             result, error = self._outcome(order)
         except BaseException:
             order.call.interrupted = True
-            last = _Order(lambda call: None)  # in case ``order`` was not even put
+            last = _Order(lambda call: None)  # the interrupt may have come before ``order`` was put
             self._orders.put(last)
             with suppress(ClosedError):
                 self._outcome(last)
@@ -74,12 +74,12 @@ class CallThread:
         return answer
 
     def close(self) -> None:
-        """Wait until the call under way has returned, and end the thread. Idempotent."""
+        """Wait until the call in progress has returned, and end the thread. Idempotent."""
         self._end()
         self._thread.join()
 
     def _outcome(self, order: _Order) -> tuple[Any, BaseException | None]:
-        """Wait for the outcome, in short waits, because a signal that comes just before a wait does not end it.
+        """Wait for the outcome, in short waits: a signal that arrives just before a wait does not end it.
 
         The thread may have ended before it ran ``order``: another thread closed it, or this process was forked.
         """
@@ -98,4 +98,4 @@ def _run(orders: SimpleQueue[_Order | None]) -> None:
             order.outcome.put((order.work(order.call), None))
         except BaseException as error:
             order.outcome.put((None, error))
-        del order  # what a call holds is not kept until the next one
+        del order  # else it would keep the call's objects in memory until the next call

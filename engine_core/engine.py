@@ -1,4 +1,4 @@
-"""The engine: requests in, outputs step by step. It joins a scheduler to an executor and does nothing else."""
+"""The engine core: connects a scheduler to an executor. Requests go in, and each step returns outputs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
     ) -> None:
-        """``executor`` has been started and stays the caller's to close; deadlines are times of ``clock``.
+        """``executor`` must be started; the caller closes it. Deadlines are times of ``clock``.
 
-        A ``drafter`` changes how many tokens a step brings, but none of the tokens.
+        A ``drafter`` changes how many tokens a step yields, but not which tokens.
 
-        Raises ``ConfigError`` and ``OutOfMemoryError`` where the options do not fit the model and its cache.
+        Raises ``ConfigError`` and ``OutOfMemoryError`` if the options do not fit the model and its cache.
         """
         self.model = executor.model
         self._executor = executor
         self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
-        """Oldest first. Between calls of ``step`` fewer than the executor takes, except after an interrupted wait."""
+        """Submitted steps, oldest first. Between calls of ``step`` there is room for another one, except after an
+        interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
         self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity)
@@ -47,7 +48,7 @@ class EngineCore:
     def cancel(
         self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
     ) -> bool:
-        """End a request, or one choice of it; False if there was nothing to end, which is no error.
+        """End a request, or one of its choices; False if it is not live.
 
         The next ``step`` reports the end with ``finish_reason``; None ends silently, and the id can be used again
         at once.
@@ -55,12 +56,12 @@ class EngineCore:
         return self._scheduler.cancel(request_id, choice, finish_reason)
 
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
-        """Submit a step, wait for the oldest one if no more fit, and return all news since the last call.
+        """Submit a step, wait for the oldest one if the executor takes no more, and return all new outputs.
 
-        With an executor that takes one step at a time these are the same step; with one that takes two, a step is
-        planned while the one before it is computed. ``starting`` is called before the step is submitted, with the
-        requests that it is the first to compute. After ``ExecutorError`` or ``StandstillError`` the engine is unusable;
-        the latter reports a defect of the scheduler that would otherwise make callers wait forever.
+        With an executor that takes one step at a time, these are the same step. With one that takes two, a step is
+        planned while the one before it is computed. ``starting`` is called before the step is submitted, with the ids
+        of requests that begin in it. After ``ExecutorError`` or ``StandstillError`` the engine is unusable; the latter
+        reports a defect of the scheduler that would otherwise make callers wait forever.
         """
         most = self._executor.max_concurrent_steps
         plan = self._scheduler.schedule() if len(self._in_flight) < most else None
@@ -74,7 +75,7 @@ class EngineCore:
         if self._in_flight and (plan is None or len(self._in_flight) == most):
             plan, pending = self._in_flight[0]
             outputs += self._scheduler.update(plan, pending.result())
-            self._in_flight.popleft()  # not before: a caller that is interrupted while waiting may call again
+            self._in_flight.popleft()  # only after the wait: an interrupted caller may call again
         return outputs
 
     def has_work(self) -> bool:
@@ -90,7 +91,7 @@ class EngineCore:
         return self._scheduler.computed_tokens
 
     def reset_prefix_cache(self) -> int:
-        """Empty the prefix cache, and keep running requests from refilling it; returns how many blocks it had."""
+        """Empty the prefix cache, and keep running requests from refilling it; returns its number of blocks."""
         return self._scheduler.reset_prefix_cache()
 
 

@@ -1,8 +1,8 @@
-"""What the scheduler and the workers both know about the KV cache: what layers keep, their groups, its size; no torch.
+"""The KV cache as both the scheduler and the workers know it: data per token and layer, layer groups, size; no torch.
 
-Layers that see the same tokens and keep as much of each share a block table: they are a *group*. Groups are of equal
-size (the last one of a kind may be smaller), so that one pool of blocks serves them all: a block takes as many bytes
-in any of them, those of the largest. This is how vLLM's hybrid KV cache manager divides a cache.
+Layers that attend to the same tokens and store the same amount per token form a *group* with one block table. Groups
+are of equal size (the last one of a kind may be smaller), so that one pool of blocks serves them all: a block takes the
+bytes of the largest group in each of them. vLLM's hybrid KV cache manager divides a cache in the same way.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass
 from typing import Self
 
 NO_BLOCK = -1
-"""In a block table: nothing will read these tokens."""
+"""Entry of a block table for tokens that are never read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a layer keeps of a token: a key and a value for each head."""
+    """The cache data of a layer per token: a key and a value for each head."""
 
     num_kv_heads: int
     head_dim: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of what is kept of a token: keys and values, heads, width."""
+        """Shape of a token's cache data: (keys and values, heads, width)."""
         return 2, self.num_kv_heads, self.head_dim
 
     @property
     def elements(self) -> int:
-        """Numbers that are kept of a token."""
+        """Number of values in a token's cache data."""
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
@@ -38,26 +38,26 @@ class AttentionSpec:
         return 4 * num_heads * self.head_dim
 
     def padded(self, pad: Callable[[int], int]) -> Self:
-        """The same with ``pad`` applied to every width that kernels work on."""
+        """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(self.num_kv_heads, pad(self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
 class MLAAttentionSpec:
-    """What a layer of multi-head latent attention keeps of a token, for all heads: a latent and a rotated part."""
+    """The cache data of a multi-head latent attention layer per token, for all heads: a latent and a rotated part."""
 
     kv_lora_rank: int
-    """Numbers of the latent."""
+    """Width of the latent."""
     qk_rope_head_dim: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of what is kept of a token, as in ``AttentionSpec``."""
+        """Shape of a token's cache data, with the axes of ``AttentionSpec.shape``."""
         return 1, 1, self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def elements(self) -> int:
-        """Numbers that are kept of a token."""
+        """Number of values in a token's cache data."""
         return math.prod(self.shape)
 
     def operations(self, num_heads: int) -> int:
@@ -65,7 +65,7 @@ class MLAAttentionSpec:
         return 2 * num_heads * (self.elements + self.kv_lora_rank)
 
     def padded(self, pad: Callable[[int], int]) -> Self:
-        """The same with ``pad`` applied to every width that kernels work on."""
+        """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(pad(self.kv_lora_rank), pad(self.qk_rope_head_dim))
 
 
@@ -77,17 +77,18 @@ class KVCacheGroup:
     """Layers with one block table."""
 
     layers: tuple[int, ...]
-    """Their places among the layers that keep something."""
+    """Their indices among the layers that have a KV cache."""
     sliding_window: int | None = None
-    """How many tokens a token sees, itself included; None: all before it."""
+    """Number of tokens that a token attends to, itself included; None: all before it."""
 
     def first_block(self, position: int, block_size: int) -> int:
         """The first block that the token at ``position`` reads."""
         return 0 if self.sliding_window is None else max(0, position - self.sliding_window + 1) // block_size
 
     def held_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a request's only sequence has at a time: with a window, those of a step and of the
-        window before it.
+        """The most blocks that the only sequence of a request has at a time.
+
+        With a window, these are the blocks of a step and of the window before it.
         """
         blocks = -(-num_tokens // block_size)
         if self.sliding_window is None:
@@ -95,7 +96,7 @@ class KVCacheGroup:
         return min(blocks, -(-(self.sliding_window - 1 + step_tokens) // block_size) + 1)
 
     def most_blocks(self, num_tokens: int, step_tokens: int, block_size: int) -> int:
-        """The most blocks that a sequence of ``num_tokens`` has at a time, computed by ``step_tokens`` a step.
+        """The most blocks that a sequence of ``num_tokens`` has at a time, with up to ``step_tokens`` per step.
 
         Besides ``held_blocks``, these include a window at the prompt's end, held for the request's other choices.
         """
@@ -113,16 +114,16 @@ class KVCacheConfig:
     bytes_per_block: int
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     layout: str = ""
-    """What a block holds and how it lies in memory: equal where blocks could be exchanged."""
+    """Content and memory layout of a block; two caches could exchange blocks only if these are equal."""
 
 
 def group_layers(
     sliding_windows: Sequence[int | None], specs: Sequence[LayerCacheSpec] | None = None
 ) -> tuple[KVCacheGroup, ...]:
-    """The groups of a model whose layers have these windows and keep this of a token; None: they are alike.
+    """The groups of a model whose layers have these windows and cache data per token; None: all layers are alike.
 
-    A group is as large as the kind with the fewest layers, unless all kinds have about equally many: then it is as
-    large as the largest, because that leaves less room empty than further groups would take.
+    A group is as large as the kind with the fewest layers. If all kinds have about the same number of layers, it is as
+    large as the largest kind, because that wastes less memory than further groups.
     """
     kinds: dict[tuple[int | None, LayerCacheSpec | None], list[int]] = {}
     for layer, window in enumerate(sliding_windows):
@@ -137,5 +138,5 @@ def group_layers(
 
 
 def blocks_of_longest(groups: Sequence[KVCacheGroup], max_model_len: int, step_tokens: int, block_size: int) -> int:
-    """The most blocks that the longest sequence has at a time, computed by up to ``step_tokens`` a step."""
+    """The most blocks that the longest sequence has at a time, with up to ``step_tokens`` per step."""
     return sum(group.most_blocks(max_model_len, step_tokens, block_size) for group in groups)

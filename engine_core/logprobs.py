@@ -1,4 +1,4 @@
-"""Log probabilities of consecutive tokens, packed: 8 bytes a token and 8 an alternative, and no object for each."""
+"""Log probabilities of consecutive tokens, packed into arrays: 8 bytes per token and 8 per alternative."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float
     rank: int
-    """1 for the most likely token."""
+    """Rank of the token; 1 is the most likely."""
     top_ids: tuple[int, ...]
-    """Most likely first; ties by lower id."""
+    """Ids of the alternatives, most likely first; equal ones in order of id."""
     top_logprobs: tuple[float, ...]
 
 
 class Logprobs(Sequence[TokenLogprobs]):
-    """Aligned arrays; single entries are made when they are asked for."""
+    """Log probabilities as aligned arrays; an index creates a single ``TokenLogprobs``."""
 
     __slots__ = ("logprobs", "ranks", "top_count", "top_ids", "top_logprobs")
 
     def __init__(
         self, top_count: int, logprobs: array[float], ranks: array[int], top_ids: array[int], top_logprobs: array[float]
     ) -> None:
-        """``top_count`` alternatives per token. The arrays are kept: of types f, I, I and f."""
+        """``top_count`` alternatives per token. Keeps the arrays, which must have the type codes f, I, I and f."""
         self.top_count = top_count
         self.logprobs = logprobs
         self.ranks = ranks
@@ -44,7 +44,7 @@ class Logprobs(Sequence[TokenLogprobs]):
             getattr(self, name) == getattr(other, name) for name in self.__slots__
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __repr__(self) -> str:
         return f"Logprobs({list(self)})"
@@ -86,7 +86,7 @@ class Logprobs(Sequence[TokenLogprobs]):
         )
 
     def extend(self, other: Logprobs) -> None:
-        """Append ``other``; raises ``ValueError`` if it has another number of alternatives."""
+        """Append ``other``; raises ``ValueError`` if its number of alternatives differs."""
         if other.top_count != self.top_count:
             raise ValueError(f"{other.top_count} alternatives per token cannot follow {self.top_count}")
         self.logprobs += other.logprobs

@@ -1,4 +1,4 @@
-"""Converts callers' numbers, numpy's among them, to Python's own: numpy's overflow, and keep their types."""
+"""Converts callers' numbers to Python's own. numpy's would overflow, and mixed arithmetic keeps their types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain_params(params: SamplingParams) -> SamplingParams:
 
 
 def plain(value: Any) -> Any:
-    """Convert numpy's numbers, and collections of them, to Python's; leave anything else as it is."""
+    """Convert numpy's numbers, and collections of them, to Python's; return anything else unchanged."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.bool_):

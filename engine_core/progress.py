@@ -1,4 +1,4 @@
-"""How a starting engine reports what it is doing: named stages with their seconds and bytes."""
+"""Progress reports of a starting engine: named stages with their seconds and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Stage:
     warning: str = ""
     """A problem and what to do about it, for people."""
     seconds: float | None = None
-    """None while it runs."""
+    """Duration of the stage; None while it runs."""
 
 
 class StartupObserver(Protocol):
@@ -37,7 +37,7 @@ class StartupObserver(Protocol):
 
 
 class WarningsOnly:
-    """A ``StartupObserver`` that passes on warnings, as Python's."""
+    """A ``StartupObserver`` that reports only warnings, as Python warnings."""
 
     def stage_started(self, stage: Stage) -> None:
         return

@@ -1,4 +1,4 @@
-"""What is asked of the engine: ``Request`` and its ``SamplingParams``, and how one of its choices ends."""
+"""A request to the engine: ``Request``, its ``SamplingParams``, and how its choices end (``Finish``)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token of a sequence is chosen and when the sequence ends.
+    """Parameters for sampling the next token, and for ending a sequence.
 
-    Every value is resolved: there is no "unset" here. Validated by ``engine_core.validation``.
+    All defaults are resolved. Validated by ``engine_core.validation``.
     """
 
     temperature: float = 1.0
@@ -29,10 +29,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """In [2^-31, 2^31); divides (multiplies, if negative) the logit of tokens in the prompt or output."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits, by token id."""
+    """Values added to the logits, keyed by token id."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that must not be completed in the output. Where these, or ``min_tokens``, would leave no token
-    to sample, both are ignored for that one token."""
+    """Token sequences that must not be completed in the output. If these, or ``min_tokens``, leave no token to sample,
+    both are ignored for that one token."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens can be sampled."""
     seed: int = 0
@@ -44,13 +44,13 @@ class SamplingParams:
     min_tokens: int = 0
     """Neither eos nor a stop token is sampled before this many output tokens."""
     stop_token_ids: frozenset[int] = frozenset()
-    """End the choice with STOP; the token is delivered and counted."""
+    """Tokens that end the choice with STOP; the token is delivered and counted."""
     ignore_eos: bool = False
     """Treat the model's eos tokens like any other."""
     logprobs: int | None = None
-    """Top alternatives reported per output token; 0 reports the sampled token alone; None nothing."""
+    """Number of top alternatives reported per output token; 0: only the sampled token; None: no log probabilities."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens; the first prompt token has none."""
+    """The same for prompt tokens; the first prompt token has no log probability."""
 
     @property
     def greedy(self) -> bool:
@@ -71,13 +71,13 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
-    """Lower runs first."""
+    """Requests with a lower value run first."""
     tenant: str = ""
     """Requests of one priority share the engine fairly across tenants."""
     cache_salt: bytes = b""
-    """Prefix-cache blocks are shared only between requests of equal salt."""
+    """Prefix-cache blocks are shared only between requests with equal salts."""
     deadline: float | None = None
-    """On the engine's monotonic clock, seconds; the request ends with DEADLINE when it has passed."""
+    """Seconds on the engine's monotonic clock; at this time the request ends with DEADLINE."""
     resume: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -96,4 +96,4 @@ class Finish:
 
     finish_reason: FinishReason
     stop_token_id: int | None = None
-    """The eos or stop token that ended it, if one did."""
+    """The eos or stop token that ended the choice; None if it ended otherwise."""

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a request (``SequenceGroup``) and of each of its choices (``Sequence``)."""
+"""The scheduler's state of a request (``SequenceGroup``) and of each of its choices (``Sequence``)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from engine_core.config import ModelSpec
 from engine_core.request import Request, SamplingParams
 
 NEVER = sys.maxsize
-"""A position no sequence reaches."""
+"""A position that no sequence reaches."""
 
 BlockTables = list[list[int]]
 """Block ids in order, for each group of the KV cache."""
 
 
 class SequenceState(enum.Enum):
-    """Where a sequence is."""
+    """The scheduling state of a sequence."""
 
     QUEUED = enum.auto()
-    """In the waiting queue, never admitted; it stands for its whole group."""
+    """In the waiting queue, never admitted; the sequence stands for its whole group."""
     RETURNING = enum.auto()
-    """In front of the waiting queue: preempted, or a choice whose prompt another choice has computed."""
+    """At the front of the waiting queue: preempted, or a choice whose prompt another choice has computed."""
     PENDING = enum.auto()
-    """Off the queue until its group's leader has computed the prompt."""
+    """Not in the queue: waits until its group's leader has computed the prompt."""
     RUNNING = enum.auto()
     ENDED = enum.auto()
 
@@ -78,7 +78,7 @@ class SequenceGroup:
         priority: int | None,
         tenant: str | None,
     ) -> None:
-        """``priority`` and ``tenant`` replace the request's own if given."""
+        """``priority`` and ``tenant``, if given, replace those of the request."""
         params = request.params
         self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -90,48 +90,48 @@ class SequenceGroup:
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
-        """The most tokens ever computed of a choice: the last one there may be is sampled, but not computed."""
+        """The most tokens that are computed of a choice: the last output token is sampled, but not computed."""
         self.cost = 0
-        """Tokens this request may come to, prompt and outputs: what its tenant pays for it."""
+        """Tokens that the request may have, prompt and outputs: its tenant is charged this many."""
         self.queued_at = now
         self.queue_seconds: float | None = None
         """Seconds until its first admission; set from then until reported."""
         self.admission: int | None = None
-        """Number of its first admission, None before."""
+        """Sequence number of the request's first admission; None before it."""
         self.unstarted: list[int] = []
-        """Choices without a sequence yet: until admission one sequence stands for all of them."""
+        """Choices without a sequence so far: until admission one sequence stands for all choices."""
         self.members: dict[int, Sequence] = {}
         """Choices that have a sequence and have not ended."""
         self.pending: list[Sequence] = []
         self.num_running = 0
         self.leader: Sequence | None = None
         self.deadline_entry: int | None = None
-        """Number of its entry among the deadlines, if it has one."""
+        """Number of the group's entry in ``DeadlineHeap``; None without a deadline."""
 
-        # At least one token is left to each choice to compute, since logits come from nowhere else.
+        # Each choice computes at least one token, because sampling needs its logits.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
         self.shared_blocks: BlockTables | None = None
         self.shared_generation = 0
-        """The generation of the prefix cache that ``shared_blocks`` build on."""
+        """The prefix cache's generation when the computation of ``shared_blocks`` began."""
         self.prompt_hashes: list[bytes] | None = None
 
         self.num_prompt_scores = 0
-        """How many log probabilities of prompt tokens the choice that computes the prompt has computed."""
+        """Number of prompt log probabilities that the leader has computed."""
         self.prompt_scores_told = 0
-        """How many have been reported, by it or by a predecessor."""
+        """Number of prompt log probabilities that were reported, by this leader or a predecessor."""
         self.share_at = self.num_shared_blocks * block_size
         self.plain_params = params
-        """For sequences that need not report prompt log probabilities."""
+        """The parameters without prompt log probabilities, for sequences that need not report them."""
         if params.prompt_logprobs is not None:
             self.plain_params = replace(params, prompt_logprobs=None)
-            # A choice that starts from shared blocks cannot report on the prompt, so it must be complete by then.
+            # A choice that starts from shared blocks cannot report prompt log probabilities, so all must be computed.
             self.share_at = self.num_prompt_tokens - 1
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache; set from the first admission until reported."""
         self.prefilled_tokens = 0
-        """Prompt progress last reported."""
+        """The prompt progress that was last reported."""
         self.has_news = True
-        """Whether an output may have to carry something about the prompt."""
+        """Whether the next output may have to report something about the prompt."""
 
     @property
     def num_waiting(self) -> int:
@@ -140,23 +140,23 @@ class SequenceGroup:
 
     @property
     def params(self) -> SamplingParams:
-        """What the next admitted choice is to be computed with."""
+        """The parameters for the next admitted choice."""
         return self.request.params if self.scores_prompt else self.plain_params
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log probabilities of the prompt are asked for and not all reported."""
+        """Whether prompt log probabilities are requested and not all reported."""
         asked = self.request.params.prompt_logprobs is not None
         return asked and self.prompt_scores_told < self.num_prompt_tokens - 1
 
 
 class Sequence:
-    """One choice: its output, its place in the KV cache, and how far it is computed.
+    """One choice: its output, its block tables, and its number of computed tokens.
 
-    ``num_computed`` counts tokens as soon as a step that computes them is planned; ``num_tokens`` counts prompt and
-    output, including pending tokens, which a planned step samples (``output`` has them when the results are in). There
-    is no prefill and no decode, only ``num_computed`` chasing ``num_tokens``. Both count drafts as accepted until the
-    results are in and rejected ones are rolled back.
+    ``num_computed`` counts tokens as soon as a step that computes them is planned. ``num_tokens`` counts prompt and
+    output, including pending tokens, which a planned step samples (``output`` gets them when the results arrive). There
+    are no prefill and decode phases: ``num_computed`` catches up with ``num_tokens``. Both count drafts as accepted
+    until the results arrive and rejected ones are rolled back.
     """
 
     __slots__ = (
@@ -186,23 +186,23 @@ class Sequence:
         self.num_tokens = group.num_prompt_tokens + len(self.output)
         self.state = state
         self.rank: tuple[int, int, int] = (group.priority, group.admission or 0, choice)
-        """Smaller is served first and preempted last; fixed when the group is first admitted."""
+        """A smaller rank is served first and preempted last; fixed when the group is first admitted."""
         self.num_computed = 0
         self.block_tables: BlockTables = []
         self.first_blocks: list[int] = []
-        """How many leading entries of each table are ``NO_BLOCK``."""
+        """Number of leading entries of each table that are ``NO_BLOCK``."""
         self.capacity = 0
-        """How many tokens all of ``block_tables`` have room for."""
+        """Number of tokens for which each of ``block_tables`` has room."""
         self.block_hashes: list[bytes] = []
-        """Hash chain over the leading full blocks, as far as it was needed."""
+        """Hash chain over the leading full blocks, computed as far as needed."""
         self.num_published = 0
         """Leading blocks that are published to the prefix cache."""
         self.generation = 0
-        """The generation of the prefix cache that ``block_tables`` build on."""
+        """The prefix cache's generation when the computation of ``block_tables`` began."""
         self.watch_at = NEVER
         """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
         self.last_step: int | None = None
-        """The last step this sequence was planned in."""
+        """Id of the last step that this sequence was planned in."""
 
     @property
     def has_pending_token(self) -> bool:
@@ -211,7 +211,7 @@ class Sequence:
 
     @property
     def num_known(self) -> int:
-        """Tokens that the scheduler knows: prompt and output."""
+        """Number of tokens that the scheduler knows: prompt and output."""
         return self.group.num_prompt_tokens + len(self.output)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""From an ``EngineConfig`` to an engine that serves, stage by stage: configuration, compile kernels (if need be),
+"""Starts an engine from an ``EngineConfig``, stage by stage: configuration, compile kernels (if need be),
 device, load weights, profile, allocate KV cache, warm up, serving.
 """
 
@@ -15,7 +15,7 @@ from engine_core.progress import StartupProgress
 
 @dataclass(frozen=True, slots=True)
 class StartedEngine:
-    """An engine that can take requests, and the executor under it."""
+    """An engine that can take requests, and its executor."""
 
     core: EngineCore
     executor: Executor
@@ -26,9 +26,9 @@ class StartedEngine:
 
 
 def start_engine(config: EngineConfig, progress: StartupProgress) -> StartedEngine:
-    """Start an engine, telling ``progress`` each stage with its seconds and bytes.
+    """Start an engine, reporting each stage with its seconds and bytes to ``progress``.
 
-    Raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``) with everything closed again.
+    If it raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``), everything is closed.
     """
     executor = UniProcExecutor(config)
     executor.start(progress)

@@ -1,5 +1,5 @@
-"""One step as data: the ``StepPlan`` a scheduler makes, the ``StepResult`` workers return, and the
-``SequenceOutput`` a caller sees.
+"""The data of one step: the ``StepPlan`` that the scheduler makes, the ``StepResult`` that workers return, and the
+``SequenceOutput`` that the caller gets.
 
 A *sequence* is one choice of one request. Workers keep per-sequence state (tokens, block table, sampling
 parameters) from the plan that introduced it until one releases it, so a plan carries only what changed.
@@ -15,41 +15,41 @@ from engine_core.request import Finish, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence that workers see for the first time, or again after a preemption."""
+    """A sequence that is new to the workers, or comes back after a preemption."""
 
     seq_id: int
     """Unique for the engine's life; a preempted sequence comes back under the same id."""
     choice: int
     token_ids: list[int]
-    """Prompt, then output so far."""
+    """The prompt, followed by the output so far."""
     num_prompt_tokens: int
     num_computed_tokens: int
-    """How many leading tokens have their keys and values in the cache (prefix hits)."""
+    """Number of leading tokens whose keys and values are in the cache (prefix hits)."""
     block_ids: list[list[int]]
-    """For each group of the KV cache; ``NO_BLOCK`` for blocks that no later token reads."""
+    """Block table for each group of the KV cache; ``NO_BLOCK`` for blocks that no later token reads."""
     params: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What to compute in one step. Lists ``seq_ids``, ``num_tokens`` and ``samples`` are aligned."""
+    """The work of one step. The lists ``seq_ids``, ``num_tokens`` and ``samples`` are aligned."""
 
     step_id: int
     released: list[int]
-    """Sequences whose worker state goes before anything else happens: finished or preempted."""
+    """Sequences (finished or preempted) whose state workers drop first."""
     new: list[NewSequence]
-    """Introduced in this step; each is also in ``seq_ids``."""
+    """Sequences introduced in this step; each is also in ``seq_ids``."""
     seq_ids: list[int]
     """The batch, in order."""
     num_tokens: list[int]
-    """≥ 1: tokens to compute, following those computed so far."""
+    """Number of tokens to compute, following those computed so far; at least 1."""
     samples: list[bool]
-    """True where the tokens reach the sequence's end, so that a next token is sampled."""
+    """Whether the tokens reach the sequence's end, so that its next token is sampled."""
     new_block_ids: dict[int, list[list[int]]]
     """seq_id → blocks appended to its table of each group, for sequences that are not in ``new``."""
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
-    """seq_id → tokens that may come next, for sequences that sample. They are computed too, and counted in
-    ``num_tokens``; a token is sampled after each. Such a sequence is in no further plan until the result is in."""
+    """seq_id → drafts: proposed next tokens, for sequences that sample. They are computed too, and counted in
+    ``num_tokens``; a token is sampled after each. Such a sequence is in no other plan until the result has arrived."""
 
     @property
     def total_tokens(self) -> int:
@@ -59,14 +59,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed. Lists are aligned with the plan's ``seq_ids``."""
+    """The results of a step. Lists are aligned with the plan's ``seq_ids``."""
 
     step_id: int
     token_ids: list[list[int]]
-    """Tokens sampled; empty where the plan did not sample. More than one where drafts were accepted: the leading drafts
-    that equal what was sampled in their places, and the token after them."""
+    """Sampled tokens; empty if the plan did not sample. With drafts: the accepted drafts (the leading ones that equal
+    the tokens sampled in their places), and the token after them."""
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
-    """seq_id → one entry per token, where asked for."""
+    """seq_id → one entry per sampled token, if requested."""
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → entries for the prompt positions whose successors were computed in this step: a chunk
     that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""
@@ -74,7 +74,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """News of one choice after a step: tokens, an end, or prompt progress."""
+    """The output of one choice after a step: tokens, an end, or prompt progress."""
 
     request_id: str
     choice: int
@@ -82,7 +82,7 @@ class SequenceOutput:
     """Output position of ``token_ids[0]``; resumed tokens count."""
     token_ids: list[int]
     logprobs: Logprobs | None
-    """One per token; None when not asked for, or without tokens."""
+    """One entry per token; None if not requested, or without tokens."""
     finish: Finish | None = None
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; set once, on the first output after admission."""
@@ -91,4 +91,4 @@ class SequenceOutput:
     queue_seconds: float | None = None
     """Time from being added to being first scheduled; set with ``cached_tokens``."""
     prompt_logprobs: Logprobs | None = None
-    """Further entries for prompt tokens 1…, as they are computed; each comes once, all before the first token."""
+    """Further entries for prompt tokens 1…, as they are computed: each is reported once, before the first token."""

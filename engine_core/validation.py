@@ -1,8 +1,8 @@
-"""What a ``Request`` must be like to be taken. Everything else may rely on it having been checked here.
+"""Validation of a ``Request``. All other modules rely on these checks.
 
-Each check raises ``InvalidRequestError`` with the name of the field and what it accepts; types come first, so that
-no wrong type surfaces inside a step. Numbers are Python's own: numpy's would overflow there. Comparisons
-are written so that NaN, for which every comparison is false, is refused.
+Each check raises ``InvalidRequestError`` with the name of the field and its accepted values. Types are checked first,
+so that no wrong type reaches a step. Numbers must be Python's own, because numpy's would overflow in a step.
+Comparisons are written so that NaN, for which every comparison is false, is refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 SCALE_LIMIT = 2.0**31
-"""``temperature`` and ``repetition_penalty`` are below it."""
+"""Exclusive upper limit of ``temperature`` and ``repetition_penalty``."""
 LEAST_PENALTY = 2.0**-31
-"""Of ``repetition_penalty``: far smaller ones are 0 in float32, and 0 times the −∞ of a banned token is no number."""
+"""Lower limit of ``repetition_penalty``. Far smaller ones are 0 in float32, and 0 times a banned token's −∞ is NaN."""
 MAX_LIST_ITEMS = 1024
-"""Entries of ``logit_bias`` and ``stop_token_ids``; tokens of ``bad_words_token_ids`` in all."""
+"""Limit on the entries of ``logit_bias`` and ``stop_token_ids``, and on all tokens of ``bad_words_token_ids``."""
 
 _INTEGERS = ("seed", "n", "max_tokens", "min_tokens")
 _OPTIONAL_INTEGERS = ("top_k", "logprobs", "prompt_logprobs")
@@ -169,7 +169,7 @@ def _check_token_sets(params: SamplingParams, model: ModelSpec) -> None:
 
 
 def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
-    """No combination of bans may leave a first token without any candidate."""
+    """Bans must leave at least one candidate for the first token."""
     banned = {word[0] for word in params.bad_words_token_ids if len(word) == 1}
     allowed: Iterable[int] = range(model.vocab_size) if params.allowed_token_ids is None else params.allowed_token_ids
     if all(token_id in banned for token_id in allowed):

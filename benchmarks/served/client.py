@@ -1,6 +1,6 @@
-"""The one client of all servers: the load and the measurement of ``ringline bench``, over each server's own wire.
+"""The same client for all servers: load and measurement of ``ringline bench``, over each server's own protocol.
 
-Run by an interpreter that has the wire's protocol, apart from what is measured; prints one JSON object.
+Runs in a separate process, with an interpreter that has the protocol; prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.bench.measurement import Report
 
 
 def main() -> None:
-    """Drive the load and print what was measured."""
+    """Drive the load and print the measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wire", choices=("ring", "ring-engine", "gateway", "vllm-engine"))
     parser.add_argument("address", help="of a gateway, its URL")
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _load_stream(wire: str, address: str, model: str) -> LoadStream:
-    """Imports only what ``wire`` needs: no interpreter has the protocols of all."""
+    """The load stream of a protocol. Imports only what it needs: no interpreter has the protocols of all servers."""
     match wire:
         case "ring":
             from benchmarks.served.text_session_load_stream import TextSessionLoadStream
@@ -61,7 +61,7 @@ async def _measure(arguments: argparse.Namespace) -> tuple[Report, float]:
 
 
 async def _drive(stream: LoadStream, arguments: argparse.Namespace, requests: int) -> Report:
-    seed = random.SystemRandom().getrandbits(32)  # a new one each time, so that no prompt is cached
+    seed = random.SystemRandom().getrandbits(32)  # a new seed each time, so that no prompt is cached
     stream.prepare(Work(requests, arguments.input_len, arguments.output_len, seed).prompts(), arguments.output_len)
     generator = LoadGenerator(stream, requests, arguments.output_len)
     await generator.run_closed_loop(arguments.concurrency)
@@ -69,7 +69,7 @@ async def _drive(stream: LoadStream, arguments: argparse.Namespace, requests: in
 
 
 def _to_json(report: Report, cpu: float) -> dict[str, object]:
-    """Under the names of ``ringline bench --json``."""
+    """The report with the names of ``ringline bench --json``."""
     latencies = {"ttft_ms": report.ttft, "gap_ms": report.itl, "tpot_ms": report.tpot, "latency_ms": report.latency}
     return {
         "completed": report.completed,

@@ -45,7 +45,7 @@ class GatewayLoadStream(PerRequestLoadStream):
         await self._session.close()
 
     async def _request(self, number: int) -> None:
-        """Count each chunk as one token, and the last as all others: the server only tells the total at the end."""
+        """Count each chunk as one token, and the last one as all others: the server reports the total at the end."""
         chunks, tokens, last = 0, 0, 0.0
         async for event, now in self._events(number):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)

@@ -9,7 +9,7 @@ from benchmarks.report import Row
 from benchmarks.served.tenant_load import RequestShape, Tally, TenantLoad, background, figure_ms, merged, send_in_bursts
 
 SHARE = 0.1
-"""Load of the tenant that is measured, as a share of the peak."""
+"""Load of the measured tenant, as a share of the peak."""
 _NEIGHBOUR_SHARE = 0.7
 """Load of a neighbor that behaves, as a share of the peak."""
 _BURST_SECONDS = 2.0
@@ -20,7 +20,7 @@ async def measure_isolation(
 ) -> list[Row]:
     """Return a row for each neighbor; they take turns, ``rounds`` times for ``seconds`` each.
 
-    ``peak``: requests per second; a flood has ``times`` as many. ``settle``: seconds before anything is counted.
+    ``peak``: requests per second; a flood has ``times`` as many. ``settle``: seconds before counting begins.
     """
     neighbours = {
         "nobody": None,

@@ -1,4 +1,4 @@
-"""vLLM's gRPC engine with the SMG gateway (Rust: tokenizes, detokenizes, speaks HTTP) before it."""
+"""vLLM's gRPC engine and, in front of it, the SMG gateway (in Rust: tokenizes, detokenizes, speaks HTTP)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENGINE_TIMEOUT, _GATEWAY_TIMEOUT = 240.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class PeerServers:
-    """Where they listen."""
+    """The servers' addresses."""
 
     interpreter: str
     gateway: str
@@ -29,7 +29,7 @@ class PeerServers:
 
 @contextlib.contextmanager
 def serve(interpreter: str, model: Path, environment: dict[str, str], logs: Path) -> Iterator[PeerServers]:
-    """Serve ``model`` in bfloat16 while the body runs; ``environment`` is the engine's."""
+    """Serve ``model`` in bfloat16 while the body runs; ``environment``: the engine's environment variables."""
     engine_port, gateway_port, engine_log, gateway_log = free_port(), free_port(), logs / "vllm.log", logs / "smg.log"
     engine = [interpreter, "-m", "vllm.entrypoints.launchers.grpc_server", "--model", str(model)]
     engine += ["--host", "127.0.0.1", "--port", str(engine_port), "--dtype", "bfloat16"]
@@ -59,6 +59,6 @@ def _wait_until_ready(url: str, log: Path) -> None:
 
 
 def load(servers: PeerServers, traffic: Traffic, *, engine: bool = False) -> dict[str, Any]:
-    """What the client measures: text through the gateway, or (``engine``) token ids straight at vLLM's engine."""
+    """The client's measurement: text through the gateway, or (``engine``) token ids directly to vLLM's engine."""
     wire, address = ("vllm-engine", servers.engine) if engine else ("gateway", servers.gateway)
     return run_client(servers.interpreter, wire, address, servers.model, traffic)

@@ -1,4 +1,4 @@
-"""Load on servers whose protocol has a call for each request, as the peers' protocols do."""
+"""Load on servers whose protocol has one call per request, like the peers' protocols."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NoReturn
 from services.bench.load_stream import LoadStream, Target
 
 UNKNOWN_TARGET = Target(model="", vocab_size=0, max_model_len=0, eos_token_ids=frozenset(), max_live_requests=None)
-"""For servers that do not describe their model."""
+"""The target for servers that do not describe their model."""
 
 
 class PerRequestLoadStream(LoadStream):
-    """Runs each request as a task."""
+    """Sends each request in its own task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PerRequestLoadStream(LoadStream):
 
     @abstractmethod
     async def _request(self, number: int) -> None:
-        """Send a prepared request and call the listener with what comes."""
+        """Send a prepared request, and pass its output to the listener."""
 
     async def _write(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Servers as processes: started, awaited, ended with all that they have started."""
+"""Server processes: starts them, waits until they listen, and ends them with all their children."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _LOG_LINES = 8
 
 
 def end_children_when_terminated() -> None:
-    """Leave by an exception on SIGTERM, so that whatever was started is ended on the way."""
+    """Raise an exception on SIGTERM, so that context managers end all started processes."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 class ServerError(Exception):
-    """A server did not come up; the text shows the end of its log."""
+    """A server did not start; the text shows the end of its log."""
 
 
 @contextlib.contextmanager
 def running(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``command`` in a session of its own while the body runs; ``environment`` is added to this process's."""
+    """Run ``command`` in a new session while the body runs; ``environment`` is added to this process's."""
     log.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "KMP_"))}
     with log.open("wb") as output:
@@ -49,12 +49,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_TIMEOUT)
-    with contextlib.suppress(ProcessLookupError):  # children that outlived it
+    with contextlib.suppress(ProcessLookupError):  # kill children that outlived the process
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for_port(process: subprocess.Popen[bytes], port: int, timeout: float, log: Path) -> None:
-    """Wait until something listens on ``port`` of 127.0.0.1. Raises ``ServerError``."""
+    """Wait until a process listens on ``port`` of 127.0.0.1. Raises ``ServerError``."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -70,7 +70,7 @@ def failure(log: Path) -> ServerError:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The ring on this machine: ``ringline serve``, or one that runs already; and what every server is loaded with."""
+"""The ring on this machine (``ringline serve``, or one that runs already), and the traffic for every server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent to a server."""
+    """The requests of a measurement."""
 
     requests: int
     concurrency: int
@@ -36,11 +36,11 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Where a running ring is."""
+    """The addresses of a running ring."""
 
     processor: str
     engine: str | None
-    """None where it is not known: a ring that was not started here."""
+    """The engine's address; None if not known, because the ring was not started here."""
     seconds_to_first_token: float | None
 
 
@@ -48,7 +48,7 @@ class Ring:
 def serve(
     model: Path, flags: Sequence[str], logs: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Ring]:
-    """Serve ``model`` with ``ringline serve`` and these further flags while the body runs.
+    """Run ``ringline serve`` for ``model``, with these further flags, while the body runs.
 
     ``environment`` is added to this process's.
     """
@@ -63,7 +63,7 @@ def serve(
 
 
 def _first_token(address: str, process: subprocess.Popen[bytes], begun: float, log: Path) -> float:
-    """Seconds until a request sent as soon as possible has its token."""
+    """Seconds until a request that is sent as soon as possible gets its token."""
     while process.poll() is None and time.monotonic() < begun + _START_TIMEOUT:
         with contextlib.suppress(ringline.RingError), ringline.Client(address, patience=0) as client:
             client.generate(token_ids=[100] * 16, max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -73,7 +73,7 @@ def _first_token(address: str, process: subprocess.Popen[bytes], begun: float, l
 
 
 def load(ring: Ring, traffic: Traffic, *, engine: bool = False) -> dict[str, Any]:
-    """What the client measures: text through the ring, or (``engine``) token ids straight at the engine."""
+    """The client's measurement: text through the ring, or (``engine``) token ids directly to the engine."""
     if not engine:
         return run_client(sys.executable, "ring", ring.processor, "", traffic)
     if ring.engine is None:
@@ -82,7 +82,7 @@ def load(ring: Ring, traffic: Traffic, *, engine: bool = False) -> dict[str, Any
 
 
 def run_client(interpreter: str, wire: str, address: str, model: str, traffic: Traffic) -> dict[str, Any]:
-    """Run ``benchmarks.served.client`` to its end and read what it prints. Raises ``ServerError``."""
+    """Run ``benchmarks.served.client`` and parse its output. Raises ``ServerError``."""
     command = [interpreter, "-m", "benchmarks.served.client", wire, address, model]
     command += [f"--requests={traffic.requests}", f"--concurrency={traffic.concurrency}", f"--warmup={traffic.warmup}"]
     command += [f"--input-len={traffic.prompt}", f"--output-len={traffic.output}"]

@@ -1,8 +1,8 @@
-"""A processor that routes by a policy to compare with: the product's own (``ringline``), ``random`` or ``round robin``.
+"""A processor with a choice of routing policies: the product's own (``ringline``), ``random`` or ``round robin``.
 
     python -m benchmarks.served.routed POLICY SOCKET DETOKENIZER ENGINE [ENGINE …]
 
-The product knows no other policy than its own, so the others are put in its place here.
+The product has only its own policy; this module replaces it by the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.ring.routing_logic import Routes, _Node
 
 
 class _Random(Routes):
-    """Any engine."""
+    """Chooses a random engine."""
 
     def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
         nodes = self._engines_taking()
@@ -25,7 +25,7 @@ class _Random(Routes):
 
 
 class _RoundRobin(Routes):
-    """One after the other."""
+    """Chooses the engines in turn."""
 
     _turn = 0
 
@@ -39,7 +39,7 @@ POLICIES: dict[str, type[Routes]] = {"ringline": Routes, "random": _Random, "rou
 
 
 def run(policy: str, socket: str, detokenizer: str, engines: list[str]) -> int:
-    """Run the processor until it is told to end."""
+    """Run the processor until a signal ends it."""
     vars(main)["Routes"] = POLICIES[policy]
     return main.run(
         ProcessorSettings(

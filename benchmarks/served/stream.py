@@ -1,8 +1,8 @@
-"""One bidirectional gRPC stream on a TCP connection of its own, at the cost of the bytes that go over it.
+"""A minimal gRPC client for one bidirectional stream on its own TCP connection, with little CPU time per message.
 
-gRPC's own client takes about 0.1 ms of a core per message, which is more than a server that refuses has to spend on it.
-Here messages that are written together travel together, and what the peer sends is merely cut into messages. HTTP/2 as
-in RFC 9113, as much of it as one stream needs; how a stream ended is in headers that are not decoded.
+gRPC's own client takes about 0.1 ms of a core per message, more than a server needs to refuse it. Here messages that
+are written together are sent together, and received data is only split into messages. Implements the part of HTTP/2
+(RFC 9113) that one stream needs; it does not decode the headers that have a stream's status.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ _INITIAL_WINDOW = 4
 _STREAM = 1
 _DEFAULT_WINDOW = 65_535
 _FRAME_BYTES = 16_384
-"""The largest frame that every peer takes."""
+"""The largest frame that every peer accepts."""
 _WINDOW = 1 << 24
-"""Of a stream that is read: more than may be in flight."""
+"""Flow-control window of a stream that is read: larger than the data in flight."""
 _MOST_UNSENT = 1 << 16
-"""Bytes that may wait for the peer's window before ``room`` does."""
+"""Bytes that may wait for the peer's window before ``room`` blocks."""
 
 
 class Stream(asyncio.Protocol):
-    """Made by ``open_stream``."""
+    """One stream; made by ``open_stream``."""
 
     def __init__(self, headers: Sequence[tuple[str, str]], take: Callable[[bytes], None] | None) -> None:
-        """``take`` is given each message; None: nothing is read, so the peer may send what fits its first window."""
+        """``take`` is called with each message; None: nothing is read, so the peer can send only one window."""
         self._headers = headers
         self._take = take
         self._received = bytearray()
         self._messages = bytearray()
         self._unsent = bytearray()
         self._windows = {0: _DEFAULT_WINDOW, _STREAM: _DEFAULT_WINDOW}
-        """What the peer takes, on the connection and the stream."""
+        """Bytes that the peer's flow control allows on the connection and on the stream."""
         self._initial_window = _DEFAULT_WINDOW
         self._unacknowledged = 0
         self._room = asyncio.Event()
         self._transport: asyncio.Transport
         self.ended = asyncio.Event()
-        """Set when the peer takes or sends nothing more."""
+        """Set when the peer reads or sends nothing more."""
 
     # asyncio.Protocol
 
@@ -74,17 +74,17 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
 
-    # For the code that opened it
+    # For the code that opened the stream
 
     def write(self, messages: Sequence[bytes]) -> None:
-        """Send messages, as soon as the peer takes them; see ``room``."""
+        """Send messages as soon as the peer's flow control allows; see ``room``."""
         for message in messages:
             self._unsent += struct.pack(">BI", 0, len(message))
             self._unsent += message
         self._send()
 
     async def room(self) -> None:
-        """Wait until not much is unsent. Raises ``ConnectionError`` if the stream has ended."""
+        """Wait until little is unsent. Raises ``ConnectionError`` if the stream has ended."""
         while not self.ended.is_set():
             if len(self._unsent) < _MOST_UNSENT:
                 return
@@ -93,7 +93,7 @@ class Stream(asyncio.Protocol):
         raise ConnectionError("the stream has ended")
 
     def close(self) -> None:
-        """Give the stream up."""
+        """Close the connection."""
         self._transport.abort()
 
     # Frames
@@ -179,5 +179,5 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header that is in no table (RFC 7541, 6.2.2), without Huffman coding; both are shorter than 127 bytes."""
+    """A literal header (RFC 7541, 6.2.2) without Huffman coding; name and value must be shorter than 127 bytes."""
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

@@ -1,8 +1,8 @@
-"""Open-loop or closed-loop load of one tenant: what many clients send, over one Session.
+"""Open-loop or closed-loop load of one tenant: the requests of many clients, over one Session.
 
-The load generator shares the machine with what it measures, so it does little per message: it writes requests in
-bursts, and of each answer it reads only the first token and the end. Times are from a request's write to its answer's
-arrival, as this process sees them.
+The load generator shares the machine with the server, so it does little per message: it writes requests in bursts, and
+reads only the first token and the end of each answer. Times are from the write of a request to the arrival of its
+answer, as this process sees them.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """What each request asks for."""
+    """Prompt and output length, and timeout, of each request."""
 
     prompt: int
     output: int
-    """On average; each has between half and one and a half times that: equal lengths would all end at once."""
+    """Average output tokens; each request has 0.5 to 1.5 times that, because equal lengths would all end together."""
     timeout: float | None
-    """Seconds."""
+    """Seconds; None: no timeout."""
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class Tally:
     refused: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     refusal: array[float] = field(default_factory=lambda: array("d"))
-    """From a request's write to its refusal."""
+    """Seconds from the write of a request to its refusal."""
     ttft: array[float] = field(default_factory=lambda: array("d"))
-    """Of the requests that were also written in this span."""
+    """Time to first token of the requests that were also written in this span."""
     tpot: array[float] = field(default_factory=lambda: array("d"))
-    """Per output token after the first, of each request that ended well."""
+    """Time per output token after the first, of each successful request."""
     seconds: float = 0.0
 
     def add(self, other: Tally) -> None:
@@ -107,7 +107,7 @@ class TenantLoad:
         self._closed_loop = False
         self._due = asyncio.Event()
         self._owed = 0
-        """Requests to send in place of those that ended."""
+        """Number of requests to send in place of those that ended."""
         self._stream: Stream
         self.tally = Tally()
 
@@ -161,7 +161,7 @@ class TenantLoad:
         self._stream.write(messages)
 
     def request(self, name: str) -> pb.GenerateRequest:
-        """Build a greedy request with a prompt that is in no cache."""
+        """Build a greedy request with a prompt that is in no prefix cache."""
         shape = self._shape
         prompt = f"{name} {self._prompts[self._number % _PROMPTS]}"
         request = pb.GenerateRequest(request_id=name, text=prompt)

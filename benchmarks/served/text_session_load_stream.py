@@ -1,4 +1,4 @@
-"""Load on a processor with prompts of text, so that it tokenizes as other servers must."""
+"""Load on a processor with text prompts, so that it tokenizes like other servers."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ class TextSessionLoadStream(SessionLoadStream):
 
     @staticmethod
     def _to_text(request: pb.SessionRequest, prompt: Sequence[int]) -> None:
-        request.generate.text = text_of(prompt)  # replaces the ids: a prompt is one of them
+        request.generate.text = text_of(prompt)  # replaces the ids: both are members of one oneof

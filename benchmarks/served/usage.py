@@ -24,19 +24,19 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Watch:
-    """Looks at processes every second. An async context manager."""
+    """Samples memory and CPU time of processes every second. An async context manager."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        """``pids`` by name."""
+        """``pids``: process ids keyed by name."""
         self._pids = pids
         self._cpu = {name: cpu_seconds(pid) for name, pid in pids.items()}
         self.begun = time.perf_counter()
         self.times: list[float] = []
-        """Seconds since it began."""
+        """Seconds from the start to each sample."""
         self.resident: dict[str, list[int]] = {name: [] for name in pids}
         """Bytes at each of these times."""
         self.cpu_share: dict[str, float] = {}
-        """Of one core, in the whole time; known at the end."""
+        """Average CPU use of each process, as a share of one core; set at the end."""
 
     async def __aenter__(self) -> Watch:
         self._task = asyncio.create_task(self._look())

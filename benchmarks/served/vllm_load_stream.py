@@ -1,4 +1,4 @@
-"""Load on vLLM's gRPC engine: token ids, one call for each request. Runs in the peers' interpreter."""
+"""Load on vLLM's gRPC engine: token ids, one call per request. Runs in the peers' interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.bench.load_stream import Target
 
 
 class VllmLoadStream(PerRequestLoadStream):
-    """Requests are greedy and ignore eos."""
+    """Sends one call per request to vLLM's engine. Requests are greedy and ignore eos."""
 
     def __init__(self, address: str) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Engines behind one interface (``benchmarks.worker``): each file is run by the interpreter that has its engine."""
+"""Engines with a common interface (``benchmarks.worker``): each file runs in the interpreter that has its engine."""

@@ -1,8 +1,8 @@
-"""Answers 200 seeded requests on each model that it is given, and writes down the bits of every answer.
+"""Answers 200 seeded requests on each given model, and writes the bits of every answer.
 
-``benchmarks.bits`` runs this one file on the engines of two commits: by its path, with the commit's tree in PYTHONPATH.
-So it uses of the engine only what keeps its place when modules are renamed: ``LLM``, ``SamplingParams``, their
-results, and the two functions by which the library of native kernels hands out those of an instruction set.
+``benchmarks.bits`` runs this file on the engines of two commits: by its path, with the commit's tree in PYTHONPATH. So
+it uses only stable parts of the engine: ``LLM``, ``SamplingParams``, their results, and the two functions of the native
+library that return the kernels of an instruction set.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from engine_core.request import SamplingParams
 
 _LENGTHS = (1, 1, 2, 7, 12, 15, 16, 17, 20, 24, 31, 33, 40, 64, 90, 200)
-"""Of prompts: around the size of a block, and beyond that of a step."""
+"""Prompt lengths: around the size of a block, and beyond that of a step."""
 _KINDS = {"reported": 110, "greedy": 40, "sampled": 40, "alone": 10}
-"""How many requests of each. Those reported and alone ask for log probabilities; those alone are not batched."""
+"""Number of requests of each kind. "reported" and "alone" request log probabilities; "alone" ones are not batched."""
 
 
 class Library(ctypes.CDLL):
-    """Hands out none of the kernels in ``denied``, and notes in ``given`` which it handed out.
+    """Withholds the kernels in ``denied``, and records in ``given`` which kernels it returned.
 
-    So an engine that wants the fastest kernels takes those of another instruction set, or computes with torch.
+    So an engine that asks for the fastest kernels gets those of another instruction set, or computes with torch.
     """
 
     denied: ClassVar[set[str]] = set()
@@ -44,7 +44,7 @@ class Library(ctypes.CDLL):
 
 
 class _HandOut:
-    """The address of the kernels for an instruction set, or None where there are none."""
+    """The address of the kernels for an instruction set; None if there are none."""
 
     restype: Any = None
 
@@ -92,7 +92,7 @@ def _params(kind: str, rng: random.Random, ids: range) -> SamplingParams:
 
 
 def answers(llm: LLM, vocabulary: int) -> dict[str, list[str]]:
-    """For each request, by its name, the lines that describe its whole answer."""
+    """The lines that describe the whole answer of each request, keyed by the request's name."""
     found: dict[str, list[str]] = {}
     for kind, count in _KINDS.items():
         rng, ids = random.Random(kind), range(3, vocabulary)
@@ -121,17 +121,17 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _bits(entry: TokenLogprobs) -> str:
-    """The log probability, its float32 and a digest of the likeliest tokens with theirs."""
+    """The log probability, its float32 bits, and a digest of the likeliest tokens with their log probabilities."""
     count = len(entry.top_ids)
     top = hashlib.sha256(struct.pack(f"<{count}I{count}f", *entry.top_ids, *entry.top_logprobs)).hexdigest()[:12]
     return f"{entry.logprob:.7g} ({struct.pack('<f', entry.logprob).hex()}) rank {entry.rank}, {count} likeliest {top}"
 
 
 def main() -> None:
-    """Compute every job of the task in the file that the first argument names, and write the kernels that each took."""
+    """Compute all jobs in the file given as first argument, and write which kernels each one used."""
     task = json.loads(Path(sys.argv[1]).read_text())
     Library.denied = set(task["denied"])
-    ctypes.CDLL = Library  # type: ignore[misc]  # before the engine could load anything
+    ctypes.CDLL = Library  # type: ignore[misc]  # before the engine loads any library
     import engine_core.llm as engine
 
     if not Path(engine.__file__).is_relative_to(task["tree"]):
@@ -143,7 +143,7 @@ def main() -> None:
             with engine.LLM(job["model"], **job["options"]) as llm:
                 found = answers(llm, job["vocabulary"])
         except Exception as error:
-            if type(error).__name__ != "ConfigError":  # the engine refuses the model; anything else is a mistake
+            if type(error).__name__ != "ConfigError":  # the engine may refuse a model; other errors are defects
                 raise
             found = {"refused": [str(error)]}
         given[name] = sorted(Library.given)

@@ -1,7 +1,7 @@
 """Writes a checkpoint of a Qwen3, with or without experts, or of a DeepSeek V2 as GGUF, the file format of llama.cpp:
 ``… MODEL OUT.gguf [Q8_0]``.
 
-The vocabulary's texts are made up: what is measured takes and gives token ids.
+The vocabulary's texts are invented: the benchmarks use only token ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.0\.(.*)")
 
 
 def write(model: Path, output: Path) -> None:
-    """Matrices in bfloat16, norms and routers in float32."""
+    """Write ``model`` to ``output``: matrices in bfloat16, norms and routers in float32."""
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] not in _ARCHITECTURES:
         raise SystemExit(f"{model} is {config['model_type']}; only {', '.join(_ARCHITECTURES)} are written")
@@ -78,7 +78,7 @@ def _num_experts(config: dict[str, Any]) -> int:
 
 
 def _write_latents(writer: Any, config: dict[str, Any]) -> None:
-    """As llama.cpp's own conversion writes them: keys and values are made of latents by the queries' side."""
+    """Write the metadata of latent attention as llama.cpp's own conversion does: queries attend to the latents."""
     rope = config["qk_rope_head_dim"]
     writer.add_head_count_kv(1)
     writer.add_kv_lora_rank(config["kv_lora_rank"])
@@ -96,7 +96,7 @@ def _write_latents(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _tensors(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Experts of a layer as one, and what makes keys apart from what makes values of latents."""
+    """Merge a layer's experts into one tensor, and split the projection of latents into key and value parts."""
     for name, tensor in stored.items():
         if name == "lm_head.weight" and config["tie_word_embeddings"]:
             continue

@@ -1,4 +1,4 @@
-"""llama.cpp, through the C interface that llama-cpp-python exposes: no time is spent in its Python classes."""
+"""llama.cpp, through the C interface of llama-cpp-python: no time is spent in its Python classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BATCH_TOKENS = 2048
 
 
 class LlamaCppEngine(Engine):
-    """Every sequence's prompt at full batches, then one token of every sequence per call."""
+    """Computes all prompts in full batches, then one token of every sequence per call."""
 
     def __init__(self, model: str, threads: int | None = None) -> None:
         """``model`` is a GGUF file."""
@@ -27,7 +27,7 @@ class LlamaCppEngine(Engine):
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._threads = threads or os.cpu_count()
         self._room = (0, 0)
-        """Sequences, and the longest of them."""
+        """Number of sequences, and tokens of the longest one, for which the context has room."""
         self._context: Any = None
         self._batch: Any = None
 
@@ -45,7 +45,7 @@ class LlamaCppEngine(Engine):
         return Outcome(time.perf_counter() - begun)
 
     def _make_context(self, work: Work) -> None:
-        """Room for the work; made anew when there is none, which is not timed."""
+        """Make a context with room for the work, unless there is one; not timed."""
         batch, length = work.batch, work.prompt + work.output
         if self._room[0] == batch and self._room[1] >= length:
             return
@@ -59,10 +59,10 @@ class LlamaCppEngine(Engine):
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._batch = llama_cpp.llama_batch_init(_BATCH_TOKENS, 0, 1)
         self._room = (batch, length)
-        self._generate(Work(work.batch, work.prompt, output=1, seed=-2))  # touches its memory
+        self._generate(Work(work.batch, work.prompt, output=1, seed=-2))  # touches the context's memory
 
     def _prefill(self, prompts: list[list[int]]) -> list[int]:
-        """The first token of each sequence; as many prompts in a call as fit."""
+        """The first token of each sequence; each call computes as many prompts as fit."""
         first: list[int] = []
         rows: list[tuple[int, int, int, bool]] = []
         for sequence, prompt in enumerate(prompts):
@@ -74,7 +74,7 @@ class LlamaCppEngine(Engine):
         return first + self._decode(rows)
 
     def _decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Compute (sequence, position, token, whether it is sampled) rows; the likeliest tokens of those sampled."""
+        """Compute (sequence, position, token, whether to sample) rows; returns the likeliest token of each sampled."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for row, (sequence, position, token, sampled) in enumerate(rows):

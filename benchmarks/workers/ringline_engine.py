@@ -14,13 +14,13 @@ class RinglineEngine(Engine):
     """``engine_core.llm.LLM``, started as ``ringline engine`` starts it."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        """``options`` are the engine's."""
+        """``options``: the engine's options."""
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is imported, below
         from engine_core.llm import LLM
         from engine_core.progress import Stage, StartupProgress
 
         class Clock:
-            """Notes when each stage of the start is finished."""
+            """Records when each stage of the start is finished."""
 
             def __init__(self) -> None:
                 self.milestones = [Milestone("imports", time.monotonic())]

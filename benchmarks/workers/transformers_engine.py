@@ -1,4 +1,4 @@
-"""``generate`` of transformers, as one would write it first."""
+"""The ``generate`` method of transformers, in its simplest use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.worker import Engine, serve_rounds
 
 
 class TransformersEngine(Engine):
-    """A model of transformers in bfloat16 with its own attention and cache."""
+    """A transformers model in bfloat16 with its own attention and cache."""
 
     def __init__(self, model: str) -> None:
         loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)

@@ -13,7 +13,7 @@ class VllmEngine(Engine):
     """``vllm.LLM`` in bfloat16, without the prefix cache, for up to 256 sequences."""
 
     def __init__(self, model: str, **options: Any) -> None:
-        """``options`` are those of ``vllm.LLM``."""
+        """``options``: further options of ``vllm.LLM``."""
         import vllm
 
         self._params = vllm.SamplingParams

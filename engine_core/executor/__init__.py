@@ -1,6 +1,6 @@
-"""Executors: how a plan reaches the workers. One verb: run the plan.
+"""Executors: start the workers and pass plans to them.
 
 base               the interface that the engine sees   (read first)
-collective         what all executors share: the stages of the start, the minimum over workers, failure
+collective         the base of all executors: start-up stages, sizing of the KV cache, failure handling
 uniproc            one worker in this process, and the thread that computes its steps
 """

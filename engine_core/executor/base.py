@@ -1,7 +1,7 @@
-"""The interface between the engine and whatever computes its steps.
+"""The executor interface: the engine submits plans, and an executor computes them.
 
-Constructing an executor is cheap. ``start`` is called once; then the executor computes the plans submitted to it, one
-after another. It owns its workers. After ``ExecutorError`` it computes nothing more.
+Constructing an executor is cheap. ``start`` is called once; then the executor computes the submitted plans in order. It
+owns its workers. After ``ExecutorError`` it computes nothing more.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ from engine_core.step import StepPlan, StepResult
 
 
 class PendingResult(Protocol):
-    """A step that was submitted."""
+    """The future result of a submitted step."""
 
     def result(self) -> StepResult:
         """Wait until the step is computed. Raises ``ExecutorError``, as ``submit`` does."""
 
 
 class Executor(ABC):
-    """Runs plans. Side effects of each method are stated; anything else is a defect."""
+    """Computes plans. Methods have only the side effects that their docstrings state."""
 
     model: ModelSpec
     """Known after ``start``."""
     kv_cache_config: KVCacheConfig
     """Known after ``start``."""
     unwritten_cache_bytes: int
-    """Known after ``start``: host memory that the KV cache will still take as it fills."""
+    """Known after ``start``: bytes of host memory that the KV cache will still take as it fills."""
     step_bytes: int
-    """Known after ``start``: host memory that the largest step takes, where that was measured; else 0."""
+    """Known after ``start``: bytes of host memory that the largest step takes; 0 if not measured."""
     request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str
-    """Known after ``start``: equal for executors of the same model, however they compute it."""
+    """Known after ``start``: equal for executors of the same model, whatever their device and numerics."""
     numerics: str
     """Known after ``start``: executors of equal digests compute equal tokens for equal requests."""
     largest_step_seconds: float
-    """Known after ``start``: about how long the largest step takes."""
+    """Known after ``start``: approximate duration of the largest step."""
     max_concurrent_steps: int
-    """Known after ``start``: how many submitted steps may be waiting for their results to be asked for."""
+    """Known after ``start``: the most steps that may be submitted before the first result is taken."""
 
     @abstractmethod
     def start(self, progress: StartupProgress) -> None:
-        """Load, profile, allocate and warm up, reporting each stage. Raises ``EngineError`` and closes."""
+        """Load, profile, allocate and warm up, reporting each stage. Closes itself if it raises (``EngineError``)."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> PendingResult:
-        """Compute a step after those submitted before; results are asked for in the same order.
+        """Compute a step after those submitted before; take the results in the same order.
 
-        Where more than one may be submitted, this returns before the step is computed. A step changes only the KV cache
-        and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or where the result
-        is asked for; every callback of ``on_failure`` has run by then.
+        If several steps may be submitted, this returns before the step is computed. A step changes only the KV cache
+        and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or from
+        ``PendingResult.result``; every callback of ``on_failure`` has run by then.
         """
 
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call ``callback`` once, from any thread, when the executor can no longer compute, also while it is idle."""
+        """Register a callback. It is called once, from any thread, when the executor fails, even while it is idle."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for steps that were submitted, then free weights and cache. Idempotent."""
+        """Wait for submitted steps, then free weights and cache. Idempotent."""

@@ -1,6 +1,6 @@
-"""What all executors share, over ``collective_rpc``: the stages of the start, the minimum over workers, failure.
+"""The base of all executors, on top of ``collective_rpc``: start-up stages, sizing of the KV cache, failure handling.
 
-Executors differ in where their workers run, and in nothing else.
+Executors differ only in where their workers run.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _UNSTABLE = (
 
 
 class CollectiveExecutor(Executor):
-    """Starts its workers and sizes their caches; a subclass says where they run and how plans reach them."""
+    """Starts its workers and sizes their caches; a subclass decides where they run and how plans reach them."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Nothing is read or taken before ``start``."""
+        """Reads no files and allocates no memory; ``start`` does."""
         self._config = config
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failed = False
 
     @abstractmethod
     def start_workers(self, checkpoint: Checkpoint) -> None:
-        """Make the workers; they take nothing yet."""
+        """Create the workers, which allocate nothing yet."""
 
     @abstractmethod
     def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` of every ``Worker``; the results, by rank. Raises what the first one to fail raised."""
+        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first worker's exception."""
 
     @abstractmethod
     def start_steps(self, overlapped: bool) -> None:
-        """Get ready for plans, for two steps at a time if ``overlapped``."""
+        """Prepare for plans; for two steps in flight if ``overlapped``."""
 
     def start(self, progress: StartupProgress) -> None:
         try:
@@ -124,7 +124,7 @@ class CollectiveExecutor(Executor):
         return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout)
 
     def _warm_up(self) -> str:
-        """Warm up; returns what was made and found, for a person.
+        """Warm up; returns a human-readable summary.
 
         Unless every self-test passed, ``numerics`` becomes unique, so that no other executor counts as equal.
         """
@@ -138,7 +138,7 @@ class CollectiveExecutor(Executor):
         return "; ".join(part for part in (ready[0].made, longest, found, ready[0].memory_left) if part)
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
-        """Do a part of a step; the first failure ends the executor."""
+        """Run ``compute``, a part of a step; the first failure ends the executor."""
         if self._failed:
             raise ExecutorError("the executor does not run: it has failed")
         try:
@@ -148,12 +148,12 @@ class CollectiveExecutor(Executor):
             error.__cause__ = cause
             self.fail(error)
             raise error from cause
-        except BaseException as interrupt:  # the caller's, not a failure of the step; but the step is cut off
+        except BaseException as interrupt:  # an interrupt of the caller, but it leaves the step incomplete
             self.fail(interrupt)
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Compute nothing more, and tell the callbacks of ``on_failure``, once; from any thread, also when idle."""
+        """Stop computing, and call the ``on_failure`` callbacks once. Callable from any thread, even while idle."""
         if not self._failed:
             self._failed = True
             for callback in self._callbacks:
@@ -164,7 +164,7 @@ class CollectiveExecutor(Executor):
 
 
 def _described(kv_cache: KVCacheConfig) -> str:
-    """For a person. With several groups, or windows, it also says which layers a block is for."""
+    """The KV cache's size as human-readable text; with several groups or windows, also the layers of a block."""
     blocks = f"{kv_cache.num_blocks} blocks of {kv_cache.block_size}"
     groups = kv_cache.groups
     if len(groups) == 1 and groups[0].sliding_window is None:

@@ -1,4 +1,4 @@
-"""The executor of one worker in this process, as vLLM's ``UniProcExecutor``, and the thread that computes its steps."""
+"""An executor with one worker in this process (like vLLM's ``UniProcExecutor``), and the thread that runs its steps."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class StepThread:
     """Runs submitted work in order. The caller bounds how many steps it submits before it asks for results."""
 
     def __init__(self) -> None:
-        """Start the thread, a daemon."""
+        """Start the daemon thread."""
         self._orders: SimpleQueue[tuple[Compute, Future[StepResult]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
         self._thread.start()
 
     def submit(self, compute: Compute) -> Future[StepResult]:
-        """Compute a step after those before it; what it raises is raised by the future."""
+        """Run a step after those before it; the future raises the step's exception."""
         future: Future[StepResult] = Future()
         self._orders.put((compute, future))
         return future
 
     def close(self) -> None:
-        """Wait until everything submitted is computed, and end the thread."""
+        """Wait for all submitted steps, and end the thread."""
         self._orders.put(None)
         self._thread.join()
 
@@ -48,12 +48,12 @@ class StepThread:
                 future.set_result(compute())
             except BaseException as error:
                 future.set_exception(error)
-            del order, compute, future  # a result is not kept until the next step
+            del order, compute, future  # else they would keep the result in memory until the next step
 
 
 @dataclass(frozen=True, slots=True)
 class _PendingResult:
-    """A step of the worker whose failure ends the executor."""
+    """A submitted step; its failure ends the executor."""
 
     executor: UniProcExecutor
     step: PendingStep
@@ -64,7 +64,7 @@ class _PendingResult:
 
 
 class UniProcExecutor(CollectiveExecutor):
-    """One ``Worker`` in this process."""
+    """Runs one ``Worker`` in this process."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)

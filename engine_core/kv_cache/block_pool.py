@@ -1,13 +1,13 @@
-"""The pool of KV blocks: who holds a block, which are free, and which can be found again by content.
+"""The pool of KV blocks: reference counts, the free list in LRU order, and lookup of blocks by content.
 
 The free list is a doubly linked list threaded through two arrays, as operating systems keep their page lists, so
 taking a block out of its middle (a prefix hit on an unused block) costs as little as taking its head. Its
 order is the order of eviction: a free block keeps its contents, and its hash, until it is handed out anew.
 
-Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*: it
-is the one that lookups find. The others are remembered as its *copies* while they are held, so that one of them can
-become the known block when the current one is no longer held. So a known block with copies is itself held, and an
-evicted block has no copies.
+Sequences that compute the same tokens at the same time fill blocks with the same contents. One of these is *known*:
+lookups find it. The others are recorded as its *copies* while they are held, so that one of them can become the known
+block when the current one is no longer held. So a known block with copies is itself held, and an evicted block has no
+copies.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, int] = {}
-        """The known block of each content."""
+        """The known block of each content hash."""
         self._copies: dict[bytes, dict[int, None]] = {}
         """Held blocks of the same content as a known one, in order of publication."""
-        # Entry num_blocks is the sentinel: its successor is the next block to hand out, its predecessor the last.
+        # Entry num_blocks is the sentinel: its successor is the next block to allocate, its predecessor the last one.
         ring = num_blocks + 1
         self._next = [(block + 1) % ring for block in range(ring)]
         self._prev = [(block - 1) % ring for block in range(ring)]
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out the ``count`` ≤ ``num_free`` blocks that were free the longest; each gets one holder."""
+        """Allocate the ``count`` ≤ ``num_free`` blocks that were free the longest; each gets one holder."""
         if count > self.num_free:
             raise RuntimeError(f"{count} KV blocks asked for, {self.num_free} free")
         sentinel = self.num_blocks
@@ -66,8 +66,8 @@ class BlockPool:
     def release(self, blocks: Iterable[int]) -> None:
         """Remove a holder from each block, in order; a block without holders becomes free.
 
-        Blocks that can be found by content go to the far end of the free list, the others, which are of no use
-        to anybody, to the near end. Of several blocks with the same content, one that is still held stays known.
+        Blocks that can be found by content go to the tail of the free list; the others are useless, and go to its head.
+        Of several blocks with the same content, one that is still held stays known.
         """
         for block in blocks:
             count = self._ref_counts[block] - 1
@@ -80,7 +80,7 @@ class BlockPool:
                 self.num_free += 1
 
     def _leave_copies(self, block: int) -> None:
-        """``block`` is no longer held: if held blocks have the same content, only they are remembered for it."""
+        """``block`` is no longer held: if held blocks have the same content, one of them stays or becomes known."""
         content = self._hash[block]
         if content is None or (copies := self._copies.get(content)) is None:
             return
@@ -93,7 +93,7 @@ class BlockPool:
         self._hash[block] = None
 
     def _link(self, block: int) -> None:
-        """Put a block on the free list."""
+        """Insert a block into the free list."""
         sentinel = self.num_blocks
         if self._hash[block] is None:
             before, after = sentinel, self._next[sentinel]
@@ -104,17 +104,17 @@ class BlockPool:
         self._prev[after] = block
 
     def _unlink(self, block: int) -> None:
-        """Take a block off the free list."""
+        """Remove a block from the free list."""
         before, after = self._prev[block], self._next[block]
         self._next[before] = after
         self._prev[after] = before
 
     def ref_count(self, block: int) -> int:
-        """Holders of a block; 0 when it is free."""
+        """Number of holders of a block; 0 when it is free."""
         return self._ref_counts[block]
 
     def publish(self, block: int, content: bytes) -> None:
-        """Let a held block be found under its content's hash: at once, or once the known block is no longer held."""
+        """Make a held block findable by its content's hash: at once, or once the known block is no longer held."""
         if self._hash[block] is not None:
             return
         self._hash[block] = content
@@ -131,11 +131,11 @@ class BlockPool:
         self._link(known)
 
     def find(self, content: bytes) -> int | None:
-        """The block of that content, held or free."""
+        """The block with this content, held or free; None if there is none."""
         return self._by_hash.get(content)
 
     def forget_contents(self) -> int:
-        """Let no block be found any more; returns how many could be."""
+        """Make all blocks unfindable; returns how many could be found."""
         found = len(self._by_hash)
         self._by_hash.clear()
         self._copies.clear()

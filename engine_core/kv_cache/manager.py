@@ -1,12 +1,12 @@
 """The paged KV cache as seen by the scheduler: block tables of sequences, and the prefix cache.
 
-A sequence has a block table for each group of layers. Those of sliding windows lose their first blocks as the window
-moves on; ``NO_BLOCK`` takes their place.
+A sequence has a block table for each group of layers. In groups with a sliding window, the first blocks are released as
+the window moves on; ``NO_BLOCK`` takes their place.
 
-The prefix cache finds a full block by its group and a hash that chains over everything before it: parent's hash, the
-block's token ids; at the root, the model, its type, the cache's layout and the request's salt. So equal hashes mean
-equal prefixes, computed alike, of requests that may share them. A salt keeps tenants apart, hence a cryptographic
-hash. The scheme is that of vLLM's automatic prefix caching.
+The prefix cache finds a full block by its group and a chained hash: over the parent block's hash and the block's token
+ids; at the root, over the model, its type, the cache's layout and the request's salt. So equal hashes mean equal
+prefixes, computed alike, of requests that may share them. The hash is cryptographic because the salt separates tenants.
+The scheme is that of vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def block_hashes(parent: bytes, token_ids: Items[int], block_size: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Leading blocks that are computed already."""
+    """Leading blocks of a sequence that are already computed."""
 
     num_blocks: int
     block_tables: BlockTables
@@ -73,36 +73,34 @@ class KVCacheManager:
     def __init__(
         self, config: KVCacheConfig, *, step_tokens: int, prefix_caching: bool, identity: Items[bytes] = ()
     ) -> None:
-        """A step computes ``step_tokens`` tokens at most. ``identity`` names what computes the blocks and how they are
-        laid out.
-        """
+        """``step_tokens``: the most tokens of a step. ``identity``: the model, numerics and layout of the blocks."""
         self.pool = BlockPool(config.num_blocks)
         self.block_size = config.block_size
         self.prefix_caching = prefix_caching
         self._groups = [_Group(number, group, config.block_size) for number, group in enumerate(config.groups)]
         self._windowed = [group for group in self._groups if group.window is not None]
         self.has_windows = bool(self._windowed)
-        """Whether sequences give blocks back while they run."""
+        """Whether sequences release blocks while they run."""
         self._step_tokens = step_tokens
         self._identity = tuple(identity)
         self._generation = 0
-        """How often the cache was reset. Sequences that build on blocks of an earlier generation publish nothing."""
+        """Number of resets. Sequences that build on blocks of an earlier generation publish nothing."""
 
     @property
     def num_groups(self) -> int:
-        """How many block tables a sequence has."""
+        """Number of block tables of a sequence."""
         return len(self._groups)
 
     def looks_up_prefix(self, group: SequenceGroup) -> bool:
-        """Whether a choice of ``group`` may start from cached blocks: not one that reports on its whole prompt."""
+        """Whether choices of ``group`` may start from cached blocks: not if they report prompt log probabilities."""
         return self.prefix_caching and not group.scores_prompt
 
     def find_prefix(self, seq: Sequence) -> Prefix:
-        """The longest prefix of ``seq`` with all blocks cached that later tokens read; one token is left to compute.
+        """The longest prefix of ``seq`` of which all blocks that later tokens read are cached.
 
-        Its blocks are not held yet: ``admit`` must follow before anything else is allocated. Where the group holds its
-        prompt, the group's blocks are preferred to others of the same contents that the cache may know: otherwise,
-        blocks that are held for ``seq`` could keep it from being admitted.
+        It leaves at least one token to compute. Its blocks are not held yet: call ``admit`` before anything else is
+        allocated. If the group holds its prompt, the group's blocks are preferred to cached ones with the same
+        contents: otherwise the blocks held for ``seq`` could prevent its own admission.
         """
         shared = seq.group.shared_blocks
         outdated = self._shares_blocks(seq.group) and seq.group.shared_generation != self._generation
@@ -115,16 +113,16 @@ class KVCacheManager:
         cached = [_CachedBlocks(self.pool, group, hashes, held[group.number]) for group in self._groups]
         length = min([limit, *(len(blocks.leading) for blocks in cached if blocks.group.window is None)])
         windows = [blocks for blocks in cached if blocks.group.window is not None]
-        # A block missing in one window shortens the prefix, and then the windows of all groups begin further back.
+        # A block missing in one window shortens the prefix, and then the windows of all groups begin earlier.
         while any((shorter := blocks.shortened(length)) < length for blocks in windows):
             length = shorter
         return Prefix(length, [blocks.table(length) for blocks in cached])
 
     def admit(self, seq: Sequence, prefix: Prefix, headroom: int) -> bool:
-        """Give ``seq`` the blocks of all its tokens, ``prefix`` first; False, and nothing changed, if too few are free.
+        """Give ``seq`` blocks for all its tokens, ``prefix`` first; False, without changes, if too few are free.
 
-        Layers with a window get no more than the window and one step can need: blocks come back as it moves on.
-        ``headroom`` blocks must stay free for sequences that run already.
+        Layers with a window get only the blocks that the window and one step need: blocks are reused as it moves on.
+        ``headroom`` blocks must stay free for running sequences.
         """
         pool, cached = self.pool, prefix.num_blocks * self.block_size
         missing = [
@@ -146,7 +144,7 @@ class KVCacheManager:
         return True
 
     def grow(self, seq: Sequence, num_tokens: int, headroom: int = 0) -> BlockTables | None:
-        """Give ``seq`` room for ``num_tokens`` tokens; the blocks added to each table, or None if too few are free.
+        """Give ``seq`` room for ``num_tokens`` tokens; returns the added blocks by table, or None if too few are free.
 
         ``headroom`` blocks must stay free if any are added.
         """
@@ -163,7 +161,7 @@ class KVCacheManager:
         return added
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
-        """Let others find the blocks that the first ``num_computed`` tokens of ``seq`` fill. They must be computed."""
+        """Make the blocks that the first ``num_computed`` tokens of ``seq`` fill findable; they must be computed."""
         full = num_computed // self.block_size
         if not self._publishes(seq) or full <= seq.num_published:
             return
@@ -175,7 +173,7 @@ class KVCacheManager:
         seq.num_published = full
 
     def free_behind_windows(self, seq: Sequence, num_computed: int) -> None:
-        """Take back what no window reads any more when ``num_computed`` tokens are computed."""
+        """Release blocks that no window reads any more once ``num_computed`` tokens are computed."""
         for group in self._windowed:
             table, first = seq.block_tables[group.number], seq.first_blocks[group.number]
             end = min(group.first_block(num_computed), len(table))
@@ -185,7 +183,7 @@ class KVCacheManager:
                 seq.first_blocks[group.number] = end
 
     def will_free(self, seq: Sequence, num_computed: int) -> bool:
-        """Whether ``free_behind_windows`` would take any back."""
+        """Whether ``free_behind_windows`` would release any block."""
         return any(group.first_block(num_computed) > seq.first_blocks[group.number] for group in self._windowed)
 
     def next_change(self, seq: Sequence) -> int:
@@ -197,25 +195,25 @@ class KVCacheManager:
         return at
 
     def _shares_blocks(self, group: SequenceGroup) -> bool:
-        """Not if the prompt of ``group`` is shorter than a block."""
+        """Whether choices of ``group`` can share blocks: not if its prompt is shorter than a block."""
         return group.shared_blocks is not None and group.num_shared_blocks > 0
 
     def _publishes(self, seq: Sequence) -> bool:
         return self.prefix_caching and seq.generation == self._generation
 
     def num_held(self, seq: Sequence) -> int:
-        """Blocks in the tables of ``seq``."""
+        """Number of blocks in the tables of ``seq``."""
         return sum(map(len, seq.block_tables)) - sum(seq.first_blocks)
 
     def reset(self) -> int:
-        """Let nothing be found that was computed so far, or builds on it; returns how many blocks could be found."""
+        """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
         self._generation += 1
         return self.pool.forget_contents()
 
     def hold_prompt(self, group: SequenceGroup, seq: Sequence) -> bool:
-        """Let ``group`` hold the blocks of the prompt that ``seq``, a member, has computed.
+        """Let ``group`` hold the blocks of its prompt, which its member ``seq`` has computed.
 
-        False if ``seq`` has lost blocks of it that others would read.
+        False if ``seq`` has lost prompt blocks that others would read.
         """
         count = group.num_shared_blocks
         firsts = [each.first_block_behind(count) for each in self._groups]
@@ -236,7 +234,7 @@ class KVCacheManager:
             group.shared_blocks = None
 
     def release(self, block_tables: BlockTables) -> None:
-        """Take blocks back, last first: the shorter a prefix, the more it is worth, so its tail is evicted first."""
+        """Release blocks, last first: short prefixes are the most valuable, so tails are evicted first."""
         columns = zip_longest(*block_tables, fillvalue=NO_BLOCK)
         blocks = [block for column in columns for block in column if block != NO_BLOCK]
         self.pool.release(reversed(blocks))
@@ -260,7 +258,7 @@ class KVCacheManager:
 
 
 class _Group:
-    """A group of layers, and how the pool knows its blocks."""
+    """A group of layers, with its keys in the block pool."""
 
     __slots__ = ("_block_size", "_layers", "_suffix", "number")
 
@@ -272,7 +270,7 @@ class _Group:
 
     @property
     def window(self) -> int | None:
-        """Tokens that a token sees; None: all."""
+        """Number of tokens that a token attends to, itself included; None: all before it."""
         return self._layers.sliding_window
 
     def first_block(self, position: int) -> int:
@@ -280,33 +278,33 @@ class _Group:
         return self._layers.first_block(position, self._block_size)
 
     def first_block_behind(self, num_blocks: int) -> int:
-        """The first block that the token after ``num_blocks`` blocks reads, or ``num_blocks`` where it reads none."""
+        """The first of the first ``num_blocks`` blocks that the token after them reads; ``num_blocks`` if none."""
         return min(self.first_block(num_blocks * self._block_size), num_blocks)
 
     def num_blocks(self, num_tokens: int, cached: int, step_tokens: int) -> int:
-        """How many blocks the table of a sequence has when it starts after ``cached`` tokens."""
+        """Number of blocks in the table of a sequence that starts after ``cached`` tokens."""
         window = self.window
         most = num_tokens if window is None else min(num_tokens, cached + window - 1 + step_tokens)
         return -(-most // self._block_size)
 
     def key(self, content: bytes) -> bytes:
-        """The key by which the pool finds the block with these contents in this group."""
+        """The pool's key for a block with this content in this group."""
         return content + self._suffix if self._suffix else content
 
 
 class _CachedBlocks:
-    """Blocks of one group that hold tokens of a sequence."""
+    """The cached blocks of one group for a sequence's tokens."""
 
     __slots__ = ("_hashes", "_held", "_pool", "group", "leading")
 
     def __init__(self, pool: BlockPool, group: _Group, hashes: Items[bytes], held: list[int]) -> None:
-        """``held``: leading blocks that are held for the sequence. The others are those that the pool knows."""
+        """``held``: leading blocks held for the sequence. All further ones are looked up in the pool."""
         self.group = group
         self._pool = pool
         self._hashes = hashes
         self._held = held
         self.leading = self._leading() if group.window is None else []
-        """In a group without a window: all blocks up to the first missing one."""
+        """In a group without a window: the blocks up to the first missing one. Otherwise empty."""
 
     def _leading(self) -> list[int]:
         found = []
@@ -322,7 +320,7 @@ class _CachedBlocks:
         return self._pool.find(self.group.key(self._hashes[index]))
 
     def shortened(self, length: int) -> int:
-        """``length``, or the index of the last missing block before it that the next token would read."""
+        """``length``, or the index of the last missing block before it, if the next token would read that block."""
         first = self.group.first_block_behind(length)
         return next((index for index in range(length - 1, first - 1, -1) if self._find(index) is None), length)
 

@@ -1,13 +1,13 @@
-"""Scheduling: which sequences compute how many tokens in a step, and where their keys and values lie.
+"""Scheduling: decides which sequences compute how many tokens in a step, and which KV blocks they use.
 
 Nothing here imports torch. The entry point is ``Scheduler``: ``schedule`` makes a plan, ``update`` takes its result.
 
-scheduler          plans a step, and takes its results in   (read first)
-step_in_flight     a step until its results are in
-request_queue      who is next: priority, deficit round-robin across tenants, arrival; deadlines
-fairness           the places, blocks and tokens of a step that a tenant leaves to others
-lifecycle          the moves between states: start, preempt, end; outputs: what a step reports of a sequence
-drafting           where drafts come from; stats: load and counters
+scheduler          plans a step, and processes its results   (read first)
+step_in_flight     a step until its results have arrived
+request_queue      the waiting queue: priority, deficit round-robin across tenants, arrival; deadlines
+fairness           the running places, blocks and tokens of a step that are reserved for other tenants
+lifecycle          state transitions of sequences: start, preempt, end; outputs: the outputs of a step
+drafting           interface for speculative decoding; stats: load and counters
 """
 
 from engine_core.scheduling.drafting import Drafter

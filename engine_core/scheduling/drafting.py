@@ -1,7 +1,7 @@
-"""Where drafts come from: tokens that may come next, computed together with the token before them.
+"""Speculative decoding: the interface for drafters. A draft is a proposed next token, computed in the same step.
 
-Every position is sampled with noise of its own, so a draft changes how soon a token is known, but never which token it
-is: a draft that differs from what the model samples in its place is dropped, with all after it.
+The sampling noise of a position does not depend on drafts. So a draft changes how soon a token is known, but never
+which token it is: a draft that differs from the token sampled in its place is rejected, with all drafts after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Drafter(Protocol):
-    """Proposes drafts for sequences that decode. Used from the scheduler's thread, so it must be quick."""
+    """Proposes drafts for decoding sequences. Called in the scheduler's thread, so it must be quick."""
 
     def propose(self, token_ids: Sequence[int], max_tokens: int) -> Sequence[int]:
-        """Up to ``max_tokens`` ids of the vocabulary that may follow ``token_ids`` (prompt and output), or none."""
+        """Up to ``max_tokens`` ids (possibly none) that may follow ``token_ids``, the prompt and output so far."""

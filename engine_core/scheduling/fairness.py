@@ -1,16 +1,16 @@
-"""Fairness across tenants: room that one tenant may not take if another one brought a request lately.
+"""Fairness across tenants: capacity reserved for other tenants while they bring requests.
 
-Otherwise a flood would take every running place in one step, and since its sequences begin together, none would give
-its place back before they all end; and its long prompts would fill step after step. So the last sixteenth of places and
-blocks is kept from a tenant that has its share of them already, and its prompts fill at most a quarter of a step. A
-tenant that was alone for a while is kept from nothing. ``request_queue`` decides in which order requests wait: deficit
-round-robin across tenants, over tokens.
+Otherwise a flood would take every running place in one step. Since its sequences begin together, it would free no place
+until they all end, and its long prompts would fill every step. So the last sixteenth of places and blocks is reserved:
+a tenant that already has its share does not get it. And a tenant's prompts fill at most a quarter of a step. A tenant
+that was alone for a while has no such limits. ``request_queue`` orders waiting requests: deficit round-robin across
+tenants, over tokens.
 
 If every running tenant wants more than its quarter, the rest of the step is handed out in a second pass, in equal
 parts. If one does not, because it computes outputs or a short prompt, the rest stays empty: a longer step would make
 that tenant wait for the prompts of others. (A tenant that only waits, for a place or for blocks, gains from a longer
-step.) The rest also stays empty if a tenant without requests has returned again and again, and is likely to do so
-during the step.
+step.) The rest also stays empty if a tenant without requests has come back regularly and is likely to do so during the
+step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections import Counter, deque
 from itertools import pairwise, takewhile
 
 LATELY = 60.0
-"""Seconds for which a tenant that brought a request is expected to bring another."""
+"""Seconds after a tenant's request during which another one is expected."""
 _SILENCE = 10
-"""Silence of absent tenants, in units of the longest interval between their last requests, after which none is
-expected soon."""
+"""Absent tenants are not expected back soon after a silence of this many times the longest interval between their last
+requests."""
 _REMEMBERED = 4
-"""How many requests' arrivals count: intervals vary, so a single short one says little."""
+"""Number of last arrivals that count: intervals vary, so a single short one is no evidence."""
 
 
 def _kept(count: int) -> int:
@@ -36,18 +36,18 @@ class Tenants:
     """Tracks which tenants have requests and running sequences, and the room that each may not use."""
 
     def __init__(self, max_num_seqs: int, num_blocks: int, prompt_tokens: int) -> None:
-        """``prompt_tokens``: the most that one tenant's prompts may have of a step."""
+        """``prompt_tokens``: the most tokens of a step for one tenant's prompts."""
         self._max_num_seqs = max_num_seqs
         self._num_blocks = num_blocks
         self._prompt_tokens = prompt_tokens
         self._requests: Counter[str] = Counter()
-        """Live requests, by tenant; only tenants that have any."""
+        """Number of live requests, keyed by tenant; only tenants that have any."""
         self._running: Counter[str] = Counter()
-        """Running sequences, by tenant; only tenants that have any."""
+        """Number of running sequences, keyed by tenant; only tenants that have any."""
         self._planned: Counter[str] = Counter()
-        """Tokens of prompts in the step that is being planned."""
+        """Prompt tokens of each tenant in the step that is being planned."""
         self._limit = prompt_tokens
-        """The most of these tokens that each tenant may have."""
+        """The most prompt tokens that each tenant may have in this step."""
         self._wants_more: set[str] = set()
         """Tenants that could use more than the limit."""
         self._now = -math.inf
@@ -74,20 +74,20 @@ class Tenants:
         self._running[tenant] += 1
 
     def stopped(self, tenant: str) -> None:
-        """A sequence of ``tenant`` ceases to run."""
+        """A sequence of ``tenant`` stops running."""
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
 
     def begin_step(self, now: float) -> None:
-        """A step is going to be planned."""
+        """The planning of a step begins."""
         self._now = now
         self._planned.clear()
         self._limit = self._prompt_tokens
         self._wants_more.clear()
 
     def plan_prompt(self, tenant: str, tokens: int) -> None:
-        """The step computes ``tokens`` tokens of one of the prompts of ``tenant``."""
+        """Count ``tokens`` tokens of a prompt of ``tenant`` in the step."""
         self._planned[tenant] += tokens
 
     def prompt_room(self, tenant: str, wanted: int) -> int:
@@ -100,7 +100,7 @@ class Tenants:
         return min(wanted, room)
 
     def hand_out(self, left: int) -> bool:
-        """Raise the limit by equal parts of what the step has ``left``, unless that would delay another tenant."""
+        """Raise the limit by equal parts of the step's ``left`` tokens, unless that would delay another tenant."""
         limited = sum(self._planned[tenant] >= self._limit for tenant in self._wants_more)
         if not left or not limited or limited < len(self._running) or self._absent_return():
             return False
@@ -114,7 +114,7 @@ class Tenants:
         )
 
     def blocks_kept(self, tenant: str, held: int) -> int:
-        """Blocks that the next sequence of ``tenant`` must leave free when it starts, if its others hold ``held``."""
+        """Blocks that the next sequence of ``tenant`` must leave free when it starts; its other ones hold ``held``."""
         return _kept(self._num_blocks) if self._has_its_share(tenant, held, self._num_blocks) else 0
 
     def others_came(self, tenant: str) -> bool:
@@ -129,6 +129,6 @@ class Tenants:
         return bool(times) and self._now - times[0] < _SILENCE * longest
 
     def _has_its_share(self, tenant: str, held: int, count: int) -> bool:
-        """Whether ``held`` is its share while others come: an equal part of what is not kept, at most half of it."""
+        """Whether ``held`` is the tenant's share: an equal part of the unreserved capacity, at most half of it."""
         part = (count - _kept(count)) // max(2, len(self._running))
         return held >= max(1, part) and self.others_came(tenant)

@@ -1,4 +1,4 @@
-"""The moves of sequences between states, each of which keeps queue, blocks, groups and workers consistent.
+"""State transitions of sequences. Each keeps queue, blocks, groups and workers consistent.
 
 ::
 
@@ -8,7 +8,7 @@
     siblings ──▶ PENDING ⇄ RETURNING
 
 Siblings are the other choices of a request whose first one was started; they are PENDING until it has computed the
-prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which move.
+prompt. ``end`` ends a sequence in any state. The scheduler decides when to make which transition.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Lifecycle:
         *,
         fair: bool,
     ) -> None:
-        """``fair``: requests differ by priority and tenant, not by arrival alone."""
+        """``fair``: order requests by priority and tenant; otherwise by arrival alone."""
         self.groups: dict[str, SequenceGroup] = {}
         self.running: list[Sequence] = []
-        """By rank."""
+        """Running sequences, in order of rank."""
         self.in_flight: dict[int, StepInFlight] = {}
-        """By step id, oldest first."""
+        """Steps in flight keyed by step id, oldest first."""
         self.deadlines = DeadlineHeap()
         self.num_choices = 0
         """Live choices, running or not."""
@@ -57,7 +57,7 @@ class Lifecycle:
         self._counters = counters
         self._fair = fair
         self._holding: dict[str, SequenceGroup] = {}
-        """Groups that hold the blocks of their prompt themselves, for choices that wait."""
+        """Groups that hold the blocks of their prompt for choices that wait."""
         self._released: list[int] = []
         self._ended: list[SequenceOutput] = []
         self._started: list[str] = []
@@ -100,9 +100,9 @@ class Lifecycle:
         self._tenants.started(group.tenant)
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
-            group.num_prompt_scores = 0  # what a predecessor computed of them is computed again
-        # With windows a choice may return while others run that have lost blocks of the prompt. It computes the prompt
-        # for itself, so that choices that share blocks share the same ones.
+            group.num_prompt_scores = 0  # this leader recomputes the scores that a predecessor has computed
+        # With windows, a choice may return while the running ones have lost blocks of the prompt. It then computes the
+        # prompt for itself only, so that all choices that share blocks share the same ones.
         if group.shared_blocks is None and group.num_running == 1:
             group.leader = seq
             if seq.num_computed >= group.share_at:
@@ -120,16 +120,16 @@ class Lifecycle:
         self._kv.publish(seq, num_computed)
         if seq.group.leader is seq and num_computed >= seq.group.share_at:
             self._share_prompt(seq)
-        # A leader that is yet to share its prompt keeps what others will read.
+        # A leader that has not shared its prompt yet keeps the blocks that others will read.
         read_by_all = seq.group.num_shared_blocks * self._kv.block_size if seq.group.leader is seq else num_computed
         self._kv.free_behind_windows(seq, min(num_computed, read_by_all))
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:
-        """A running ``seq`` gives up its blocks and waits, at the front of its priority, to be computed again."""
+        """Preempt a running ``seq``: it loses its blocks, and waits at the front of its priority to be recomputed."""
         group = seq.group
-        # Its prompt lives on in the choices that still run, so it can start from there. (None of them leads: while
-        # the prompt is being computed, only one choice runs.) With windows they may have lost blocks of it.
+        # Choices that still run hold its prompt, so it can start from there. (None of them leads: while the prompt is
+        # being computed, only one choice runs.) With windows, they may have lost blocks of the prompt.
         if group.num_running > 1 and group.shared_blocks is None and not self._kv.has_windows:
             self._hold_prompt(seq)
         self._stop_running(seq)
@@ -153,7 +153,7 @@ class Lifecycle:
         return True
 
     def remove(self, seq: Sequence) -> None:
-        """``seq`` has ended: take it out of whatever state it is in."""
+        """``seq`` has ended: remove it from the structures of its state."""
         group = seq.group
         del group.members[seq.choice]
         self.num_choices -= 1
@@ -169,9 +169,9 @@ class Lifecycle:
         self._clean_up(group)
 
     def drop_idle_prompt(self, keep: SequenceGroup | None = None) -> bool:
-        """Let the lowest-ranked group that holds its prompt, but runs no choice, give it up; False if there is none.
+        """Release the prompt held by the lowest-ranked group that runs no choice; False if there is no such group.
 
-        ``keep`` is spared. The group's choices compute their prompt again.
+        The group's choices recompute their prompt. ``keep`` is exempt.
         """
         idle = [group for group in self._holding.values() if group.num_running == 0 and group is not keep]
         if not idle:
@@ -180,17 +180,17 @@ class Lifecycle:
         return True
 
     def take_released(self) -> list[int]:
-        """seq_ids that workers have to forget, each returned once."""
+        """seq_ids that workers must forget, each returned once."""
         released, self._released = self._released, []
         return released
 
     def take_started(self) -> list[str]:
-        """Requests that the next step begins to compute, or begins again, each returned once."""
+        """Requests that the next step begins to compute, for the first time or again; each returned once."""
         started, self._started = self._started, []
         return started
 
     def take_ended(self) -> list[SequenceOutput]:
-        """Ends that no step brought about, each returned once."""
+        """Ends that no step caused, each returned once."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -216,7 +216,7 @@ class Lifecycle:
         return seq
 
     def _stop_running(self, seq: Sequence) -> None:
-        """Take ``seq`` off the running list, its blocks back, and its results out of the steps in flight."""
+        """Remove ``seq`` from the running list and from the steps in flight, and release its blocks."""
         group = seq.group
         self.running.remove(seq)
         group.num_running -= 1
@@ -241,13 +241,13 @@ class Lifecycle:
         seq.watch_at = min(self._kv.next_change(seq), sharing)
 
     def _share_prompt(self, leader: Sequence) -> None:
-        """The prompt is computed: choices that wait for it can start."""
+        """The leader has computed the prompt: choices that wait for it can start."""
         if leader.group.num_waiting:
             self._hold_prompt(leader)
         self._release_followers(leader.group)
 
     def _release_followers(self, group: SequenceGroup) -> None:
-        """The group has no leader any more: choices that waited for it go to the front of the queue."""
+        """The group has no leader any more: move choices that waited for it to the front of the queue."""
         group.leader = None
         for seq in group.pending:
             self._queue.put_back(seq)
@@ -263,7 +263,7 @@ class Lifecycle:
             del self._holding[group.request.request_id]
 
     def _clean_up(self, group: SequenceGroup) -> None:
-        """After a choice started or ended: drop what no choice needs any more."""
+        """After a choice started or ended: release shared state that no choice needs any more."""
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:

@@ -1,4 +1,4 @@
-"""From sampled tokens to what the caller sees: when a sequence ends, and what a step reports of it."""
+"""Processes sampled tokens: decides whether a sequence ends, and makes the ``SequenceOutput`` of a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LENGTH = Finish(FinishReason.LENGTH)
 
 
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
-    """How the last token of a choice's non-empty output ends it, if it does: an eos or stop token, else a limit."""
+    """How the last token of a choice's non-empty output ends it (eos or stop token, else a limit); None: not at all."""
     if output[-1] in group.stop_ids and len(output) > group.min_tokens:
         return Finish(FinishReason.STOP, output[-1])
     return _LENGTH if len(output) >= group.max_output else None
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:
-    """Append the tokens that a step sampled for ``seq``, up to one that ends it; None if there is nothing to report.
+    """Append the tokens that a step sampled for ``seq``, up to the one that ends it; None if there is no news.
 
-    ``num_computed`` tokens of ``seq`` are computed now.
+    ``num_computed``: the computed tokens of ``seq`` after the step.
     """
     group = seq.group
     first_position = len(seq.output)
@@ -56,7 +56,7 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
 
 
 def output_of_end(group: SequenceGroup, choice: int, num_output_tokens: int, finish: Finish) -> SequenceOutput:
-    """The output of a choice that ends without a step."""
+    """The output for a choice that ends without a step."""
     cached_tokens, queue_seconds = _take_admission(group)
     return SequenceOutput(
         group.request.request_id,
@@ -78,10 +78,10 @@ def _take_admission(group: SequenceGroup) -> tuple[int | None, float | None]:
 
 
 def _progress(group: SequenceGroup, num_computed: int) -> int | None:
-    """``prefilled_tokens`` to report now; a prompt that takes one step reports none."""
+    """``prefilled_tokens`` to report now; None for a prompt that takes a single step."""
     length = group.num_prompt_tokens
     reached = min(num_computed, length)
-    # A choice that computes the prompt again, after a preemption, makes no progress to report.
+    # A choice that recomputes the prompt after a preemption makes no progress that is new to the caller.
     if reached <= group.prefilled_tokens:
         return None
     prefilled = reached if reached < length or group.prefilled_tokens > 0 else None
@@ -90,12 +90,12 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
 
 
 def _kept(logprobs: Logprobs | None, num_tokens: int) -> Logprobs | None:
-    """The entries of the tokens that are reported."""
+    """The entries of the first ``num_tokens`` tokens, which are reported."""
     return logprobs if logprobs is None or len(logprobs) == num_tokens else logprobs[:num_tokens]
 
 
 def _fresh_scores(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
-    """Those of the prompt's log probabilities that were not reported yet; None if there are none."""
+    """The prompt's log probabilities that were not reported yet; None if there are none."""
     if entries is None:
         return None
     start = group.num_prompt_scores

@@ -16,17 +16,17 @@ def _rank(seq: Sequence) -> tuple[int, int, int]:
 
 
 class _Tenant:
-    """One tenant's requests of one priority. ``turn`` orders tenants: (round it can pay in, order of joining)."""
+    """One tenant's requests of one priority. ``turn`` orders tenants: (round in which it can pay, order of joining)."""
 
     __slots__ = ("deficit", "groups", "name", "round", "turn")
 
     def __init__(self, name: str, last_round: int, order: int) -> None:
         self.name = name
         self.groups: OrderedDict[str, Sequence] = OrderedDict()
-        """By request id; the sequence stands for its group."""
+        """Waiting requests keyed by request id; a sequence stands for its group."""
         self.deficit = 0
         self.round = last_round
-        """The last round whose quantum it was given."""
+        """The last round whose quantum the tenant got."""
         self.turn = (last_round, order)
 
     def head(self) -> Sequence:
@@ -38,21 +38,21 @@ def _turn(tenant: _Tenant) -> tuple[int, int]:
 
 
 class _Level:
-    """Everything that waits at one priority."""
+    """All waiting sequences of one priority."""
 
     __slots__ = ("_left", "_orders", "_quantum", "_round", "_tenants", "_turns", "returning")
 
     def __init__(self, quantum: int) -> None:
         self.returning: list[Sequence] = []
-        """By rank."""
+        """Returning sequences, in order of rank."""
         self._quantum = quantum
         self._round = 0
         self._orders = count()
         self._tenants: dict[str, _Tenant] = {}
         self._turns: list[_Tenant] = []
-        """By turn."""
+        """Tenants with waiting requests, in order of turn."""
         self._left: set[str] = set()
-        """Tenants that had their quantum in this round and have nothing waiting any more."""
+        """Tenants that got this round's quantum and have no waiting requests any more."""
 
     def __bool__(self) -> bool:
         return bool(self.returning or self._turns)
@@ -61,7 +61,7 @@ class _Level:
         name = seq.group.tenant
         tenant = self._tenants.get(name)
         if tenant is None:
-            # Leaving and coming back does not bring a second quantum in the same round.
+            # A tenant that leaves and comes back gets no second quantum in the same round.
             last_round = self._round if name in self._left else self._round - 1
             tenant = self._tenants[name] = _Tenant(name, last_round, next(self._orders))
             tenant.groups[seq.group.request.request_id] = seq
@@ -76,7 +76,7 @@ class _Level:
         return next((tenant.head() for tenant in self._turns if tenant.name not in passed), None)
 
     def pop_fresh(self, name: str, passed: Collection[str]) -> None:
-        """Take away a tenant's first request and charge the tenant; ``passed`` gain nothing by rounds they miss."""
+        """Remove a tenant's first request and charge it; tenants in ``passed`` get no quantum for rounds they miss."""
         tenant = self._tenants[name]
         self._unschedule(tenant)
         _, seq = tenant.groups.popitem(last=False)
@@ -102,7 +102,7 @@ class _Level:
         self._tenants[seq.group.tenant].groups[seq.group.request.request_id] = seq
 
     def _postpone(self, name: str) -> None:
-        """If the tenant's turn is over, give it the current round's, with the deficit that it had then."""
+        """If the tenant's round has passed, move the tenant to the current round, with the deficit that it had then."""
         tenant = self._tenants.get(name)
         if tenant is not None and (missed := self._round - tenant.turn[0]) > 0:
             self._unschedule(tenant)
@@ -114,7 +114,7 @@ class _Level:
         del self._turns[bisect_left(self._turns, tenant.turn, key=_turn)]
 
     def _schedule(self, tenant: _Tenant) -> None:
-        """Put a tenant in its turn: the round in which it can pay for its first request."""
+        """Insert a tenant at its turn: the round in which it can pay for its first request."""
         if not tenant.groups:
             del self._tenants[tenant.name]
             if tenant.round == self._round:
@@ -135,10 +135,10 @@ class WaitingQueue:
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []
         self._num_of_tenant: Counter[str] = Counter()
-        """Fresh requests, by tenant; only tenants that have any."""
+        """Number of fresh requests, keyed by tenant; only tenants that have any."""
         self.num_requests = 0
         self.num_tokens = 0
-        """Tokens to compute before each of the fresh requests samples its first one."""
+        """Tokens to compute until each of the fresh requests samples its first one."""
 
     def __bool__(self) -> bool:
         return bool(self._priorities)
@@ -149,31 +149,31 @@ class WaitingQueue:
             yield from level.returning
 
     def has_room(self, tenant: str, limit: int) -> bool:
-        """Whether one more request may wait: of ``limit`` places a tenant may take as many as it leaves free."""
+        """Whether one more request may wait: of ``limit`` places a tenant may hold at most as many as stay free."""
         return self._num_of_tenant.get(tenant, 0) < limit - self.num_requests
 
     def append(self, seq: Sequence) -> None:
-        """A request arrives; ``seq`` stands for it."""
+        """Append an arriving request; ``seq`` stands for it."""
         self._level(seq.group.priority).append(seq)
         self._num_of_tenant[seq.group.tenant] += 1
         self.num_requests += 1
         self.num_tokens += seq.num_tokens
 
     def put_back(self, seq: Sequence) -> None:
-        """A sequence of an admitted group waits again, at the front of its priority."""
+        """Put a sequence of an admitted group back, at the front of its priority."""
         seq.state = SequenceState.RETURNING
         insort(self._level(seq.group.priority).returning, seq, key=_rank)
 
     def peek(self, passed: Collection[str] = ()) -> Sequence | None:
-        """Who is admitted next; stays the same until something is added, removed or popped.
+        """The sequence to admit next. The answer stays the same until the queue changes.
 
-        ``passed``: tenants to pass over, so that others go first.
+        ``passed``: tenants to skip, so that others go first.
         """
         heads = (self._levels[priority].head(passed) for priority in self._priorities)
         return next((head for head in heads if head is not None), None)
 
     def pop(self, seq: Sequence, passed: Collection[str] = ()) -> None:
-        """Take away ``seq``, which ``peek`` returned."""
+        """Remove ``seq``, which ``peek`` returned."""
         priority = seq.group.priority
         level = self._levels[priority]
         if seq.state is SequenceState.RETURNING:
@@ -184,7 +184,7 @@ class WaitingQueue:
         self._tidy(priority)
 
     def remove(self, seq: Sequence) -> None:
-        """Take away a sequence that waits anywhere in the queue."""
+        """Remove a sequence from any place in the queue."""
         priority = seq.group.priority
         level = self._levels[priority]
         if seq.state is SequenceState.RETURNING:
@@ -221,14 +221,17 @@ class WaitingQueue:
 
 
 class DeadlineHeap:
-    """A heap in which entries of ended groups (not the groups) stay until they surface or outnumber the others."""
+    """The deadlines of live groups, as a heap.
+
+    Entries of ended groups (without the groups) stay in it until they reach the top or outnumber the others.
+    """
 
     __slots__ = ("_heap", "_live", "_serial")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []
         self._live: dict[int, SequenceGroup] = {}
-        """By the entry's number."""
+        """Live groups keyed by the number of their entry."""
         self._serial = count()
 
     def add(self, group: SequenceGroup) -> None:
@@ -239,7 +242,7 @@ class DeadlineHeap:
             heappush(self._heap, (group.request.deadline, group.deadline_entry))
 
     def discard(self, group: SequenceGroup) -> None:
-        """Watch a group no longer."""
+        """Stop watching a group."""
         if group.deadline_entry is None:
             return
         self._live.pop(group.deadline_entry, None)

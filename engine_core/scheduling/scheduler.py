@@ -1,17 +1,18 @@
-"""The scheduler: which sequences compute how many tokens in the next step.
+"""The scheduler: decides which sequences compute how many tokens in the next step.
 
-There is no prefill phase and no decode phase: every sequence has computed tokens chasing its total tokens, and a
-step spends one token budget over all of them. Running sequences come first, in order of rank, then waiting ones.
-When blocks run out, the lowest-ranked running sequence gives up all of its own and later computes them anew.
+There is no prefill phase and no decode phase: every sequence has a number of computed tokens that catches up with its
+total tokens, and all sequences share a step's token budget. Running sequences come first, in order of rank, then
+waiting ones. When blocks run out, the lowest-ranked running sequence is preempted: it loses its blocks, and later
+recomputes them.
 
-``schedule`` and ``update`` alternate, but further steps may be scheduled before the results of earlier ones are in,
-as long as results arrive in order: a pending token has its place already, and workers know it by then. What is learned
-late changes nothing that anybody sees: results for a sequence that has ended or was preempted meanwhile are ignored,
-its blocks come back with the last step that uses them, and blocks are found by others only when the results of the step
-that filled them are in.
+``schedule`` and ``update`` alternate, but further steps may be scheduled before the results of earlier ones arrive, as
+long as results arrive in order: a pending token already has its place, and workers know the token by then. Late results
+have no visible effect: those for a sequence that has ended or was preempted meanwhile are ignored, its blocks are
+released with the last step that uses them, and blocks are published only after the results of the step that filled
+them.
 
-With a drafter a step may sample several tokens of a sequence. What was not accepted is rolled back as soon as the
-results are in, before any block is published.
+With a drafter a step may sample several tokens of a sequence. Rejected drafts are rolled back as soon as the results
+arrive, before any block is published.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class Scheduler:
         drafter: Drafter | None = None,
         cache_identity: Iterable[bytes] = (),
     ) -> None:
-        """Deadlines are times of ``clock``; ``cache_identity`` names what computes the cache's blocks.
+        """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        With a ``drafter`` no sequence is planned while it has a pending token, because drafts follow tokens that are
-        known. Raises ``ConfigError`` and ``OutOfMemoryError``.
+        With a ``drafter`` no sequence is planned while it has a pending token, because drafts depend on it. Raises
+        ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)
         self._config = config
@@ -65,11 +66,11 @@ class Scheduler:
             prefix_caching=cache.enable_prefix_caching,
             identity=tuple(cache_identity),
         )
-        # Rounds are computed, not walked through, so the quantum may be the smallest there is: the smaller it is, the
-        # sooner a tenant is served that comes while another has a long queue.
+        # A tenant's round is computed without iterating over rounds, so the quantum can be minimal: the smaller it is,
+        # the sooner a newly arrived tenant is served while another has a long queue.
         self._queue = WaitingQueue(quantum=1)
         budget = config.max_num_batched_tokens
-        # Where prompts are not computed in parts, each has to fit.
+        # Without chunked prefill, each prompt has to fit into a step.
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
         self._tenants = Tenants(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
         self._sequences = Lifecycle(
@@ -88,15 +89,15 @@ class Scheduler:
     def cancel(
         self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
     ) -> bool:
-        """End a request, or one choice of it; False if there was nothing to end.
+        """End a request, or one of its choices; False if it is not live.
 
-        The end is reported with ``finish_reason`` by ``take_ended``, or not at all if that is None. Its blocks are
-        free at once, or as soon as the steps in flight that use them are over.
+        ``take_ended`` reports the end with ``finish_reason``; None: no report. Its blocks become free at once, or as
+        soon as the steps in flight that use them are over.
         """
         group = self._sequences.groups.get(request_id)
         if group is None:
             return False
-        # Choices without a sequence first: they need not inherit the place of one that is cancelled, too.
+        # End choices without a sequence first, or one of them would inherit the place of another cancelled choice.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
         ended = [self._sequences.end(group, each, finish) for each in choices]
@@ -107,15 +108,15 @@ class Scheduler:
         return self._sequences.take_started()
 
     def take_ended(self) -> list[SequenceOutput]:
-        """Ends since the last call that no step brought about: cancelled, or past the deadline."""
+        """Ends since the last call that no step caused: cancelled, or past the deadline."""
         return self._sequences.take_ended()
 
     def has_work(self) -> bool:
-        """Whether a step could bring anything about."""
+        """Whether there is anything to compute or to report."""
         return bool(self._sequences.groups) or self._sequences.has_ended()
 
     def reset_prefix_cache(self) -> int:
-        """Let later requests find nothing computed so far, or built on it; returns how many blocks they could find."""
+        """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
         return self._kv.reset()
 
     def schedule(self) -> StepPlan | None:
@@ -139,7 +140,7 @@ class Scheduler:
         return step.plan(self._sequences.take_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """Take in the results of ``plan``. Raises ``ExecutorError`` if they are not what the plan asked for."""
+        """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
         step = self._sequences.in_flight.pop(plan.step_id)
         if result.step_id != plan.step_id or [bool(sampled) for sampled in result.token_ids] != step.samples:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
@@ -171,7 +172,7 @@ class Scheduler:
         return self._counters.computed_tokens
 
     def stats(self) -> SchedulerStats:
-        """Load and counters now."""
+        """The present load and counters."""
         counters, pool = self._counters, self._kv.pool
         returning = list(self._queue.returning())
         return SchedulerStats(
@@ -207,10 +208,10 @@ class Scheduler:
             seq = running[index]
             index += 1
             if seq.num_computed == seq.group.max_computed or (drafting and seq.has_pending_token):
-                continue  # All that may be computed is, or is waiting for the pending token that drafts follow.
+                continue  # All tokens are computed, or drafting has to wait for the pending token.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
-                # Leave a token to each sequence behind, so that a long prompt in front does not interrupt it.
+                # Leave a token for each later sequence, so that a long prompt does not interrupt its decoding.
                 wanted = min(wanted, max(1, step.budget - (len(running) - index)))
                 wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
                 if not wanted:
@@ -224,10 +225,10 @@ class Scheduler:
             step.add(seq, wanted)
 
     def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
-        """Fill what is left of the step with drafts of sequences that decode.
+        """Fill the rest of the step with drafts of decoding sequences.
 
-        No more rows are sampled than there may be sequences, since memory was measured for the logits of that many.
-        Nothing is taken from others: each running sequence can still have one more block in each of its tables.
+        At most ``max_num_seqs`` rows are sampled, because memory was measured for the logits of that many. Drafts take
+        no blocks that others need: each running sequence can still get one more block in each of its tables.
         """
         rows = self._config.max_num_seqs - sum(step.samples)
         introduced = {new.seq_id for new in step.new}
@@ -247,7 +248,7 @@ class Scheduler:
                 rows -= len(drafts)
 
     def _extend_prompts(self, step: StepInFlight) -> None:
-        """Compute more of running prompts; they have had all blocks since they started, but for those of windows."""
+        """Compute more of running prompts. Except in layers with windows, they got all their blocks at the start."""
         drafting = self._drafter is not None
         places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
         for seq in self._sequences.running:
@@ -272,7 +273,10 @@ class Scheduler:
                 step.extend(place, more)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
-        """Blocks added so that ``seq`` has room for ``num_tokens``, others' if need be; None if it has to wait."""
+        """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if need be.
+
+        Returns the added blocks, or None if ``seq`` has to wait.
+        """
         sequences = self._sequences
         while True:
             added = self._kv.grow(seq, num_tokens)
@@ -282,14 +286,14 @@ class Scheduler:
             if sequences.drop_idle_prompt():
                 continue
             if any(self._brings_back_blocks(flight) for flight in sequences.in_flight.values()):
-                return None  # Blocks come back soon: no sequence has to give up its own.
+                return None  # Steps in flight will free blocks: no preemption is necessary.
             victim = sequences.running[-1]
             sequences.preempt(victim)
             if victim is seq:
                 return None
 
     def _brings_back_blocks(self, flight: StepInFlight) -> bool:
-        """Whether blocks become free when the results of ``flight`` come in."""
+        """Whether the results of ``flight`` will free blocks."""
         return bool(flight.deferred) or any(
             seq.seq_id not in flight.dropped
             and self._kv.will_free(seq, end - len(flight.draft_token_ids.get(seq.seq_id, ())))
@@ -297,7 +301,7 @@ class Scheduler:
         )
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        passed: set[str] = set()  # tenants that have their share for now: others are admitted before them
+        passed: set[str] = set()  # tenants that have their share of this step: skip them
         while step.budget > 0 and (free := self._config.max_num_seqs - len(self._sequences.running)) > 0:
             seq = self._queue.peek(passed)
             if seq is None:
@@ -329,7 +333,7 @@ class Scheduler:
 
     @property
     def _blocks_to_go_on(self) -> int:
-        """Blocks so that each running sequence can have one more in each of its tables."""
+        """Blocks needed to give each running sequence one more in each of its tables."""
         return len(self._sequences.running) * self._kv.num_groups
 
     def _blocks_kept(self, tenant: str) -> int:
@@ -341,9 +345,9 @@ class Scheduler:
         return self._tenants.blocks_kept(tenant, held)
 
     def _admit(self, seq: Sequence, prefix: Prefix, kept: int) -> bool:
-        """Give ``seq`` its blocks, if there are enough without taking any from running sequences.
+        """Give ``seq`` its blocks, if there are enough without preempting running sequences.
 
-        ``kept`` more have to stay free; where any are kept, none are taken from idle prompts either.
+        ``kept`` further blocks have to stay free; if that is not 0, idle prompts are not dropped, either.
         """
         headroom = self._blocks_to_go_on + kept
         while not self._kv.admit(seq, prefix, headroom):

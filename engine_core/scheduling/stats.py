@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counted since the start."""
+    """Totals since the start."""
 
     steps: int = 0
     computed_tokens: int = 0
@@ -19,20 +19,20 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Gauges now, counters since the start."""
+    """Gauges of the present moment, and counters since the start."""
 
     running_seqs: int
     waiting_reqs: int
     """Requests never admitted yet."""
     returning_reqs: int
-    """Requests that were admitted and have choices in the queue: preempted, or not begun for want of room."""
+    """Admitted requests with choices in the queue: preempted, or not started yet for lack of room."""
     waiting_seqs: int
-    """Choices not running: of waiting requests, preempted, or waiting for their prompt."""
+    """Choices that do not run: of waiting requests, preempted ones, and ones that wait for their prompt."""
     queued_tokens: int
-    """Tokens to compute before every sequence in the queue samples its next token; prefix hits are not foreseen."""
+    """Tokens to compute until every queued sequence samples its next token, assuming no prefix hits."""
     kv_blocks: int
     kv_blocks_used: int
-    """Blocks that have holders; cached blocks without any count as free."""
+    """Blocks with holders; cached blocks without holders count as free."""
     steps: int
     computed_tokens: int
     """Rows of all completed forward passes."""
@@ -40,9 +40,9 @@ class SchedulerStats:
     """Tokens sampled and delivered."""
     preemptions: int
     prefix_query_tokens: int
-    """Tokens of requests at their first admission, where the prefix cache was searched."""
+    """Tokens of requests that were looked up in the prefix cache, at their first admission."""
     prefix_hit_tokens: int
-    """Those of them that were found."""
+    """Tokens of these that were found."""
 
     @property
     def kv_usage(self) -> float:

@@ -1,4 +1,4 @@
-"""A step from the moment the scheduler begins to plan it until its results are in."""
+"""A step, from the beginning of its planning until the scheduler has its results."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from engine_core.step import NewSequence, StepPlan
 
 
 class StepInFlight:
-    """Collects a plan, then remembers what ``update`` must know about it.
+    """Collects a plan, then keeps the state that ``Scheduler.update`` needs for its results.
 
-    Several steps may be in flight. A sequence that ends or is preempted meanwhile is *dropped* from them, and its
-    blocks come back only with the last of them, because that step still reads and writes them.
+    Several steps may be in flight. A sequence that ends or is preempted meanwhile is *dropped* from them. Its blocks
+    are released only with the last of these steps, which still reads and writes them.
     """
 
     __slots__ = (
@@ -34,27 +34,27 @@ class StepInFlight:
         self.budget = budget
         """Tokens that may still be planned."""
         self.short_of_blocks = False
-        """A running sequence lacked blocks, so none is admitted in this step."""
+        """Whether a running sequence lacked blocks; if so, this step admits no further sequence."""
         self.sequences: list[Sequence] = []
         self.num_tokens: list[int] = []
         self.samples: list[bool] = []
         self.ends: list[int] = []
-        """How many tokens of each sequence are computed when this step is over."""
+        """Number of computed tokens of each sequence after this step."""
         self.new: list[NewSequence] = []
         self.new_block_ids: dict[int, BlockTables] = {}
         self.draft_token_ids: dict[int, list[int]] = {}
-        """By seq_id."""
+        """Drafts keyed by seq_id."""
         self.dropped: set[int] = set()
         """seq_ids whose results are ignored."""
         self.deferred: list[BlockTables] = []
-        """To be released when the step is over."""
+        """Block tables to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of ``seq``, and sample one if that reaches its end."""
         end = seq.num_computed + num_tokens
         samples = end == seq.num_tokens
         if samples:
-            seq.num_tokens += 1  # The pending token has its place from now on; workers know it before the scheduler.
+            seq.num_tokens += 1  # From now on the pending token has its place: workers know it before the scheduler.
         seq.num_computed = end
         seq.last_step = self.step_id
         self.budget -= num_tokens
@@ -64,7 +64,7 @@ class StepInFlight:
         self.samples.append(samples)
 
     def extend(self, place: int, num_tokens: int) -> None:
-        """Compute ``num_tokens`` more of the sequence at ``place``, whose end the step did not reach yet."""
+        """Compute ``num_tokens`` more tokens of the sequence at ``place``, whose end the step does not reach yet."""
         seq = self.sequences[place]
         seq.num_computed += num_tokens
         self.budget -= num_tokens
@@ -75,7 +75,7 @@ class StepInFlight:
             self.samples[place] = True
 
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
-        """Compute drafts after the sequence at ``place``, counted as accepted until ``roll_back``."""
+        """Compute drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
         seq.num_computed += count
         seq.num_tokens += count
@@ -85,7 +85,7 @@ class StepInFlight:
         self.draft_token_ids[seq.seq_id] = draft_token_ids
 
     def roll_back(self, token_ids: list[list[int]]) -> None:
-        """Take back drafts that were not accepted: ``token_ids`` are the step's result."""
+        """Undo the counting of rejected drafts; ``token_ids``: the step's result."""
         for place, seq in enumerate(self.sequences):
             drafts = self.draft_token_ids.get(seq.seq_id)
             if drafts is None or seq.seq_id in self.dropped:
@@ -98,7 +98,7 @@ class StepInFlight:
             self.ends[place] -= rejected
 
     def append_blocks(self, seq: Sequence, added: BlockTables) -> None:
-        """Tell workers about blocks that ``seq``, which they know, was given."""
+        """Add to the plan new blocks of ``seq``, a sequence that workers have already."""
         if not any(added):
             return
         tables = self.new_block_ids.setdefault(seq.seq_id, [[] for _ in added])
@@ -106,7 +106,7 @@ class StepInFlight:
             table.extend(more)
 
     def introduce(self, seq: Sequence) -> None:
-        """Tell workers about ``seq``; call it before ``add``."""
+        """Add ``seq`` to the plan as new to the workers; call it before ``add``."""
         group = seq.group
         self.new.append(
             NewSequence(
@@ -121,7 +121,7 @@ class StepInFlight:
         )
 
     def plan(self, released: list[int]) -> StepPlan:
-        """The step as workers get it."""
+        """The plan for the workers; ``released``: seq_ids that they must forget."""
         return StepPlan(
             step_id=self.step_id,
             released=released,

@@ -1,10 +1,10 @@
-"""Drives load and measures it: what ``ringline bench`` does, without its flags.
+"""Load generation and measurement, as used by ``ringline bench``.
 
 In reading order:
 
 load_generator          when requests are sent: closed loop (a fixed number in flight) or open loop (Poisson arrivals)
 measurement             TTFT, ITL, TPOT and latency of every request, and their percentiles
-load_stream             how requests reach a server, and how its answers reach the load generator
+load_stream             interface that sends requests to a server and reads its answers
 session_load_stream     … through a processor, over one Session
-engine_load_stream      … straight into an engine, over Attach
+engine_load_stream      … directly to an engine, over Attach
 """

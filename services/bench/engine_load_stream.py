@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the stub is one class at run time
 
 
 _FINISH_TIMEOUT = 5.0
-"""Seconds."""
+"""Seconds to wait for the engine to read the last Done."""
 
 
 class EngineLoadStream(LoadStream):
@@ -43,7 +43,7 @@ class EngineLoadStream(LoadStream):
         self._numbers: dict[str, int] = {}
         self._commands: list[pb.Command] = []
         self._written = asyncio.Event()
-        """Set while no command waits to be written."""
+        """Set while no command is waiting to be written."""
 
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
         self._prepared_before += len(self._prepared)  # a ring id is used once
@@ -146,7 +146,7 @@ def _submit(request_id: str, prompt: Sequence[int], output_len: int) -> pb.Submi
 
 
 def _problem(finished: pb.Finished) -> str | None:
-    """Why the request did not end with exactly the tokens asked for."""
+    """Why the request did not end with the requested number of tokens; None if it did."""
     if finished.HasField("error"):
         return finished.error.message
     if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:

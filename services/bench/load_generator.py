@@ -1,7 +1,7 @@
-"""Decides when requests are sent.
+"""The load generator: decides when requests are sent.
 
-Closed loop: a fixed number of requests is in flight; a new one is sent when one ends. Open loop: requests arrive at a
-mean rate, whatever the server does, so a server that is too slow has ever more of them in flight.
+Closed loop: a fixed number of requests is in flight; when one ends, the next is sent. Open loop: requests arrive at a
+mean rate, whatever the server does, so the number in flight grows if the server is too slow.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from services.bench.measurement import Measurement
 
 
 class LoadGenerator:
-    """Sends the requests that a load stream has prepared, and records their times."""
+    """Sends the requests prepared by a load stream, and records their times."""
 
     def __init__(self, stream: LoadStream, requests: int, output_len: int) -> None:
-        """Each of the ``requests`` must bring exactly ``output_len`` tokens."""
+        """Each of the ``requests`` must produce exactly ``output_len`` tokens."""
         self.measurement = Measurement(output_len)
         self._stream = stream
         self._requests = requests

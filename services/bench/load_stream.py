@@ -1,4 +1,4 @@
-"""How a load generator reaches a server: a stream that one task writes and another reads."""
+"""The interface between a load generator and a server: a stream that one task writes and another reads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ringline.errors import RingError, from_rpc
 
 
 class LoadError(Exception):
-    """The measurement cannot go on; the text is one sentence for the user."""
+    """The measurement cannot continue; the text is one sentence for the user."""
 
     def __init__(self, message: str, error: RingError | None = None) -> None:
-        """``error``: what ended the call, if that is why."""
+        """``error``: the error that ended the call, if a call's end is the reason."""
         super().__init__(message)
         self.error = error
 
@@ -30,18 +30,18 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that is measured, and the requests that its server takes."""
+    """The measured model, and the limits of its server on requests."""
 
     model: str
     vocab_size: int
     max_model_len: int
     eos_token_ids: frozenset[int]
     max_live_requests: int | None
-    """None: no limit is known."""
+    """The server's limit on live requests; None if not known."""
 
 
 class LoadListener(Protocol):
-    """Called with what a load stream reads. Requests are identified by number; ``now`` is ``time.perf_counter()``."""
+    """Receives a load stream's output. Requests are identified by number; ``now`` is ``time.perf_counter()``."""
 
     def on_tokens(self, number: int, position: int, count: int, now: float) -> None: ...
 
@@ -62,7 +62,7 @@ class LoadStream(ABC):
 
     @abstractmethod
     def prepare(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
-        """Build the messages of requests 0, 1, … before anything is timed."""
+        """Build the messages of requests 0, 1, … before the measurement starts."""
 
     @abstractmethod
     def send(self, number: int) -> None:
@@ -99,7 +99,7 @@ class LoadStream(ABC):
         await self._disconnect()
 
     async def _finish(self) -> None:
-        """Send what must be sent before the stream is closed: by default nothing."""
+        """Send final messages before the stream is closed: none by default."""
         return
 
     async def _guarded_write(self) -> None:
@@ -120,8 +120,8 @@ class LoadStream(ABC):
 
     @abstractmethod
     async def _write(self) -> None:
-        """Write what is queued, forever."""
+        """Write queued messages, forever."""
 
     @abstractmethod
     async def _read(self) -> None:
-        """Call the listener with what comes; raise LoadError when the stream ends."""
+        """Pass all output to the listener; raise LoadError when the stream ends."""

@@ -1,4 +1,4 @@
-"""Times of many requests, taken with little work per delivery: the client shares its cores with what it measures."""
+"""Measures the times of many requests, with little work per delivery: the client shares its cores with the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _InFlight:
-    """Times in seconds of one clock."""
+    """Times of one request, in seconds of the caller's clock."""
 
     sent_at: float
     first_token_at: float = 0.0
@@ -22,7 +22,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Milliseconds."""
+    """Mean and percentiles in milliseconds."""
 
     mean: float
     p50: float
@@ -30,7 +30,7 @@ class LatencySummary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> LatencySummary | None:
-        """None for no values. Percentiles are by nearest rank."""
+        """The summary of some values, None if there are none. Percentiles are by nearest rank."""
         if not seconds:
             return None
         ordered = sorted(seconds)
@@ -40,13 +40,13 @@ class LatencySummary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Latencies cover only completed requests, except ``itl``, which covers all."""
+    """The result of a measurement. Latencies cover completed requests only, except ``itl``, which covers all."""
 
     completed: int
     failures: dict[str, int]
-    """How often each problem occurred."""
+    """Number of requests that failed, keyed by problem."""
     seconds: float
-    """From the first request sent to the last one's end."""
+    """Seconds from the sending of the first request to the end of the last one."""
     output_tokens: int
     ttft: LatencySummary | None
     """Time to first token."""
@@ -66,7 +66,7 @@ class Measurement:
     """Records the times of requests, which are identified by number."""
 
     def __init__(self, output_len: int) -> None:
-        """A request that ends well has exactly ``output_len`` tokens, without a gap of positions."""
+        """A successful request has exactly ``output_len`` tokens, without gaps in positions."""
         self._output_len = output_len
         self._in_flight: dict[int, _InFlight] = {}
         self._failures: Counter[str] = Counter()
@@ -87,7 +87,7 @@ class Measurement:
         self._in_flight[number] = _InFlight(now)
 
     def record_tokens(self, number: int, position: int, count: int, now: float) -> None:
-        """``count`` tokens came, the first of them at output position ``position``."""
+        """``count`` tokens arrived, the first of them at output position ``position``."""
         request = self._in_flight.get(number)
         if request is None or count == 0:
             return
@@ -102,7 +102,7 @@ class Measurement:
         self.output_tokens += count
 
     def record_end(self, number: int, now: float, problem: str | None) -> bool:
-        """Return whether the request was in flight."""
+        """A request ended; ``problem``: why it failed, if it did. Returns whether the request was in flight."""
         request = self._in_flight.pop(number, None)
         if request is None:
             return False

@@ -1,4 +1,4 @@
-"""Load on a processor: every request on one Session."""
+"""Load on a processor: all requests on one Session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the stub is one class at run time
 
 
 class SessionLoadStream(LoadStream):
-    """Requests are greedy and ignore eos."""
+    """Sends requests over one Session. They are greedy and ignore eos."""
 
     def __init__(
         self, address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
@@ -94,7 +94,7 @@ class SessionLoadStream(LoadStream):
 
 
 def _problem(finished: pb.ChoiceFinished) -> str | None:
-    """Why the choice did not end with exactly the tokens asked for."""
+    """Why the choice did not end with the requested number of tokens; None if it did."""
     if finished.finish_reason == output_pb2.FINISH_REASON_LENGTH:
         return None
     if finished.HasField("error"):

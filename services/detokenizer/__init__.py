@@ -7,5 +7,5 @@ engines    the links to engines, each with a decoder and its tokenizer
 decode     one link's requests: ids → text, stop strings
 service    Subscribe: the processors, and the stream to each
 protobuf   updates → messages
-metrics    what is measured
+metrics    requests, tokens, links and subscribers
 """

@@ -1,6 +1,6 @@
 """Decodes one engine's requests: ids to text, stop strings, and the results into the subscribers' outboxes.
 
-State belongs to the link that brought it: it is built from a request's first frame, and dropped with the link.
+All state belongs to one link: it is built from a request's first frame on that link, and dropped with the link.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class _Choice:
         self.logprobs: PackedLogprobs | None = None
 
     def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
-        """Hold those of the next ``count`` ids, aligned to their end, except for ids that were delivered before."""
+        """Hold the log probabilities of the next ``count`` ids, except for ids that were delivered before.
+
+        ``logprobs`` are aligned to the end of the ids.
+        """
         fresh = self.decoder.received + count - max(self.decoder.delivered, self.decoder.received)
         if fresh < len(logprobs):
             logprobs = logprobs.part(len(logprobs) - max(fresh, 0), len(logprobs))
@@ -46,7 +49,7 @@ class _Choice:
             self.logprobs = logprobs
 
     def take_logprobs(self, delta: Delta) -> PackedLogprobs | None:
-        """Remove and return those of the ids in ``delta``."""
+        """Remove and return the log probabilities of the ids in ``delta``."""
         held, count = self.logprobs, len(delta.token_ids)
         if held is None or not count:
             return None
@@ -70,7 +73,7 @@ class _Request:
         self.traceparent = ""
         """W3C trace context; empty if it is not traced."""
         self.began: float | None = None
-        """When its first ids arrived, if it is traced."""
+        """When the first ids arrived, monotonic seconds; None before that, or if the request is not traced."""
 
 
 class EngineDecoder:
@@ -123,7 +126,7 @@ class EngineDecoder:
         subscriber = self._subscribers.find(PeerId(context.reply_to, context.reply_incarnation))
         if subscriber is None:
             return
-        # What an earlier link brought, if not sent yet, will be sent again.
+        # Discard unsent output of an earlier link: this link delivers it again.
         subscriber.outbox.drop(opened.request_id, opened.epoch)
         ours = self._tokenizer.fingerprint()
         if context.tokenizer_digest != ours:
@@ -132,7 +135,7 @@ class EngineDecoder:
             return
         try:
             choices = self._choices(opened, context)
-        except ValueError as error:  # must not end the link, which has other requests
+        except ValueError as error:  # must not end the link, because it carries other requests, too
             self._refuse(opened, subscriber, invalid_field("output_context", str(error)).status)
             return
         except Exception:
@@ -206,7 +209,7 @@ class EngineDecoder:
                 delta = decoder.feed(ids)
             else:
                 delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
-        except Exception:  # must not end the link, which has other requests
+        except Exception:  # must not end the link, because it carries other requests, too
             self._fail(request_id, request)
             return
         if delta is not None and (delta.token_ids or delta.text):
@@ -228,7 +231,7 @@ class EngineDecoder:
             self._finished(request_id, request)
 
     def _fail(self, request_id: str, request: _Request) -> None:
-        """End every unfinished choice after what was delivered, because of the error that is being handled."""
+        """End every unfinished choice at its delivered length, with the error that is being handled."""
         log.exception("cannot be decoded", request_id=request_id)
         del self._requests[request_id]
         for choice, state in request.choices.items():

@@ -29,7 +29,7 @@ MODEL_TIMEOUT = 10.0
 
 
 class Engines:
-    """Implements ``EngineOwner``."""
+    """The linked engines, their decoders and tokenizers. Implements ``EngineOwner``."""
 
     def __init__(self, max_generations: int, tracing: Tracing | None = None, outboxes: Outboxes | None = None) -> None:
         """``max_generations``: tokenizers held at a time. ``outboxes`` bounds output that subscribers have not read."""
@@ -37,16 +37,16 @@ class Engines:
         self._tracing = tracing
         self.subscribers = Subscribers(self._subscriber_gone, outboxes)
         self._tokenizers: Generations[str, Tokenizer] = Generations(max_generations)
-        """By digest."""
+        """Tokenizers keyed by digest."""
         self._fetches = TokenizerFetcher(Tokenizer.from_files)
         self._decoders: dict[PeerId, EngineDecoder] = {}
         self._heard_at: dict[PeerId, float] = {}
         """When each attached engine last sent a frame, on the monotonic clock."""
         self._decoded_before = 0
         self._models: dict[PeerId, str] = {}
-        """Name of the model that each serves."""
+        """Name of the model that each engine serves."""
         self.model_name = ""
-        """Of the engine that was started last; empty before the first is attached."""
+        """Name of the model of the engine that was started last; empty until an engine is attached."""
 
     @property
     def attached(self) -> bool:
@@ -74,7 +74,7 @@ class Engines:
 
     @property
     def decoded_tokens(self) -> int:
-        """Since the process started."""
+        """Tokens decoded since the process started."""
         return self._decoded_before + sum(decoder.decoded_tokens for decoder in self._decoders.values())
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:

@@ -1,4 +1,4 @@
-"""``DetokenizerService``: one stream per processor, each frame with everything that is new."""
+"""``DetokenizerService``: one stream per processor; each frame holds all output since the frame before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from services.rpc.output_stream import OutputStream
 from services.rpc.protobuf import abort, peer_changes_to_proto, welcome_message
 
 MAX_SUBSCRIBERS = 256
-"""At a time. Bounded because each is sent the load, and may be sent the text of every request."""
+"""Subscribers at the same time. Bounded because each is sent the load, and may be sent the text of every request."""
 log = structlog.get_logger(__name__)
 METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
 """Roles that may call each method."""
@@ -30,7 +30,7 @@ _SUPERSEDED = Status(Code.ABORTED, "superseded by a newer stream of the same pro
 
 
 class Subscriber(OutputStream):
-    """One subscription."""
+    """One processor's subscription."""
 
     def __init__(self, peer: PeerId, engines: Iterable[PeerId], outboxes: Outboxes) -> None:
         """``engines``: the live engines now. ``outboxes`` bounds unread output."""
@@ -79,7 +79,7 @@ class Subscribers:
             self._forget(subscriber)
 
     def find(self, peer: PeerId) -> Subscriber | None:
-        """The subscription of exactly this incarnation of a processor, if there is one."""
+        """The subscription of this incarnation of a processor; None if there is none."""
         subscriber = self._by_name.get(peer.name)
         return subscriber if subscriber is not None and subscriber.peer == peer else None
 
@@ -106,13 +106,13 @@ class Subscribers:
                 subscriber.wake.set()
 
     def _forget(self, subscriber: Subscriber) -> None:
-        """Drop its outbox at once."""
+        """Drop the subscriber's outbox at once."""
         self._on_gone(subscriber.peer)
         subscriber.clear()
 
 
 class DetokenizerService:
-    """Serves Subscribe: sends what ``decode`` puts into the outboxes."""
+    """Serves Subscribe: sends the output that ``decode`` puts into the outboxes."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class DetokenizerService:
         await abort(context, end)
 
     async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
-        """Write what is new, until another stream supersedes this one."""
+        """Write new output until another stream supersedes this one."""
         welcome = welcome_message(self._me, version, self._max_message_bytes)
         await self._send(subscriber, context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False

@@ -1,7 +1,7 @@
-"""The engine as the event loop sees it: requests go to the step loop, its reports to the attach registry and the links.
+"""The engine on the event loop: passes requests to the step loop, and its reports to the attach registry and the links.
 
-This is what all Attach streams share. The step loop computes in a thread of its own; everything here runs on the event
-loop, except where it says otherwise.
+All Attach streams share one ``AsyncEngine``. The step loop computes in its own thread; everything here runs on the
+event loop unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ class AsyncEngine:
         self.step_loop: StepLoop | None = None
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
-        """Likewise."""
+        """Set once the engine has loaded."""
         self.model_digest = ""
-        """Likewise; covers the tokenizer too."""
+        """Digest of model and tokenizer; set once the engine has loaded."""
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
         self.registry: AttachRegistry[Request] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.large_frames = LargeMessages()
         """Large frames of all peers, parsed and executed one at a time."""
         self.drain_grace: float | None = None
-        """Seconds; None unless draining."""
+        """Seconds that running requests have to finish; None unless draining."""
         self.failure: str | None = None
         """Why the engine has stopped computing; None while it works."""
         self._wakers: dict[OutboundLink, LinkWaker] = {}
         self._last_queue_seconds: float | None = None
-        """How long the request that was scheduled last had been queued."""
+        """Seconds that the most recently scheduled request had been queued."""
         self.metrics = EngineMetrics(self._read)
 
     # CorePort
@@ -79,7 +79,7 @@ class AsyncEngine:
     # Peers
 
     def attach(self, peer: PeerId) -> LinkWaker:
-        """Call when a peer has sent Hello; raises ``Refused`` as ``AttachRegistry.attach`` does."""
+        """Attach a peer that has sent its Hello. Raises ``Refused`` like ``AttachRegistry.attach``."""
         link, superseded = self.registry.attach(peer, time.monotonic())
         if superseded is not None and (old := self._wakers.get(superseded)) is not None:
             old.superseded.set()
@@ -169,11 +169,11 @@ class AsyncEngine:
             log.info("refused", request_id=entry.request_id, reason=str(error))
 
     def _retry_after_ms(self) -> int:
-        """Assumes that the next request will queue as long as the one scheduled last."""
+        """Assumes that the next request will be queued as long as the one scheduled last."""
         return retry_after_ms(self._last_queue_seconds)
 
     def _read(self) -> EngineReading | None:
-        """For the metrics. Called from another thread, so it only reads."""
+        """Read the metrics' values. Called from another thread, so it changes nothing."""
         loop = self.step_loop
         if loop is None:
             return None

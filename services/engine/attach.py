@@ -35,13 +35,13 @@ ATTACHERS = SUBMITTERS | {Role.DETOKENIZER}
 HELLO_TIMEOUT = 10.0
 """Seconds that a peer has to send its Hello."""
 MAX_PENDING_REJECTIONS = 1000
-"""While more than this wait to be written, the peer's commands are not executed."""
+"""While more rejections than this wait to be written, the peer's commands are not executed."""
 _LONGEST_GRACE = 4_000_000.0
-"""Seconds; about the maximum of the field, which is in milliseconds."""
+"""Seconds; about the maximum of the message's field, which is in milliseconds."""
 SMALL_FRAME_BYTES = 4 << 10
 """Frames up to this size are parsed on the event loop: it takes a few milliseconds at most."""
 COMMANDS_PER_TURN = 256
-"""Commands executed before the event loop gets to other work."""
+"""Commands executed before the event loop runs other tasks."""
 
 
 class Attachment:
@@ -84,7 +84,7 @@ class Attachment:
             try:
                 raise failure
             finally:
-                del failure  # breaks the reference cycle with this frame, which would keep both until a collection
+                del failure  # breaks its reference cycle with this stack frame
 
     async def _serve(
         self,
@@ -96,7 +96,7 @@ class Attachment:
     ) -> BaseException | None:
         """Read and write until either ends or a newer stream supersedes this one; returns the exception, if any.
 
-        A task of its own waits for the newer stream, because the writer may be blocked by a peer that does not read.
+        A separate task waits for the newer stream, because a peer that does not read may block the writer.
         """
         tasks = (
             asyncio.create_task(self._read(first, incoming, waker)),
@@ -112,7 +112,7 @@ class Attachment:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _first_frame(self, incoming: RequestStream) -> tuple[bytes, link_pb2.Hello]:
-        """The first frame, as bytes since it may have commands too, and its Hello."""
+        """The first frame and its Hello. The frame stays bytes, because it may also have commands."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
                 data = await incoming.read()
@@ -141,7 +141,7 @@ class Attachment:
         ordinal, first = 0, True
         while data is not None:
             ordinal += await self._execute(data, waker, ordinal, may_greet=first)
-            data, first = None, False  # free it: the next frame may take long to come
+            data, first = None, False  # free the frame: the next one may take long to arrive
             data = await incoming.read()
 
     async def _execute(self, data: bytes, waker: LinkWaker, ordinal: int, *, may_greet: bool) -> int:
@@ -264,7 +264,7 @@ def _no_hello() -> Refused:
 
 
 def _is_small(data: bytes) -> bool:
-    """Whether to parse on the event loop: few bytes, or few fields (such as one request with a long prompt)."""
+    """Whether to parse a frame on the event loop: few bytes or few fields (such as one request with a long prompt)."""
     return len(data) <= SMALL_FRAME_BYTES or is_cheap_to_parse(engine_pb2.AttachRequest, data)
 
 

@@ -1,4 +1,4 @@
-"""Large messages take turns: one at a time is measured and parsed off the event loop and held while it is executed.
+"""Large messages take turns: only one at a time is parsed (off the event loop) and held while it is executed.
 
 Parsing holds the interpreter's lock. A pause as long as the parsing follows each message, so that a flood of
 large messages leaves at least half of the lock to the step loop and the event loop. Smaller messages go first, but none
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 _R = TypeVar("_R")
 
 _DEADLINE_PER_MIB, _LATEST_DEADLINE = 60.0, 60.0
-"""Seconds."""
+"""Seconds added to a message's deadline per MiB, and the most that are added."""
 
 
 class LargeMessages:
@@ -26,11 +26,11 @@ class LargeMessages:
 
     def __init__(self) -> None:
         self._busy = False
-        """Whether somebody has the turn, or the pause after one lasts."""
+        """Whether a turn is held, or the pause after one lasts."""
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         """A heap of (deadline, tie-breaker, granted); cancelled futures stay in it until swept."""
         self._num_cancelled = 0
-        """Cancelled since the last sweep."""
+        """Waiters cancelled since the last sweep."""
         self._numbers = count()
         self._work: asyncio.Future[Any] | None = None
         """The work of the current turn."""
@@ -45,12 +45,12 @@ class LargeMessages:
         finally:
             if self._work is None or self._work.done():
                 self._pause()
-            else:  # the caller was cancelled, but its thread runs to the end
+            else:  # the caller was cancelled, but its work in a thread is not finished
                 self._work.add_done_callback(lambda _: self._pause())
 
     async def run(self, work: Callable[[], _R]) -> _R:
         """Do ``work`` off the event loop. Call it while holding the turn."""
-        return await asyncio.shield(self._begin(work))  # not kept in a variable: its error would refer to this frame
+        return await asyncio.shield(self._begin(work))  # a variable would make a cycle: error, traceback, this frame
 
     def _begin(self, work: Callable[[], _R]) -> asyncio.Future[_R]:
         begun = asyncio.get_running_loop().run_in_executor(None, self._timed, work)
@@ -104,6 +104,6 @@ class LargeMessages:
 
 
 def _retrieve_exception(work: asyncio.Future[_R]) -> None:
-    """Keeps asyncio from logging an exception that nobody retrieves because the caller was cancelled."""
+    """Keep asyncio from logging an exception that is not retrieved because the caller was cancelled."""
     if not work.cancelled():
         work.exception()

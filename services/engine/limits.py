@@ -1,4 +1,4 @@
-"""Size limits of a Submit, checked before anything of it is copied.
+"""Size limits of a Submit, checked before any of its fields is copied.
 
 Frames are measured before they are parsed, since many may wait for one step. The core validates the values.
 """
@@ -24,7 +24,7 @@ _BYTES_PER_ID = 3
 
 
 def frame_limits(model: ModelSpec) -> MessageLimits:
-    """Limits of one frame: as much as links send at a time, plus one Submit that resumes every choice."""
+    """Limits of one frame: the most that a link sends at a time, plus one Submit that resumes every choice."""
     resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
     return MessageLimits(
         _LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed, MAX_FRAME_FIELDS
@@ -32,7 +32,7 @@ def frame_limits(model: ModelSpec) -> MessageLimits:
 
 
 def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
-    """Raise ``Refused`` for the first field whose size is outside of what the contract allows for ``model``."""
+    """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``."""
     check_requires(submit.requires, ENGINE_CAPABILITIES)
     sampling = submit.sampling
     n = sampling.n if sampling.HasField("n") else 1

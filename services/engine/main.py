@@ -41,9 +41,9 @@ DESCRIPTION = engine_pb2.DESCRIPTOR.services_by_name["EngineService"]
 _STOP_TIMEOUT = 10.0
 """Seconds that the current step has to finish when the process ends."""
 _FAREWELL = 0.1
-"""Seconds for the streams to end after a hang was detected."""
+"""Seconds that the streams have to end after a hang was detected."""
 _LEDGERS_PER_REQUEST = 4
-"""Most ledger entries per request that may wait or run: finished ones are held until Done."""
+"""Bound on ledger entries, per request that may wait or run: the ledger also holds finished ones until Done."""
 
 
 def run(settings: EngineServiceSettings, config: EngineConfig) -> int:
@@ -104,7 +104,7 @@ class _EngineProcess:
 
     async def _work(self) -> None:
         start = time.monotonic()
-        # The tokenizer first: its files stay in memory, so the profiling of memory must see them.
+        # Read the tokenizer first: its files stay in memory, so memory profiling must count them.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
         tokenizer_digest = await asyncio.to_thread(fingerprint_of, files)
         await self._start_engine()
@@ -148,9 +148,10 @@ class _EngineProcess:
             self._engine.push_load()
 
     async def _start_engine(self) -> None:
-        """Load in a thread that ends before the step loop's begins, so that what libraries keep per thread is freed.
+        """Load in a thread that ends before the step loop's thread starts.
 
-        Otherwise the step loop's thread would allocate a second cuBLAS handle and workspace beyond the measured memory.
+        Its end frees the libraries' per-thread memory. Otherwise the step loop's thread would allocate a second cuBLAS
+        handle and workspace beyond the measured memory.
         """
         thread = DaemonThreadPool(1, "start")
         try:
@@ -162,7 +163,7 @@ class _EngineProcess:
             thread.shutdown(wait=self._started is not None)
 
     def _watch_steps(self, steps: StepLoop, loop: asyncio.AbstractEventLoop) -> Watchdog:
-        """End the process when a step hangs, as it ends when a step raises; the supervisor restarts it."""
+        """End the process when a step hangs, just as when a step raises; the supervisor restarts it."""
 
         def hung(seconds: float, limit: float) -> None:
             announced = asyncio.run_coroutine_threadsafe(self._announce_hang(), loop)
@@ -188,7 +189,7 @@ class _EngineProcess:
     async def _drain(self, grace: float) -> None:
         """Refuse new requests, tell peers, and finish the present requests, unless the engine fails."""
         if self._engine.failure is not None:
-            return  # nothing would be finished, and peers must not take a crash for a drain
+            return  # no request would finish, and peers must not mistake a crash for a drain
         self._engine.metrics.serving = False
         self._engine.drain(grace)
         log.info("drained", left=await wait_until_idle(self._requests_to_finish, grace))

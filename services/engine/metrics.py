@@ -14,7 +14,7 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """A snapshot of the engine; from ``prefix_queries`` on, totals since its start."""
+    """A snapshot of the engine; ``prefix_queries`` and the fields after it are totals since its start."""
 
     running: int
     """Choices being computed."""
@@ -26,7 +26,7 @@ class EngineReading:
     """Total number of blocks."""
     ledgers: int
     peers: int
-    """Attached processes."""
+    """Attached processors and detokenizers."""
     prefix_queries: int
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int
@@ -38,10 +38,10 @@ class EngineReading:
 
 
 class EngineMetrics(ServiceMetrics):
-    """Histograms are written on the event loop; the rest is read when it is scraped."""
+    """The event loop updates the histograms; all other values are read at each scrape."""
 
     def __init__(self, read: Callable[[], EngineReading | None]) -> None:
-        """``read`` returns the engine's state, None until it has loaded. It is called from another thread."""
+        """``read`` returns the engine's state, or None until it has loaded. It is called from another thread."""
         self._read = read
         self._step = Histogram("ringline_step_seconds", "Duration of a step.", GAP_SECONDS)
         self._step_tokens = Histogram("vllm:iteration_tokens_total", "Tokens computed per step.", _STEP_TOKENS)

@@ -11,7 +11,7 @@ from torch.autograd.profiler import profile
 
 MAX_STEPS = 1000
 DEFAULT_TIMEOUT_MS, MAX_TIMEOUT_MS = 30_000, 600_000
-"""When its time is over, a profile ends with the steps it has."""
+"""When the timeout expires, a profile ends with the steps recorded so far."""
 _TABLE_ROWS = 30
 
 

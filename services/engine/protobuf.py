@@ -31,7 +31,7 @@ _FIELDS = {
     **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
 }
-"""Fields of the core's request that have another name in a Submit."""
+"""Maps fields of the core's request to their name in a Submit, where the two differ."""
 
 
 def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission[Request]:
@@ -73,7 +73,7 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:
-    """Token ids in its long lists, which are kept in memory while the request runs. A bias takes as much as two."""
+    """Token ids in the lists that stay in memory while the request runs. A logit bias counts as two ids."""
     lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.stop_token_ids]
     lists += [resumed.token_ids for resumed in submit.resume]
     lists += [word.ids for word in submit.bad_words]
@@ -81,7 +81,7 @@ def _num_ids(submit: engine_pb2.Submit) -> int:
 
 
 def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
-    """The core's parameters; an absent scalar has its neutral value."""
+    """The core's sampling parameters; an absent scalar becomes its neutral value."""
     sampling = submit.sampling
     neutral = SamplingParams()
 

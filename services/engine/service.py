@@ -1,4 +1,4 @@
-"""The RPCs of ``EngineService``. ``attach`` serves the streams; ``async_engine`` is what they share."""
+"""The RPCs of ``EngineService``. ``attach`` serves the Attach streams; ``async_engine`` holds their shared state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EngineService:
         self._tokenizer: dict[str, bytes] = {}
 
     def serve(self, model: engine_pb2.GetModelResponse, tokenizer: dict[str, bytes]) -> None:
-        """Call when the engine has loaded."""
+        """Start to answer; call it once the engine has loaded."""
         model.name, model.incarnation = self._me.name, self._me.incarnation
         self._model = model
         self._tokenizer = tokenizer
@@ -145,11 +145,11 @@ class EngineService:
             return profile.result.result()
         finally:
             if not profile.result.done():
-                with suppress(TooManyCalls):  # then it ends after its last step
+                with suppress(TooManyCalls):  # then the profile ends after its last step
                     loop.call(finish)  # the caller is gone
 
     def load(self) -> engine_pb2.Load:
-        """The load now, without waiting for the current step."""
+        """The present load, without waiting for the current step."""
         loop = self._engine.step_loop
         if loop is None:
             return engine_pb2.Load()
@@ -174,7 +174,7 @@ class EngineService:
     async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
         if self._model is None or self._engine.step_loop is None:
             await abort(context, Status(Code.UNAVAILABLE, "the engine is loading; retry later", retry_after_ms=1000))
-        if self._engine.failure is not None:  # a peer that attached again would take the failure for a lost link
+        if self._engine.failure is not None:  # a peer that could attach again would mistake this for a lost link
             message = f"{self._engine.failure}: this engine is stopping; use another"
             await abort(context, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
         return self._engine.step_loop

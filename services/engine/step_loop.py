@@ -1,4 +1,4 @@
-"""The thread in which the engine core computes, and the commands that wait for its next step."""
+"""The step loop: the thread in which the engine core computes, and the commands that wait for its next step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine_core.step import SequenceOutput
 from services.ring.liveness import step_limit
 
 MAX_CALLS = 64
-"""Bound on functions that wait to be run between two steps."""
+"""The most functions that may wait to run between two steps."""
 _T = TypeVar("_T")
 _STATS_INTERVAL = 0.1
 _RECENT_STEPS = 100
@@ -35,17 +35,17 @@ class RequestCommands:
     """Commands about one request: add it, then cancel some of its choices."""
 
     request: Request | None = None
-    """To add; None if the core has it already."""
+    """The request to add; None if the core has it already."""
     cancelled: set[int | None] = field(default_factory=set)
-    """Choices; None stands for all of them."""
+    """The choices to cancel; None stands for all of them."""
 
 
 @dataclass(slots=True)
 class CoreCommands:
-    """Everything that the core must do before its next step."""
+    """Everything that the core must do before it computes its next step."""
 
     requests: dict[str, RequestCommands] = field(default_factory=dict)
-    """By core id, in order of arrival."""
+    """Commands keyed by core id, in order of arrival."""
     calls: list[Callable[[], None]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ class CoreCommands:
 class Inbox:
     """Collects commands from any thread until the step loop's thread takes them.
 
-    Its size is bounded by the requests that exist: a request that is cancelled before it was taken leaves nothing.
+    Its size is bounded by the number of live requests: cancelling a request that was not taken yet removes it.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Inbox:
             self.changed.notify()
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
-        """Cancel a choice (None: all). False if the core does not have the request yet, and now never will."""
+        """Cancel a choice (None: all). False if that removed a request from the inbox: the core never sees it."""
         with self.changed:
             commands = self._commands.requests.setdefault(core_id, RequestCommands())
             if choice is None and commands.request is not None:
@@ -105,24 +105,24 @@ class StepReport:
 
     outputs: list[SequenceOutput]
     refused: list[tuple[str, RequestError]] = field(default_factory=list)
-    """By core id, requests that the core refused."""
+    """(core id, error) of requests that the core refused."""
     cancelled: list[tuple[str, int | None]] = field(default_factory=list)
     """(core id, choice or None for all) that the core has dropped on command."""
     seconds: float = 0.0
     """Duration of the core's call that completed a step; 0 if none was completed."""
     tokens: int = 0
-    """Prompt and output tokens computed."""
+    """Prompt and output tokens computed in this iteration."""
 
 
 class StepRecorder(Protocol):
-    """Called after each step; a profiler, for example."""
+    """An object to call after each step, such as a profiler."""
 
     def step(self, seconds: float, tokens: int) -> bool:
-        """Runs in the step loop's thread; returns whether to call it again."""
+        """Called in the step loop's thread; returns whether to call it again."""
 
 
 class StepLoop:
-    """Runs ``core`` in a thread of its own. ``add``, ``cancel``, ``call`` and ``fail`` are safe from any thread."""
+    """Runs ``core`` in its own thread. ``add``, ``cancel``, ``call`` and ``fail`` are thread-safe."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class StepLoop:
         """Refreshed after a step, at most every 0.1 s; exact when the core is idle."""
         self._stats_at = 0.0
         self.recorder: StepRecorder | None = None
-        """Set it by ``call``; removed when its ``step`` returns False."""
+        """Set it through ``call``; removed when its ``step`` returns False."""
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
     def start(self) -> None:
@@ -186,13 +186,14 @@ class StepLoop:
         self._loop.call_soon_threadsafe(self._failed, error)
 
     def add(self, core_id: str, request: Request) -> None:
-        """Give a request to the core, as ``core_id``, before the next step."""
+        """Add a request to the core under ``core_id`` before the next step."""
         self._inbox.add(core_id, replace(request, request_id=core_id))
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
         """Stop computing a choice (None: all) before the next step, without an output.
 
-        False if the core did not have the request yet, and now never will; otherwise a report confirms it.
+        False if that removed a request from the inbox: the core never sees it. Otherwise a report confirms the
+        cancellation.
         """
         return self._inbox.cancel(core_id, choice)
 
@@ -212,7 +213,7 @@ class StepLoop:
 
     @property
     def longest_step(self) -> float:
-        """Seconds of the longest among the last 100."""
+        """Duration in seconds of the longest of the last 100 steps."""
         return max(self._step_seconds, default=0.0)
 
     @property
@@ -243,7 +244,7 @@ class StepLoop:
 
     def _iterate(self) -> None:
         report = StepReport([])
-        # Taken once: commands that arrive from here on wait, so that a flood of them cannot keep steps from running.
+        # Take commands once per turn: later ones wait, so that a flood of commands cannot keep steps from running.
         commands = self._inbox.take()
         for core_id, of_request in commands.requests.items():
             self._execute(core_id, of_request, report)

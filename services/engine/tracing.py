@@ -30,7 +30,7 @@ class EngineTraces:
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
         self._times: dict[str, _Times] = {}
-        """By core id."""
+        """Times of the traced submissions, keyed by core id."""
 
     def submitted(self, core_id: str, traceparent: str, now: float) -> None:
         if traceparent:
@@ -52,7 +52,7 @@ class EngineTraces:
                     times.first_token = now
 
     def removed(self, entry: LedgerEntry, now: float) -> None:
-        """A ledger entry is removed: export the spans that it reached."""
+        """A ledger entry is removed: export the spans of the phases that its request reached."""
         if (times := self._times.pop(entry.core_id, None)) is None:
             return
         about: dict[str, str | int] = {"ringline.request_id": entry.request_id, "ringline.epoch": entry.epoch}

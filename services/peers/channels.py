@@ -1,4 +1,4 @@
-"""gRPC channels to the ring's servers: opening them, checking health, waiting until a server serves."""
+"""gRPC channels to the ring's servers: opens them, checks health, waits until a server serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.rpc.grpc_options import channel_options
 from services.security.credentials import PLAINTEXT, PeerCredentials
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""Largest message received, for callers without settings of their own."""
+"""Largest received message in bytes, for callers without settings."""
 _RETRY_PAUSE = 0.05
 """Seconds between two attempts of ``wait_serving``."""
 
@@ -34,11 +34,11 @@ def open_channel(
 
 
 async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
-    """The health of ``service`` ("" is the whole server) in one word.
+    """The health of ``service`` ("": the whole server) in one word.
 
     SERVING, NOT_SERVING or SERVICE_UNKNOWN as the server answers; UNREACHABLE without an answer within ``seconds``.
     """
-    stub: Any = health_pb2_grpc.HealthStub(channel)  # its types know only the synchronous one
+    stub: Any = health_pb2_grpc.HealthStub(channel)  # typed only for synchronous channels
     try:
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=seconds)
     except grpc.aio.AioRpcError as error:
@@ -51,14 +51,14 @@ async def wait_serving(
 ) -> None:
     """Return when the whole server at ``address`` is SERVING, however long that takes.
 
-    Each attempt opens a channel of its own: one that has failed for some seconds waits seconds more before it connects
+    Each attempt opens a new channel: one that has failed for some seconds would wait for seconds before it connects
     again, even if the server serves by then.
     """
     while True:
         async with open_channel(address, credentials=credentials, server_name=server_name) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest())
-            with suppress(grpc.aio.AioRpcError):  # it does not listen yet, or stopped while it was watched
+            with suppress(grpc.aio.AioRpcError):  # the server does not listen yet, or stopped during the watch
                 # No `async for`: an iterator that is left early keeps the call until it is garbage-collected.
                 while (answer := await watch.read()) is not grpc.aio.EOF:
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:

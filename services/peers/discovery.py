@@ -1,8 +1,8 @@
-"""Discovery: one link for every given address, and for every address that a given name resolves to.
+"""Peer discovery: one link for every given address, and for every address that a given name resolves to.
 
 ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` are addresses. The host of ``engine:50061`` is a name: each of
-its addresses is a peer (``--scale`` of Docker Compose, a headless service of Kubernetes). Names are resolved again and
-again, so new processes are found and stopped ones forgotten; an established link stays, whatever DNS answers.
+its addresses is a peer (``--scale`` of Docker Compose, a headless service of Kubernetes). Names are resolved
+periodically, so new processes are found and stopped ones dropped; an established link stays, whatever DNS answers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from services.config.addresses import host_and_port, is_dns_name, join_address
 log = structlog.get_logger(__name__)
 
 MAX_LINKS = 256
-"""Addresses dialled at a time; an engine accepts as many peers."""
+"""The most addresses dialled at the same time; an engine accepts the same number of peers."""
 _UNRESOLVED_INTERVAL = 1.0
-"""Seconds at most between two look-ups of a name without addresses: services start in any order."""
+"""The longest pause in seconds between two look-ups of a name without addresses: services start in any order."""
 Resolve = Callable[[str, int], Awaitable[frozenset[str]]]
 
 
@@ -35,7 +35,7 @@ class Link(Protocol):
         """Whether the link is established."""
 
     async def run(self) -> None:
-        """Dial and run the link, again and again, until cancelled."""
+        """Dial, run the link, and redial when it ends, until cancelled."""
 
 
 async def resolve(host: str, port: int) -> frozenset[str]:
@@ -82,7 +82,7 @@ class Discovery:
         targets = frozenset(addresses)
         self._names = frozenset(target for target in targets if is_dns_name(target))
         self._found: dict[str, frozenset[str]] = {name: frozenset() for name in self._names}
-        """The last answer of DNS, by name."""
+        """The last answer of DNS, keyed by name."""
         self._given = targets - self._names
         self._dial = dial
         self._interval = interval
@@ -120,7 +120,7 @@ class Discovery:
             if problem and problem != logged:
                 log.info("name not resolved", name=name, reason=problem)
             logged = problem
-            # Each time, not only after a change: a link that was kept may have ended.
+            # Reconcile each time, not only after a change: a kept link may have ended.
             self._reconcile(tasks)
             await asyncio.sleep(self._interval if self._found[name] else min(self._interval, _UNRESOLVED_INTERVAL))
 

@@ -1,7 +1,7 @@
-"""The dialling end of ``EngineService.Attach``: keeps one engine's address attached as long as the process lives.
+"""The dialling end of ``EngineService.Attach``: stays attached to one engine's address for the life of the process.
 
-Commands that gather during a write are sent together in the next frame. When the stream ends, for whatever
-reason, ``engine_down`` is called once, and the address is dialled again after a pause.
+Commands that accumulate during a write are sent together in the next frame. When the stream ends, for any reason,
+``engine_down`` is called once, and the address is dialled again after a pause.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ log = structlog.get_logger(__name__)
 
 WELCOME_TIMEOUT = 10.0
 MAX_FRAME_BYTES = 128 << 10
-"""Commands are small, and an engine executes one frame at a time."""
+"""Limit on a frame of several commands: an engine executes one frame at a time."""
 _FRAME_BYTES = 64
 """Bytes that the frame around a single command may add."""
 
 
 class EngineOwner(Protocol):
-    """What a link calls: the processor or the detokenizer that attached."""
+    """Receives the events of links to engines: the processor or the detokenizer."""
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Called before attaching; returns the engine's identity and model. Raises ``LinkRefused``."""
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """The engine answered Welcome: commands may be sent. ``model`` is what ``prepare`` returned.
+        """The engine answered Welcome: commands may be sent. ``model``: the result of ``prepare``.
 
-        Raises ``LinkRefused`` if the model does not fit any more; then ``engine_down`` does not follow.
+        Raises ``LinkRefused`` if the model is not usable any more; then ``engine_down`` is not called.
         """
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None: ...
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        """The stream ended, and with it all state that it brought. Called once after each ``engine_up``."""
+        """The stream ended: drop all state of the link. Called once after each ``engine_up``."""
 
 
 class EngineLink:
-    """Keeps one address attached."""
+    """Keeps this process attached to the engine at one address."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class EngineLink:
     ) -> None:
         """``dedup`` is shared by all links of the process.
 
-        ``stall_timeout``: seconds after which an engine that takes no command is given up.
+        ``stall_timeout``: seconds after which an engine that reads no commands is given up.
         """
         self.address = address
         self._me = me
@@ -74,7 +74,7 @@ class EngineLink:
         self._credentials = credentials
         self._server_name = server_name
         self._commands: list[bytes] = []
-        """Serialized frames of one command each; concatenated they are one frame with all commands."""
+        """Serialized frames of one command each; concatenated, they form one frame with all commands."""
         self._wake = asyncio.Event()
         self._call: Any = None
         self.up = False
@@ -164,7 +164,7 @@ class EngineLink:
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
             self.give_up(
                 f"commands cannot be written: {error!r}"
-            )  # else the call ended, and the reader gets the reason
+            )  # otherwise the call ended, and the reader gets the reason
 
     def _next_batch(self) -> list[bytes]:
         size = 0

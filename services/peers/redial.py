@@ -1,4 +1,4 @@
-"""Keeping one link to a peer's address: dial, run the link, and redial with backoff, until cancelled."""
+"""Maintains a link to one address: dials, runs the link, and redials with backoff, until cancelled."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     )
 )
-"""Statuses with which a live peer refuses this process for good."""
+"""Statuses by which a live peer refuses this process; such a refusal is logged at once."""
 _NO_CONNECTION = "failed to connect to all addresses"
 CA_CHECK_INTERVAL = 1.0
 """Seconds between two checks whether the file of trusted authorities has changed."""
 UNREACHABLE_LOG_DELAY = 10.0
-"""Seconds before an unreachable peer is logged: peers start in any order, and an engine takes a few seconds."""
+"""Seconds until an unreachable peer is logged: peers start in any order, and an engine takes a few seconds."""
 
 
 class Backoff:
-    """Exponential backoff with jitter, for a reconnect or restart loop. It neither sleeps nor reads a clock.
+    """Exponential backoff with jitter, for a reconnect or restart loop. The caller sleeps.
 
     The n-th wait is drawn uniformly from [ceiling / 2, ceiling], with ceiling = min(first · factorⁿ, longest): the
     spread keeps peers that lost the same server from coming back all at once ("Exponential Backoff And Jitter",
@@ -66,7 +66,7 @@ class Backoff:
         return self._uniform(ceiling / 2, ceiling)
 
     def reset(self) -> None:
-        """An attempt succeeded: the next wait is the first again."""
+        """An attempt succeeded: the next wait is the shortest one again."""
         self.successes += 1
         self._ceiling = self._first
 
@@ -124,13 +124,13 @@ async def maintain_link(
     credentials: PeerCredentials = PLAINTEXT,
     server_name: str | None = None,
 ) -> None:
-    """Call ``run_link(channel, backoff)`` again and again, each time with a new channel, until cancelled.
+    """Call ``run_link(channel, backoff)`` in a loop, each time with a new channel, until cancelled.
 
     ``run_link`` resets the backoff when its link is established; it returns when the peer closes the link, or raises.
     ``server_name``: the name that the server's certificate must have, if not the address's host.
 
-    Each end of an established link is logged with its reason, and so are refusals, and a peer that cannot be reached
-    for ``UNREACHABLE_LOG_DELAY``. Repetitions of the same reason are logged once.
+    Logs each end of an established link with its reason, refusals, and a peer that cannot be reached for
+    ``UNREACHABLE_LOG_DELAY``. A repeated reason is logged once.
     """
     backoff = Backoff(MIN_BACKOFF, MAX_BACKOFF)
     logged, since = "", time.monotonic()
@@ -168,7 +168,7 @@ async def _closed_when_distrusted(
 ) -> AsyncIterator[None]:
     """Close a channel when an authority that was trusted when it was opened is removed.
 
-    gRPC does not tell the dialling end which certificate the server has; the next connection verifies it again.
+    gRPC does not show the dialling end the server's certificate; the next connection verifies it again.
     """
     if trusted is None or address.startswith("unix:"):
         yield
@@ -198,7 +198,7 @@ async def _watch_authorities(
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled, and not just a call that it made."""
+    """Whether this task was cancelled, rather than only a call that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -210,6 +210,6 @@ def _refuses(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         details = error.details() or error.code().name
-        # Without an answer, gRPC lists what it tried; the reason is at the end.
+        # If the server does not answer, gRPC lists its attempts; the reason is at the end.
         return details.rpartition(": ")[2] if details.startswith(_NO_CONNECTION) else details
     return str(error) or "it did not answer in time"

@@ -1,4 +1,4 @@
-"""Fetching the tokenizer's files from an engine: with limits, and once for all engines that have the same tokenizer."""
+"""Fetches the tokenizer's files from an engine: with limits, and once for all engines with the same tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.text.tokenizer_files import fingerprint, is_tokenizer_file
 
 MAX_TOTAL_BYTES = 512 << 20
 TIMEOUT = 60.0
-"""Seconds for all files together."""
+"""Timeout in seconds for all files together."""
 SLOW = 5.0
 """Seconds after which a fetch that has not finished is started again from another engine."""
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """A fetch under way."""
+    """A fetch in progress."""
 
     since: float
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,7 +43,7 @@ class TokenizerFetcher(Generic[_T]):
         """Return when ``held()`` returns the tokenizer of this digest; fetch it and call ``keep`` if it does not.
 
         Raises ``LinkRefused`` for an unusable tokenizer, ``grpc.aio.AioRpcError`` if the engine does not answer, and
-        what ``keep`` raises.
+        any exception of ``keep``.
         """
         while held() is None:
             other = self._under_way.get(digest)
@@ -75,7 +75,10 @@ class TokenizerFetcher(Generic[_T]):
 
 
 async def fetch_tokenizer(stub: Any) -> dict[str, bytes]:
-    """The tokenizer's files by name; raises ``grpc.aio.AioRpcError``, or ``ValueError`` for disallowed files."""
+    """Contents of the tokenizer's files, keyed by name.
+
+    Raises ``grpc.aio.AioRpcError``, or ``ValueError`` for files that are not allowed.
+    """
     files: dict[str, bytearray] = {}
     total = 0
     async for chunk in stub.GetTokenizer(engine_pb2.GetTokenizerRequest(), timeout=TIMEOUT):

@@ -1,7 +1,7 @@
-"""One process by itself.
+"""The life of one process, independent of gRPC.
 
 run                runs a service's main function: exit codes, forbidden imports, death with the parent   (read first)
-heartbeat          beats of the event loop, and the supervisor's check of them
+heartbeat          heartbeats of the event loop, and how the supervisor checks them
 watchdog           ends the process when something in it hangs
-memory             resident memory, the garbage collector's pace, what malloc keeps
+memory             resident memory, frequency of garbage collection, malloc's free memory
 """

@@ -1,7 +1,7 @@
-"""Heartbeats: a service writes them to a pipe, its supervisor reads them there, and each ends a process that hangs.
+"""Heartbeats: a service writes them to a pipe, and its supervisor reads them and kills a process that hangs.
 
-Two observers watch, because each misses something. A watchdog thread in the process sees an event loop that stands
-still and can log where; the supervisor also sees a process that is stopped as a whole.
+There are two observers, because neither sees everything. A watchdog thread in the process detects an event loop that
+hangs, and can log where; the supervisor also detects a process that is stopped as a whole.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from services.process.watchdog import StallTimer, Watchdog, thread_stacks
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_INTERVAL = 0.5
-"""Seconds between beats, and between two checks of them."""
+"""Seconds between heartbeats, and between the supervisor's checks."""
 LOOP_STALL_LIMIT = 6.0
-"""Seconds that an event loop may stand still. (Peers give up on the process after two.)"""
+"""Seconds that an event loop may be blocked. (Peers suspect the process after two.)"""
 
 
 class Phase(enum.Enum):
@@ -39,7 +39,7 @@ class HeartbeatLimits:
     """Seconds without a beat after which a process counts as hung, by the phase of its last beat."""
 
     starting: float = 120.0
-    """From the fork: the first beat comes after libraries are imported, and large files are read before the next."""
+    """Counted from the fork until the first beat: libraries are imported before it, and large files read after it."""
     running: float = 8.0
     ending: float = 30.0
 
@@ -54,8 +54,8 @@ HEARTBEAT_LIMITS = HeartbeatLimits()
 async def heartbeat(running: Callable[[], bool], *, loop_limit: float = LOOP_STALL_LIMIT) -> AsyncIterator[None]:
     """Beat on the event loop while the block runs: for the supervisor, if there is one, and for a watchdog thread.
 
-    ``running()`` says whether the process has finished starting. The watchdog ends the process when the loop stands
-    still for ``loop_limit`` seconds.
+    ``running()`` returns whether the process has finished starting. The watchdog ends the process when the loop is
+    blocked for ``loop_limit`` seconds.
     """
     pipe = _inherited_pipe()
     beats = 0
@@ -93,12 +93,12 @@ def _inherited_pipe() -> int | None:
 
 def _write_beat(pipe: int | None, phase: Phase) -> None:
     if pipe is not None:
-        with suppress(OSError):  # the supervisor does not read: the pipe is full, or it is gone
+        with suppress(OSError):  # the pipe is full because the supervisor does not read, or the supervisor is gone
             os.write(pipe, phase.value)
 
 
 class HeartbeatMonitor:
-    """The supervisor's end of one child's pipe."""
+    """The supervisor's end of one child's heartbeat pipe."""
 
     def __init__(self, limits: HeartbeatLimits) -> None:
         self._limits = limits
@@ -115,7 +115,10 @@ class HeartbeatMonitor:
         return {PARENT_PID_VARIABLE: str(os.getpid()), HEARTBEAT_PIPE_VARIABLE: str(self.writing)}
 
     def check(self, now: float) -> str | None:
-        """Why the child counts as hung, if it does. Call every ``HEARTBEAT_INTERVAL``; ``now`` is monotonic seconds."""
+        """Why the child counts as hung; None if it does not.
+
+        Call every ``HEARTBEAT_INTERVAL``; ``now`` is monotonic seconds.
+        """
         with suppress(BlockingIOError):
             while beats := os.read(self._reading, 4096):
                 self._beats += len(beats)

@@ -1,8 +1,8 @@
-"""Memory of a serving process: how much it has, how often Python's garbage collector runs, and what malloc keeps.
+"""Memory of a serving process: its resident size, how often Python's garbage collector runs, and malloc's free memory.
 
 A full collection visits every object that may be part of a cycle, with every thread stopped: with the modules of a
-service loaded, tens to hundreds of milliseconds, again and again while requests come and go. Almost nothing that they
-leave behind is a cycle; reference counts free the rest.
+service loaded that takes tens to hundreds of milliseconds, and recurs under load. It frees almost nothing: the garbage
+of requests has few cycles, and reference counts free the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ in flight reach in every step, without any garbage to find."""
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 _mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-"""Only glibc has these two."""
+"""glibc's ``mallopt`` and ``malloc_trim``; other C libraries lack them."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_FREE_AT_TOP = 512 << 10
 _MIN_MAPPED = 256 << 10
@@ -33,7 +33,7 @@ def resident_memory() -> int:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Around imports of thousands of modules, which would take a fifth longer; they stay frozen until it serves."""
+    """Context that speeds up importing thousands of modules by a fifth; their objects stay frozen until it serves."""
     gc.disable()
     try:
         yield
@@ -53,10 +53,10 @@ def freeze_loaded_objects() -> None:
 def limit_malloc_retention() -> None:
     """Make glibc's malloc keep little free memory from now on. Call it before threads begin.
 
-    glibc has several arenas for its threads, and keeps what is free at the top of each, up to twice the largest block
+    glibc has several arenas for its threads, and keeps free memory at the top of each, up to twice the largest block
     that was ever freed (at most 64 MiB): after a few large messages that is megabytes per arena, and ``malloc_trim``
-    gives back only the main arena's. With fixed limits it keeps 512 KiB, and gets large blocks by mmap. Not for an
-    engine: its tensors are as large, and come and go with every step.
+    returns only the main arena's. With fixed limits it keeps 512 KiB, and gets large blocks by mmap. Not for an engine:
+    it allocates and frees tensors of that size in every step.
     """
     if _mallopt is not None:
         _mallopt(_M_TRIM_THRESHOLD, _MAX_FREE_AT_TOP)
@@ -64,6 +64,6 @@ def limit_malloc_retention() -> None:
 
 
 def trim_malloc() -> None:
-    """Return malloc's free memory to the system, after work on something large. Takes a few milliseconds."""
+    """Return malloc's free memory to the system, after work on large objects. Takes a few milliseconds."""
     if _malloc_trim is not None:
         _malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Running a service's main function: fatal errors in one line, forbidden imports, death with the parent."""
+"""Runs a service's main function: one-line fatal errors, forbidden imports, death with the parent process."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def run_service(
     """Run ``main()`` in a new event loop and return the process's exit code.
 
     A ``FatalError``, or an exception of a type in ``expected``, ends it with its code and one readable line;
-    anything else with FAILURE and a traceback in the log. Work that ``main`` left in a ``DaemonThreadPool``, which
-    ``asyncio.to_thread`` also uses, is not waited for: so a process that is stopped while it loads a large model ends.
+    any other exception with FAILURE and a traceback in the log. Does not wait for work in a ``DaemonThreadPool``, which
+    ``asyncio.to_thread`` also uses, so that a process can be stopped while it loads a large model.
     """
     code = _run(main, expected or {})
     if _pools_are_busy(_POOL_TIMEOUT):
@@ -55,8 +55,8 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], expected: Mapping[type[Ex
         asyncio.get_running_loop().set_default_executor(_LoopThreadPool())
         return await main()
 
-    # uvloop was measured with grpc.aio: within noise for round trips on a stream and for pushed frames, up to 10 % on
-    # small unary calls. grpc.aio polls in a thread of its own, so the loop is not where its time goes.
+    # No uvloop: measured with grpc.aio, it gains up to 10 % on small unary calls, and nothing on streams, because
+    # grpc.aio polls in its own thread and spends little time in the loop.
     try:
         return asyncio.run(with_daemon_threads())
     except FatalError as error:
@@ -72,7 +72,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], expected: Mapping[type[Ex
 
 
 def _one_line(error: BaseException) -> str:
-    """Type and text of an error; of a group, those of its first member."""
+    """Type and text of an error; for an exception group, those of its first member."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -139,7 +139,7 @@ def die_with_parent() -> None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):  # it died before the call above
+    if os.getppid() != int(parent):  # the supervisor died before the call above
         os._exit(ExitCode.FAILURE)
 
 

@@ -1,8 +1,8 @@
 """A watchdog: a thread that ends the process when something in it hangs.
 
-A hang is neither idleness (there is nothing to do) nor long work (each kind of work has its own limit). Time in which
-the watchdog itself did not run, because its process or the machine stood still, does not count. So a process that is
-stopped as a whole, or whose native code holds the GIL, is not ended from inside but by its supervisor
+Neither idleness (there is nothing to do) nor long work (each kind of work has its own limit) counts as a hang. Time in
+which the watchdog itself did not run, because its process or the machine was stopped, does not count. So a process that
+is stopped as a whole, or whose native code holds the GIL, is not ended from inside but by its supervisor
 (``services.process.heartbeat``).
 """
 
@@ -20,16 +20,16 @@ from services.config.errors import ExitCode
 CHECK_INTERVAL = 0.25
 """Seconds between two checks."""
 REPORT_TIMEOUT = 2.0
-"""Seconds at most that a hanging process has to tell its peers and its log."""
+"""The most seconds that a hung process has to report the hang to its peers and its log."""
 _FRAMES = 20
 """Innermost frames of each thread that ``thread_stacks`` reports."""
 
 
 class StallTimer:
-    """Measures for how long a counter has not moved, from regular samples of it."""
+    """Measures how long a counter has not moved, from regular samples."""
 
     def __init__(self, interval: float) -> None:
-        """``interval``: seconds between samples. A longer gap counts as two at most, since the sampler stood still."""
+        """``interval``: seconds between samples. A longer gap counts as at most two: the sampler did not run."""
         self._max_gap = 2 * interval
         self._progress: int | None = None
         self._sampled_at: float | None = None
@@ -65,7 +65,7 @@ class Watchdog:
     ) -> None:
         """``progress`` as for ``StallTimer``; ``limit()``: seconds that it may stand still now.
 
-        ``on_hang(seconds, limit)`` reports the hang, in a thread of its own because it may hang, too. When it returns,
+        ``on_hang(seconds, limit)`` reports the hang, in a separate thread because it may hang, too. When it returns,
         or after ``report_timeout`` seconds, ``end`` is called with the process's exit code.
         """
         self._progress, self._limit, self._on_hang = progress, limit, on_hang
@@ -93,7 +93,7 @@ class Watchdog:
 
 
 def thread_stacks() -> dict[str, list[str]]:
-    """Stack of each other thread by its name, the innermost frame last; for the log."""
+    """Stack of every other thread for the log, keyed by the thread's name; innermost frame last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         names.get(ident, str(ident)): [

@@ -1,7 +1,7 @@
-"""The processor service: clients' requests are admitted, tokenized and routed here, and their output is delivered.
+"""The processor service: admits, tokenizes and routes clients' requests, and delivers their output.
 
-Read first: request (one request, from its frame to its end), then the modules it passes, in this order. Calls only go
-down this list; events of links come up through link_events, which is constructed with the objects that it calls.
+Read request first (one request, from its frame to its end), then the modules that it passes, in this order. Calls only
+go down this list; events of links come up through link_events, which is constructed with the objects that it calls.
 
 service            the RPCs: reads frames, writes responses    client_stream: one client's stream and its outbox
 intake             receives, refuses and cancels requests

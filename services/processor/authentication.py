@@ -1,4 +1,4 @@
-"""Authentication of clients by bearer token, known by its hash or signed as a JSON web token.
+"""Authentication of clients by bearer token: a token whose hash is listed in a file, or a signed JSON web token.
 
 Errors never quote a token, and no token is kept.
 """
@@ -49,7 +49,7 @@ class Authenticator:
     """Finds the principal of a call by its token."""
 
     def __init__(self, hashes: ReloadedFile[Mapping[str, str]] | None, web_tokens: JsonWebTokens | None) -> None:
-        """``hashes``: tenants by the SHA-256 of a token, in hex."""
+        """``hashes`` maps the SHA-256 of each token, in hex, to its tenant."""
         self._hashes = hashes
         self._web_tokens = web_tokens
 
@@ -69,7 +69,7 @@ class Authenticator:
         authenticated.set(principal)
 
     def _by_hash(self, token: str) -> Principal | None:
-        # A token has too much entropy for its hash to be guessed, or found by timing look-ups.
+        # A token has too much entropy to guess its hash, or to find it by timing look-ups.
         hashes = self._hashes
         if hashes is None:
             return None
@@ -83,7 +83,7 @@ def _still_listed(hashes: ReloadedFile[Mapping[str, str]], digest: str, tenant: 
 
 
 def _parse_hashes(contents: Mapping[str, bytes]) -> Mapping[str, str]:
-    """Tenants by hash; empty lines and those that begin with # are skipped."""
+    """Maps hashes to tenants; skips empty lines and lines that begin with #."""
     try:
         lines = contents[TOKEN_FLAG].decode().split("\n")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""One client's stream (a Session or a Generate call): its live requests, and the responses that wait to be written.
+"""One client's stream (a Session or a Generate call): its live requests and its unwritten responses.
 
 Responses are coalesced per request in an outbox; the stream's writer takes everything new whenever a write completes.
 """
@@ -21,7 +21,7 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_REFUSALS = 1000
 """While more refusals than this wait to be written, the client's next frames are not read."""
 REFUSAL_DELAY = 0.005
-"""Seconds that a refusal waits for others, or for other responses: those of a flood are written together."""
+"""Seconds that a refusal waits for other responses, so that the refusals of a flood are written together."""
 
 
 class ClientStream(OutputStream):
@@ -34,17 +34,17 @@ class ClientStream(OutputStream):
         outboxes: Outboxes | None = None,
         carrier: Mapping[str, str] | None = None,
     ) -> None:
-        """``is_valid``: whether the client's token would be accepted now; None where no token is required.
+        """``is_valid``: whether the client's token would be accepted now; None if no token is required.
 
-        ``outboxes`` count the bytes that wait for clients. ``carrier``: the call's trace context.
+        ``outboxes`` bound the clients' unread output. ``carrier``: the call's trace context.
         """
         super().__init__(outboxes or Outboxes(), tenant)
         self.tenant = tenant
         self.is_valid = is_valid
         self.draining = False
-        """Whether the client is asked to open another stream for new requests."""
+        """Whether the client was asked to open another stream for new requests."""
         self.ending = False
-        """Whether the grace for that is over: new requests are refused, and the stream ends with its last request."""
+        """Whether the client's time for that is over: new requests are refused; the stream ends with its last one."""
         self.carrier = carrier or {}
         self._by_client_request_id: dict[str, Request] = {}
         self._by_request_id: dict[str, Request] = {}
@@ -74,12 +74,12 @@ class ClientStream(OutputStream):
         self._by_request_id[request.request_id] = request
 
     def drain(self) -> None:
-        """Ask the client to open another stream; requests that are on their way are still taken."""
+        """Ask the client to open another stream; requests that arrive meanwhile are still accepted."""
         self.draining = True
         self.wake.set()
 
     def end_when_idle(self) -> None:
-        """Take no new requests, and end once none is left."""
+        """Refuse new requests, and end the stream once none is left."""
         self.ending = True
         self.wake.set()
 
@@ -97,7 +97,7 @@ class ClientStream(OutputStream):
                 trace.delivered()
 
     def clear(self) -> None:
-        """Call when the stream is over: drops everything that waits."""
+        """The stream is over: drop all unwritten responses."""
         self._closed_traces += [request.trace for request in self._by_request_id.values() if request.trace is not None]
         self.written()
         self._by_client_request_id.clear()

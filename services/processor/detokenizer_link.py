@@ -1,4 +1,4 @@
-"""The link to a detokenizer: one address, kept subscribed for as long as the process lives."""
+"""The link to a detokenizer: keeps a subscription to one address for the life of the process."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ DUPLICATE_INTERVAL = 0.5
 
 
 class DetokenizerOwner(Protocol):
-    """Takes the events of links to detokenizers."""
+    """Receives the events of links to detokenizers."""
 
     def detokenizer_up(self, detokenizer: PeerId, address: str) -> None: ...
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None: ...
 
     def detokenizer_down(self, detokenizer: PeerId) -> None:
-        """The stream ended. Follows each ``detokenizer_up`` once."""
+        """The stream ended. Called once after each ``detokenizer_up``."""
 
 
 class DetokenizerLink:
-    """One address, subscribed again and again."""
+    """Subscribes to the detokenizer at one address, and again whenever the stream ends."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DetokenizerLink:
         self._owner = owner
         self._dedup = dedup
         self._found: PeerId | None = None
-        """The detokenizer found at this address last."""
+        """The detokenizer last seen at this address."""
         self._max_message_bytes = max_message_bytes
         self._credentials = credentials
         self._server_name = server_name
@@ -66,7 +66,8 @@ class DetokenizerLink:
         )
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
-        # Only subscribing shows which detokenizer is there, and would end its stream through the other address.
+        # Subscribing is the only way to learn which detokenizer is there, but would end its stream through the other
+        # address.
         while self._found is not None and self._dedup.has_another(self._found, self.address):  # noqa: ASYNC110
             await asyncio.sleep(DUPLICATE_INTERVAL)
         stub: Any = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)

@@ -1,6 +1,6 @@
-"""Sends requests in flight on their routes, by Submit and Redirect, and knows which request is on which.
+"""Sends requests in flight on their routes, by Submit and Redirect, and keeps which request is on which route.
 
-``services.ring.routing_logic`` has the rule that chooses a route, ``failover`` the rules by which a request changes it.
+``services.ring.routing_logic`` chooses a route; ``failover`` decides when a request changes it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Change(enum.Enum):
     """What a failover changed for a request."""
 
     ENGINE = "engine"
-    """It was submitted again, to another engine or the next life of the same one."""
+    """It was submitted again, to another engine or to the same one after a restart."""
     DETOKENIZER = "detokenizer"
-    """It is computed where it was, and decoded elsewhere."""
+    """It stays on its engine, and another detokenizer decodes it."""
     REPLAY = "replay"
-    """Neither: its output was requested again, because some was lost."""
+    """Engine and detokenizer stay: lost output was requested again."""
 
 
 class Dispatcher:
@@ -41,7 +41,7 @@ class Dispatcher:
         self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
 
     def choose(self, request: Request, engine: PeerId | None = None) -> Route | None:
-        """A route for a request, on ``engine`` if given; None if there is none. The request counts as its load."""
+        """A route for a request, on ``engine`` if given; None if there is none. The request counts in its load."""
         resolved = request.resolved
         return self._routes.choose(
             request.request_id,
@@ -54,11 +54,11 @@ class Dispatcher:
     def submit(self, request: Request, route: Route, reason: str) -> Status | None:
         """Begin a request at an engine, or resume it there from what was delivered.
 
-        ``reason``: why it left its last route. Returns an error if the engine would not take a message of this size.
+        ``reason``: why it left its last route. Returns an error if the message is larger than the engine accepts.
         """
         submit = submit_of(request, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
-            # A message that is too large would end the link, and with it every other request there.
+            # A message that is too large would end the link, and every other request on it.
             problem = (
                 f"{size} bytes with the output so far: expected at most {most}, the largest message the engine takes"
             )
@@ -72,14 +72,14 @@ class Dispatcher:
         return None
 
     def redirect(self, request: Request, route: Route, reason: str) -> None:
-        """Have the engine of a request replay its output to a detokenizer, which skips what was delivered."""
+        """Have the engine replay a request's output to a detokenizer, which skips the part already delivered."""
         redirect = redirect_of(request, route.detokenizer.name)
         self._record(request, route, Change.REPLAY if route == request.route else Change.DETOKENIZER, reason)
         self._set_route(request, route)
         self._peers.send(route.engine, engine_pb2.Command(redirect=redirect))
 
     def send_done(self, request: Request) -> None:
-        """Have the engine on the present route forget a request."""
+        """Tell the engine on the present route to forget a request."""
         if request.route is not None:
             done = engine_pb2.Done(request_id=request.request_id, epoch=request.delivery.epoch)
             self._peers.send(request.route.engine, engine_pb2.Command(done=done))
@@ -90,7 +90,7 @@ class Dispatcher:
         self.routed.discard(request.request_id)
 
     def forget(self, request: Request) -> None:
-        """A request has ended: its engine may forget it, and nothing stays here."""
+        """A request has ended: send Done to its engine, and remove it here."""
         self.send_done(request)
         self.clear_route(request)
         self._routes.release(request.request_id, request.cached_prefixes())
@@ -101,7 +101,7 @@ class Dispatcher:
         request.route_timeout.routed(time.monotonic())
 
     def _record(self, request: Request, route: Route, change: Change | None, reason: str) -> None:
-        """Count and trace a routing; ``change`` is None for a request's first."""
+        """Count and trace a route; ``change`` is None for a request's first route."""
         if change is not None:
             self.failovers[change] += 1
         if request.trace is not None:

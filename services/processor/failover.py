@@ -1,8 +1,8 @@
-"""The rules by which a request gets a route and changes it: retry, resubmit, redirect, replay, and the route timeout.
+"""Routing of requests and failover: retry, resubmit, redirect, replay, and the route timeout.
 
 A request is resubmitted when its engine is lost or silent, redirected when its detokenizer is, and retried when an
-engine rejects it but another may not. It waits while there is no route, until the route timeout. A request that cannot
-go on is returned with its error, and its owner ends it.
+engine rejects it but another may accept it. Without a route it waits, until the route timeout. A request that cannot
+continue is returned with its error, and its owner ends it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from services.ring.routing_logic import Route, Routes
 log = structlog.get_logger(__name__)
 
 Failed = tuple[Request, Status]
-"""A request that cannot go on, and its error."""
+"""A request that cannot continue, and its error."""
 
 MAX_REDIRECTS = 5
-"""Replays in a row, because frames did not fit, after which a request fails: some peer breaks the protocol."""
+"""Replays without an accepted delta after which a request fails: some peer violates the protocol."""
 RETRY_AFTER_MS = 500
 """Delay before a request that was in flight is submitted again, if a full engine rejected it and named no delay."""
 _TRY_ANOTHER_ENGINE = frozenset({Reason.CAPABILITY_MISSING, Reason.MODEL_GONE})
-"""What one engine lacks another may have, while versions or models are rolled out."""
+"""Reasons to try another engine: during a rollout, it may have the capability or model that one engine lacks."""
 _BLAME_INTERVAL = 0.25
 """Seconds between checks whether engines that died with a request have come back."""
 
@@ -50,7 +50,7 @@ class Failover:
     ) -> None:
         """``route_timeout``: seconds that a request may be without a route, per outage.
 
-        ``max_crash_resubmits``: a request that this many engines computed when they died is submitted no more.
+        ``max_crash_resubmits``: a request that this many engines were computing when they died is not resubmitted.
         """
         self._dispatcher = dispatcher
         self._peers = peers
@@ -58,11 +58,11 @@ class Failover:
         self._route_timeout = route_timeout
         self._max_crash_resubmits = max_crash_resubmits
         self._unrouted: DeadlineQueue[Request] = DeadlineQueue()
-        """Requests without a route; due at the route timeout, or when to look for a route even if none has changed."""
+        """Requests without a route; due at the route timeout, or earlier to look for a route even if none changed."""
         self._revision = -1
         """``Routes.revision`` at the last ``tick``."""
         self._partitions_due = math.inf
-        """When to look at requests on partitioned pairs even if no route has changed."""
+        """When to check requests on partitioned pairs even if no route has changed."""
 
     # Events of peers
 
@@ -91,7 +91,7 @@ class Failover:
     def tick(self, now: float) -> Iterator[Failed]:
         """Apply the route timeout, look for routes again, and move requests away from silent peers.
 
-        A request that found no route tries again when it is due or routes have changed: before, it would find none.
+        A request that found no route tries again once it is due or routes have changed: until then it would find none.
         """
         changed, self._revision = self._revision != self._routes.revision, self._routes.revision
         due = self._unrouted.due(now)
@@ -113,7 +113,7 @@ class Failover:
     def route(self, request: Request, reason: str) -> Status | None:
         """Give a request a route: another detokenizer if its engine is linked, else another engine.
 
-        ``reason``: why it lost its last route, for people. Returns an error if it cannot go on.
+        ``reason``: why it lost its last route, as human-readable text. Returns an error if it cannot continue.
         """
         if request.route is not None and self._peers.has_engine(request.route.engine):
             return self._route_from(request, request.route.engine, reason)
@@ -124,7 +124,7 @@ class Failover:
         retry = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
         delay_ms = status.retry_after_ms or 0
         if status.code is Code.RESOURCE_EXHAUSTED and request.was_in_flight:
-            # A full engine (its queue, its ledgers, what they may take) is no reason to end it.
+            # A full engine (its queue or its ledgers) is no reason to end the request.
             retry, delay_ms = True, status.retry_after_ms or RETRY_AFTER_MS
         if not retry:
             return status
@@ -139,7 +139,7 @@ class Failover:
     def replay(self, request: Request) -> Status | None:
         """A frame did not fit: have the output replayed. Returns an error after too many replays in a row."""
         if request.request_id in self._unrouted:
-            return None  # its next route brings a replay
+            return None  # the next route includes a replay
         delivery = request.delivery
         delivery.redirects += 1
         log.warning("frames did not continue the output", request_id=request.request_id, redirects=delivery.redirects)
@@ -163,9 +163,9 @@ class Failover:
         return no_route(self._routes.preferred(), wanted, self._route_timeout, "; ".join(reasons)).status
 
     def _leave_silent_peers(self, now: float) -> Iterator[Failed]:
-        """Move requests from suspected peers and partitioned pairs, as far as there are other routes.
+        """Move requests from suspected peers and partitioned pairs to other routes, if there are any.
 
-        A false alarm is harmless: what the old route still sends is of an earlier epoch.
+        A false alarm is harmless: late output of the old route has an earlier epoch.
         """
         routed, suspects = self._dispatcher.routed, self._peers.suspects
         for peer in suspects:
@@ -201,7 +201,10 @@ class Failover:
         return True
 
     def _resubmit(self, request: Request, reason: str) -> tuple[bool, Status | None]:
-        """Leave an engine that may be alive; returns whether there is another one, and an error if it failed there."""
+        """Move a request from an engine that may be alive to another one.
+
+        Returns whether there is another one, and the error if the request could not be submitted there.
+        """
         if (route := self._dispatcher.choose(request)) is None:
             return False, None
         self._dispatcher.send_done(request)

@@ -1,7 +1,7 @@
-"""The requests in flight: started, followed frame by frame, ended.
+"""The requests in flight: starts them, delivers their output frame by frame, and ends them.
 
-``Delivery`` decides what a frame means; ``InFlightRequests`` acts on it, with responses to clients. Where a request is
-computed, and where it goes when a peer is lost, is ``Failover``'s to decide.
+``Delivery`` judges a frame; ``InFlightRequests`` acts on the verdict and responds to clients. ``Failover`` decides
+where a request is computed, and where it goes when a peer is lost.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from services.ring.identity import PeerId
 from services.rpc.protobuf import read_logprobs, status_from_proto
 
 CLIENT_EPOCH = 0
-"""Clients see no epochs: what was accepted stands."""
+"""The epoch of everything in a client's outbox: clients see no epochs, and accepted output is never replaced."""
 MAX_LIVE_BYTES = 256 << 20
 """Memory that the requests in flight may take together; one alone may take more."""
 
 
 class InFlightRequests:
-    """Implements ``PeerListener``."""
+    """All requests between admission and end. Implements ``PeerListener``."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class InFlightRequests:
             event.set()
 
     def tick(self, now: float) -> None:
-        """Measure throughput, refill rate limits and see to requests without a route. Call a few times a second."""
+        """Measure throughput, forget idle tenants, and route requests without a route. Call a few times a second."""
         self._backlog.tick(now)
         self._rate_limiter.tick(now)
         self._end_failed(self._failover.tick(now))
@@ -154,7 +154,7 @@ class InFlightRequests:
             self._rate_limiter.begun(request.request_id)
 
     def _computes(self, request: Request, woken: set[asyncio.Event]) -> None:
-        """Note that an engine computes it; before its first output there, send the client the model and numerics."""
+        """An engine computes the request: record that, and send the client model and numerics before any output."""
         if request.route is not None and not request.started_sent:
             request.started_sent = True
             numerics = self._peers.numerics(request.route.engine)
@@ -173,7 +173,7 @@ class InFlightRequests:
     def _charge_prompt(self, request: Request) -> None:
         """Charge the prompt to the tenant's rate limit, once.
 
-        A request that is given up while an engine has it is charged too, even before any progress is reported:
+        A request that is cancelled while an engine has it is charged too, even before any progress is reported:
         otherwise a client could have prompts computed for free.
         """
         if not request.prompt_charged:
@@ -217,7 +217,7 @@ class InFlightRequests:
             return
         if entry.epoch == request.delivery.epoch:
             if entry.ids and request.prompt_scores_delivered < request.resolved.num_prompt_scores:
-                self._replay(request)  # scores come before any token, so some were lost
+                self._replay(request)  # prompt log probabilities precede all tokens, so some were lost
                 return
             self._computes(request, woken)
         verdict = request.delivery.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)

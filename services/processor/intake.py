@@ -1,6 +1,6 @@
-"""Where requests of all client streams are received, checked, sent to be tokenized, put in flight, and cancelled.
+"""Receives, checks and cancels the requests of all client streams; passes them to tokenization, then in flight.
 
-Checks that cost nothing come first: the request's id, its deadline, the limits on live and waiting requests.
+Cheap checks come first: the request's id, its deadline, the limits on live and waiting requests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.telemetry.tracing import carrier_of
 
 
 class Intake:
-    """The open client streams, and the way of a request from its frame to ``InFlightRequests``."""
+    """The open client streams. Takes requests from their frame to ``InFlightRequests``."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Intake:
         outboxes: Outboxes | None = None,
         traces: RequestTraces | None = None,
     ) -> None:
-        """``max_live_requests``: per session. ``outboxes`` count the bytes that wait for clients.
+        """``max_live_requests``: per session. ``outboxes`` bound the clients' unread output.
 
         Without ``traces`` nothing is traced.
         """
@@ -63,7 +63,7 @@ class Intake:
         self.draining = False
 
     def drain(self) -> None:
-        """Take no new requests; every stream's writer is woken, to tell its client."""
+        """Refuse new requests, and wake every stream's writer to inform its client."""
         self.draining = True
         for stream in self._streams:
             stream.wake.set()
@@ -80,7 +80,7 @@ class Intake:
         return stream
 
     def close(self, stream: ClientStream) -> None:
-        """The stream is over: its requests are cancelled, and nothing of it stays."""
+        """The stream is over: cancel its requests and free its state."""
         self._streams.discard(stream)
         for request in stream.requests():
             self._end(request, FinishReason.CANCELLED)
@@ -179,11 +179,11 @@ class Intake:
             request.deadline_timer = loop.call_later(request.deadline - now, self._end, request, FinishReason.DEADLINE)
 
     def _check_open(self, stream: ClientStream) -> None:
-        """Raise ``Refused`` where new requests are not taken. It is retryable, on another stream or processor."""
+        """Raise ``Refused`` if the stream takes no new requests; the client may retry on another one or elsewhere."""
         if self.draining:
             problem = "this processor is draining: try another"
         elif stream.is_valid is not None and not stream.is_valid():
-            stream.drain()  # on another stream the client shows a valid token, if it has one
+            stream.drain()  # the client opens another stream, with a valid token if it has one
             problem = "the token of this stream is no longer valid: open another stream"
         elif stream.ending:
             problem = "this stream is ending: open another stream"
@@ -228,5 +228,5 @@ class Intake:
 
 
 def usable_id(message: inference_pb2.GenerateRequest) -> str:
-    """The client's id of a refused request; empty if it is too long to be one."""
+    """The client's id of a refused request; empty if it exceeds the limit on ids."""
     return message.request_id if len(message.request_id.encode()) <= MAX_REQUEST_ID_BYTES else ""

@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 
 JWKS_FLAG = "--auth-jwks-file"
 JsonWebKey = dict[str, Any]
-"""In the format of RFC 7517."""
+"""A key in the format of RFC 7517."""
 MAX_LOGGED_KID, MAX_LOGGED_KIDS = 100, 20
-"""Most characters of a key's name, and most names, in a log line."""
+"""Bounds on a log line: characters per key name, and number of names."""
 LEEWAY = 30.0
 """Seconds that the clocks of the issuer and of this machine may differ by."""
 _PROBLEMS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
@@ -47,7 +47,7 @@ class JsonWebTokens:
         self._now = now
 
     def principal(self, token: str) -> Principal:
-        """The principal of a token; raises ``ValueError`` with the reason why it is not accepted."""
+        """The principal of a token; raises ``ValueError`` with the reason if the token is not accepted."""
         try:
             header = jwt.get_unverified_header(token)
             keys = self._keys.value
@@ -90,7 +90,7 @@ def _problem(error: jwt.PyJWTError) -> str:
 
 
 def _algorithm(key: JsonWebKey, shown: str) -> str | None:
-    """The algorithm to verify with; None: the one that the key names, or that follows from its curve."""
+    """The algorithm to verify with; None: the one that the key names or that its curve implies."""
     return shown if key["kty"] == "RSA" and not key.get("alg") else None
 
 

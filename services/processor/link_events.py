@@ -1,4 +1,4 @@
-"""Events of the links to engines and detokenizers, on their way up.
+"""Handles the events of the links to engines and detokenizers.
 
 ``Peers`` is updated first; then the owner of the requests is notified, as a ``PeerListener``.
 """
@@ -18,10 +18,10 @@ from services.ring.identity import PeerId
 
 
 class PeerListener(Protocol):
-    """What the owner of the requests hears of peers."""
+    """Receives the events of peers that concern requests."""
 
     def routes_changed(self) -> None:
-        """A pair may have been joined: requests without a route may go on."""
+        """A pair may have been joined: requests without a route may get one."""
 
     def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
         """The link to an engine ended; ``crashed`` unless it was draining or had hung."""
@@ -47,7 +47,7 @@ class LinkEvents:
         return await self._models.learn(stub)
 
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        """Attached; raises ``LinkRefused`` if the engine's model was dropped meanwhile."""
+        """The engine is attached; raises ``LinkRefused`` if its model was dropped meanwhile."""
         self._models.engine_up(engine, model)
         self._peers.engine_up(link, engine, model)
         self._update_partitions(engine)

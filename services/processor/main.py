@@ -46,11 +46,11 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _SESSION_AGE = 1.2
-"""A session's maximum age, as a multiple of its connection's, to which gRPC adds up to a tenth: by then, clients have
-another connection."""
+"""A session's maximum age as a multiple of its connection's. gRPC adds up to a tenth to the latter, so by this age the
+client has another connection."""
 _BUDGET_PER_LIVE = 4
-"""Requests in flight may take one part in this many of the memory budget. From half of the budget on, connections are
-closed."""
+"""Requests in flight may take 1/_BUDGET_PER_LIVE of the memory budget, well below the half from which the memory guard
+closes connections."""
 _TICK = 0.05
 """Seconds between checks of liveness, timeouts and waiting requests."""
 
@@ -70,7 +70,7 @@ def run(settings: ProcessorSettings) -> int:
 
 
 class _Processor:
-    """One life of the process, built from the bottom up: peers, routing, requests in flight, admission, service."""
+    """The parts of the process, constructed bottom up: peers, routing, requests in flight, admission, service."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
@@ -226,7 +226,7 @@ class _Processor:
         )
 
     async def _drain(self, grace: float) -> None:
-        """Tell clients to go elsewhere, and finish the live requests."""
+        """Tell clients to use another processor, and finish the live requests."""
         self._metrics.serving = False
         self._intake.drain()
         log.info("drained", left=await wait_until_idle(lambda: self._intake.num_open, grace))

@@ -1,4 +1,4 @@
-"""The processor's Prometheus metrics: latencies, tokens and ends of requests, counts by tenant, state of peers."""
+"""The processor's Prometheus metrics: latencies, tokens, finish reasons, counts per tenant, state of peers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from services.ring.routing_logic import Routes
 from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
 MAX_TENANTS = 50
-"""Tenants with counters of their own."""
+"""The most tenants with their own counters."""
 IDLE = 3600.0
-"""Seconds without a request after which a tenant's counters may go to another."""
+"""Seconds without a request after which another tenant may get a tenant's counters."""
 OTHERS, NOBODY = "(others)", "(none)"
-"""Labels of the tenants that are counted together, and of requests without a tenant."""
+"""Label of all tenants without their own counters, and label of requests without a tenant."""
 _SERIES = {
     "requests": ("ringline_tenant_requests", "Admitted requests that have ended, by tenant."),
     "refused": ("ringline_tenant_refused", "Requests refused before they had choices, by tenant."),
@@ -29,7 +29,7 @@ _SERIES = {
 _FIRST_TOKEN_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _FINISHED_REASONS = {"cancelled": "abort"}
-"""Finish reasons with another name in vLLM."""
+"""Finish reasons that vLLM names differently."""
 
 
 @dataclass(slots=True)
@@ -42,13 +42,13 @@ class _Counts:
 
 
 class TenantCounts:
-    """Written on the event loop; read from another thread."""
+    """Counters per tenant. The event loop writes them; another thread reads them."""
 
     def __init__(self, most: int = MAX_TENANTS, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
         self._named: OrderedDict[str, _Counts] = OrderedDict()
-        """Least recently active first."""
+        """Counters by tenant, least recently active first."""
         self._others = _Counts()
 
     def ended(self, tenant: str, prompt_tokens: int, generation_tokens: int) -> None:
@@ -87,12 +87,12 @@ class TenantCounts:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Routing decisions and what they are based on."""
+    """Routing decisions and the data that they are based on."""
 
     decisions: Mapping[str, int]
-    """By reason, since the start: prefix, overload or load."""
+    """Number of decisions since the start, keyed by reason: prefix, overload or load."""
     loads: Mapping[str, int]
-    """Choices that each engine has, by name, as far as known."""
+    """Last known number of choices at each engine, keyed by engine name."""
     prefixes: int
     """Prompt prefixes that are remembered."""
 
@@ -113,18 +113,18 @@ class ProcessorReading:
     engines: int = 0
     detokenizers: int = 0
     suspected: int = 0
-    """Peers that give no sign of life."""
+    """Peers whose heartbeats are missing or whose steps make no progress."""
     generations: int = 0
-    """Models held side by side, during rollouts."""
+    """Model generations held; more than one during a rollout."""
     failovers: Mapping[str, int] = field(default_factory=dict)
     """Since the start, by what changed for a request: engine, detokenizer, or neither (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
-    """Peers lost since the start without having drained, by service."""
+    """Peers lost since the start without having drained, keyed by service."""
     routing: Routing = field(default_factory=lambda: Routing({}, {}, 0))
 
 
 class ProcessorMetrics(ServiceMetrics):
-    """Written on the event loop, read from the thread of the metrics endpoint."""
+    """All metrics of the process. The event loop writes them; the metrics endpoint's thread reads them."""
 
     def __init__(self, open_calls: Callable[[], int] = lambda: 0) -> None:
         """``open_calls``: RPCs that gRPC still holds; called from another thread."""
@@ -165,7 +165,7 @@ class ProcessorMetrics(ServiceMetrics):
         self._now = now
 
     def admitted(self, seconds: float) -> None:
-        """A request went in flight, ``seconds`` after it arrived."""
+        """A request was admitted, ``seconds`` after it arrived."""
         self._admission.observe(seconds)
 
     def prefilled(self, prompt_tokens: int, seconds: float) -> None:
@@ -220,7 +220,7 @@ class ProcessorMetrics(ServiceMetrics):
 
     @property
     def first_token_times(self) -> Histogram:
-        """From arrival to first token."""
+        """Seconds from arrival to first token."""
         return self._first_token
 
     def collect(self) -> Iterator[Metric]:
@@ -253,7 +253,7 @@ class ProcessorMetrics(ServiceMetrics):
 
 
 def _label(tenant: str) -> str:
-    """A tenant's label. One whose name begins like ``OTHERS`` and ``NOBODY`` gets another parenthesis in front."""
+    """A tenant's label. A name that begins with a parenthesis, like ``OTHERS`` and ``NOBODY``, gets another one."""
     if not tenant:
         return NOBODY
     return f"({tenant}" if tenant.startswith("(") else tenant

@@ -1,4 +1,4 @@
-"""The processor's peers as their links report them: engines and detokenizers, their load and liveness."""
+"""The state of the linked engines and detokenizers: their load, the peers attached to them, and their liveness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 _ASLEEP = 2 * BEAT_INTERVAL
 """If two liveness checks are more seconds apart, this process itself was suspended, not the peers."""
 MAX_OTHERS = 16
-"""Names shown of other processes that are attached to the engines."""
+"""The most names of other processes (attached to the engines) that the dashboard shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class PeerView:
     state: str
     """serving, draining or silent."""
     tokens: int
-    """Computed or decoded since it started."""
+    """Tokens computed or decoded since the peer started."""
     own: int
-    """Requests of this processor that it has."""
+    """This processor's requests at the peer."""
     linked: tuple[str, ...]
-    """Of an engine: the detokenizers that it is joined with."""
+    """For an engine: the detokenizers that it is joined with."""
     load: Mapping[str, float]
     """The rest of its report, by the names of ``ringline.engine.v1.Load`` where it has them."""
 
@@ -82,9 +82,9 @@ class _Engine:
     draining: bool = False
     suspected: bool = False
     load: engine_pb2.Load = field(default_factory=engine_pb2.Load)
-    """Its latest report."""
+    """Its latest load report."""
     attached: PeerList = field(default_factory=PeerList)
-    """The processes attached to it."""
+    """The peers attached to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ class _Detokenizer:
     suspected: bool = False
     load: detokenizer_pb2.Load = field(default_factory=detokenizer_pb2.Load)
     engines: PeerList = field(default_factory=PeerList)
-    """The engines that it hears."""
+    """The engines whose frames it receives."""
 
 
 class Peers:
@@ -110,11 +110,11 @@ class Peers:
         self._checked_at: float | None = None
         self.recent_events = RecentEvents()
         self.partitioned: dict[Route, float] = {}
-        """Pairs whose detokenizer says that it does not hear the engine, and since when."""
+        """Pairs whose detokenizer reports that it receives nothing from the engine, with the time of the report."""
         self.losses: Counter[str] = Counter(engine=0, detokenizer=0)
-        """Peers lost without having drained, by service."""
+        """Peers lost without having drained, keyed by service."""
         self.suspects: frozenset[PeerId] = frozenset()
-        """Peers that give no sign of life: their requests may move, and they get no new ones."""
+        """Peers suspected by their ``Liveness``: they get no new requests, and theirs may move to other peers."""
 
     def has_engine(self, engine: PeerId) -> bool:
         """Whether this incarnation of the engine is linked."""
@@ -125,7 +125,7 @@ class Peers:
         return self._engines[engine].numerics if engine in self._engines else ""
 
     def max_command_bytes(self, engine: PeerId) -> int:
-        """The largest command that a linked engine takes."""
+        """Size in bytes of the largest command that a linked engine accepts."""
         return self._engines[engine].link.max_command_bytes
 
     def send(self, engine: PeerId, command: engine_pb2.Command) -> None:
@@ -188,7 +188,7 @@ class Peers:
         log.info("engine attached", engine=engine.name, address=link.address)
 
     def engine_load(self, engine: PeerId, load: engine_pb2.Load) -> None:
-        """An engine reported its load, and thereby that it is alive."""
+        """An engine reported its load; the report is also its heartbeat."""
         node = self._engines[engine]
         node.load = load
         busy = load.running_choices > 0 or load.waiting_requests > 0
@@ -223,14 +223,14 @@ class Peers:
         log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
 
     def detokenizer_load(self, detokenizer: PeerId, load: detokenizer_pb2.Load) -> None:
-        """A detokenizer reported its load, and thereby that it is alive."""
+        """A detokenizer reported its load; the report is also its heartbeat."""
         node = self._detokenizers[detokenizer]
         node.load = load
         node.liveness.beat(time.monotonic())
         self._routes.detokenizer_load(detokenizer, load.live_requests)
 
     def detokenizer_hears(self, detokenizer: PeerId, changes: link_pb2.PeerChanges) -> None:
-        """A detokenizer reported which engines it hears; raises ``LinkRefused`` for a broken report."""
+        """A detokenizer reported whose frames it receives; raises ``LinkRefused`` for a broken report."""
         self._routes.detokenizer_hears(detokenizer, _apply(self._detokenizers[detokenizer].engines, changes))
 
     def detokenizer_draining(self, detokenizer: PeerId) -> None:
@@ -248,7 +248,7 @@ class Peers:
     # Both
 
     def update_partitions(self, peer: PeerId) -> bool:
-        """Find the partitioned pairs of a peer that came, went or hears other engines; returns whether any changed."""
+        """Update the partitioned pairs of a peer after any of its links changed; returns whether the pairs changed."""
         partitioned = self._routes.partitioned(peer)
         before = {route for route in self.partitioned if peer in (route.engine, route.detokenizer)}
         if partitioned == before:
@@ -260,9 +260,9 @@ class Peers:
         return True
 
     def check_liveness(self, now: float) -> bool:
-        """Suspect peers that give no sign of life, and trust those again that do.
+        """Suspect peers without recent heartbeats or progress, and trust suspects again that have them.
 
-        Returns whether any is trusted again. Call a few times a second.
+        Returns whether any peer is trusted again. Call a few times a second.
         """
         trusted_again = False
         nodes: list[_Engine | _Detokenizer] = [*self._engines.values(), *self._detokenizers.values()]

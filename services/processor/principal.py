@@ -17,11 +17,11 @@ class Principal:
 
     tenant: str
     is_valid: Callable[[], bool] | None = None
-    """Whether its token would be accepted now; None where no token is required."""
+    """Whether the client's token would be accepted now; None if no token is required."""
 
 
 authenticated: ContextVar[Principal | None] = ContextVar("authenticated", default=None)
-"""The principal of the RPC that is handled in this context; None without authentication."""
+"""The principal of the RPC handled in this context; None without authentication."""
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]], header: str) -> str:

@@ -33,7 +33,7 @@ def refused_before_admission(finish_reason: FinishReason, status: Status | None)
 
 
 def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, name: str, ordinal: int) -> None:
-    """Add one request's responses to ``frame``, in order.
+    """Add one request's responses to ``frame``.
 
     ``name`` is the client's id of the request, ``ordinal`` the number of the frame that asked for it. Deltas are built
     in place: protobuf copies a message that is put into another.
@@ -99,7 +99,7 @@ class TextEntry(NamedTuple):
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
-    """Every delta, in order. Arrays are copied whole: protobuf's own are slow to iterate."""
+    """Every delta, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
     ids = outputs.token_ids[:]
     logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(

@@ -1,4 +1,4 @@
-"""The latest events of peers, for the dashboard; bounded."""
+"""The latest events of peers, for the dashboard; bounded in number."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Event:
     at: float
     """Seconds since 1970."""
     service: str
-    """Of the peer: engine or detokenizer."""
+    """The peer's service: engine or detokenizer."""
     name: str
     what: str
-    """joined, left (after it had drained), lost, silent, heard (again), draining."""
+    """joined, left (after a drain), lost, silent, heard (after silence) or draining."""
     requests: int
-    """Requests of this processor that the peer had."""
+    """Number of this processor's requests at the peer."""
 
 
 class RecentEvents:

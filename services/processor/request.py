@@ -1,7 +1,8 @@
 """One request of a client, from the frame that asks for it to its end.
 
-It is filled in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default resolved.
-Routed: ``Failover`` gives it a route, and another one when peers are lost. Finished: its end is in the client's outbox.
+Its fields are set in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default
+resolved. Routed: ``Failover`` gives it a route, and another one when peers are lost. Finished: its end is in the
+client's outbox.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from services.rpc.output_stream import OutputStream
 # Upper estimates of the memory that an admitted request takes, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
 _COPIES = 2
-"""Copies of what an engine is sent: one here, one in the link's queue."""
+"""Copies of the message for an engine: one here, one in the link's queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMessage:
-    """What the client asked for, kept serialized (its smallest form) until the request is tokenized."""
+    """The client's message, kept serialized (its smallest form) until the request is tokenized."""
 
     packed: bytes
     """A ``GenerateRequest``."""
     model: str
-    """Empty: any."""
+    """Name of the model; empty: any model."""
     resumed_model_digest: str
     """Digest of the model that a resumed request began on; empty for a new request."""
     priority: int
@@ -53,19 +54,20 @@ class ResolvedRequest:
     packed_admitted: bytes
     packed_submit: bytes
     output_context: bytes
-    """For the detokenizer; opaque to the engine."""
+    """Serialized message for the detokenizer, opaque to the engine."""
     prompt_tokens: int
     num_choices: int
-    """Includes the finished ones, which a resume leaves out."""
+    """Number of choices, including the finished ones that a resume leaves out."""
     choices: dict[int, array[int]]
-    """Unfinished choices and the ids they have."""
+    """The ids of each unfinished choice."""
     is_resume: bool
-    """Whether it was in flight before, at this or another processor. One that lost its first token has no ids yet."""
+    """Whether it was in flight before, at this or another processor (if it was lost before its first token, without
+    ids)."""
     wants_prefill_progress: bool
     prefixes: Prefixes
-    """Of the prompt; they decide which engine may have it cached."""
+    """Hashed prefixes of the prompt; routing looks up which engines have them cached."""
     num_prompt_scores: int
-    """Log probabilities of the prompt that the engine is asked for."""
+    """Number of prompt log probabilities requested from the engine."""
     numerics: str
     """Numerics of the engine that computed the resumed ids, if the client knows them."""
     model: engine_pb2.GetModelResponse
@@ -83,12 +85,12 @@ class ResolvedRequest:
 
     @property
     def generation(self) -> Generation:
-        """The only generation whose engines may compute it."""
+        """The generation whose engines may compute it, and no others."""
         return generation_of(self.model)
 
     @property
     def num_resumed(self) -> int:
-        """Ids that the request came with, over all choices: an engine computes them like the prompt."""
+        """Number of resumed ids, over all choices: an engine computes them like the prompt."""
         return sum(map(len, self.choices.values()))
 
     @property
@@ -101,7 +103,7 @@ class ResolvedRequest:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Times are seconds on the monotonic clock."""
+    """One request. Times are seconds on the monotonic clock."""
 
     # Received
     request_id: str
@@ -112,45 +114,45 @@ class Request:
     """Number, from 1, of the frame on its stream that began it."""
     tenant: str
     stream: OutputStream
-    """Where its output goes."""
+    """The client's stream, which gets the output."""
     arrived_at: float
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
     trace: RequestTrace | None = None
     """None if it is not traced."""
     message: RequestMessage | None = None
-    """None before the limits are checked, and from admission on."""
+    """The client's message; None until the limits are checked, and again from admission on."""
 
     # Admitted
     _resolved: ResolvedRequest | None = field(default=None, init=False)
     _delivery: Delivery | None = field(default=None, init=False)
     numerics: str = field(default="", init=False)
-    """Numerics of the engine that computed what was delivered; empty if not known."""
+    """Numerics of the engine that computed the delivered output; empty if not known."""
 
     # Routed
     route: Route | None = field(default=None, init=False)
-    """None before the first route and between two."""
+    """The present route; None before the first one and while the request waits for another."""
     route_timeout: RouteTimeout = field(default_factory=RouteTimeout, init=False)
     route_lost_reason: str = field(default="", init=False)
     retry_at: float = field(default=0.0, init=False)
     """Not submitted again before this time."""
     poison: PoisonTracker = field(default_factory=PoisonTracker, init=False)
-    """Engines that died while they had it."""
+    """Engines that died while they had the request."""
     computing: bool = field(default=False, init=False)
-    """Whether output or prompt progress has come on the present route; before that the engine may merely queue it."""
+    """Whether output or prompt progress has arrived on the present route; until then the engine may merely queue it."""
 
     # Delivered
     started_sent: bool = field(default=False, init=False)
     """Whether the client was sent ``Started`` for the present route."""
     computing_since: float | None = field(default=None, init=False)
-    """When an engine first reported that it computes it."""
+    """When an engine first reported that it computes the request."""
     prompt_charged: bool = field(default=False, init=False)
     """Whether the prompt was charged to the tenant's rate limit."""
     prompt_scores_delivered: int = field(default=0, init=False)
     """Log probabilities of the prompt in the client's outbox."""
     first_delta_at: float | None = field(default=None, init=False)
     last_delta_at: dict[int, float] = field(default_factory=dict, init=False)
-    """By choice."""
+    """When the latest delta of each choice was delivered, keyed by choice."""
     finished: bool = field(default=False, init=False)
     """Whether its end is in the client's outbox."""
 
@@ -161,13 +163,13 @@ class Request:
 
     @property
     def resolved(self) -> ResolvedRequest:
-        """What admission resolved; there from admission to the end."""
+        """The resolved request; available from admission to the end."""
         assert self._resolved is not None
         return self._resolved
 
     @property
     def delivery(self) -> Delivery:
-        """What the client has; there from admission to the end."""
+        """The delivery state; available from admission to the end."""
         assert self._delivery is not None
         return self._delivery
 
@@ -183,17 +185,17 @@ class Request:
         self.numerics = resolved.numerics
 
     def finish(self) -> None:
-        """Its end is in the outbox. The large parts go now: a slow client may take the end much later."""
+        """The end is in the outbox. Free the large fields now: a slow client may take the end much later."""
         self.finished = True
         self.message = self._resolved = self._delivery = None
 
     def heard(self) -> None:
-        """Output or progress came on the present route."""
+        """Output or progress arrived on the present route."""
         self.computing = True
         self.route_timeout.heard()
 
     def cached_prefixes(self) -> Prefixes | None:
-        """Prefixes of prompt and answer together, which the engine has cached and a follow-up may begin with.
+        """Prefixes of prompt and answer together: the engine has them cached, and a follow-up prompt may begin so.
 
         None if there is no answer, or more than one.
         """

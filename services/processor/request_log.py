@@ -1,4 +1,4 @@
-"""The record of each request: its latency metrics, and one log line when it ends."""
+"""Latency metrics of each request, and one log line when it ends."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def log_finished(request: Request, usage: inference_pb2.Usage) -> None:
 def log_refused(request: Request, refused: inference_pb2.Refused) -> None:
     """Log the end of a request that was not admitted."""
     if not log.is_enabled_for(logging.DEBUG):
-        return  # a client that drops a thousand requests at once must not cost the others a thousand unread lines
+        return  # a client that drops a thousand requests at once must not delay others by a thousand log lines
     status = status_from_proto(refused.status)
     _bound_log(request).debug("request refused", code=status.code.name, reason=status.reason.name, field=status.field)
 
 
 def _bound_log(request: Request) -> Any:
-    """Joins the client's id of a request to the ring id, under which the other services log it."""
+    """A logger that adds the client's id of a request and its ring id, which the other services log."""
     return log.bind(
         request_id=request.request_id,
         client_request_id=request.client_request_id,

@@ -1,4 +1,4 @@
-"""The RPCs of ``InferenceService``: frames are read into ``Intake``, and responses are written as clients take them."""
+"""The RPCs of ``InferenceService``: frames go to ``Intake``, and responses are written as fast as clients read."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class InferenceService:
     async def _parse(self, kind: type[_Frame], data: bytes, tenant: str) -> _Frame:
         """Parse a message with a request; a large one in a worker thread, before others are tokenized.
 
-        Raises ``Refused``, retryable while no model is known: the limits may be wider once one is.
+        Raises ``Refused``. Until a model is known, the error is retryable: the model's limits may be wider.
         """
         limits = self._models.request_limits
         work = partial(parse, kind, data, limits)
@@ -132,13 +132,13 @@ class InferenceService:
                 timer.cancel()
             self._intake.close(stream)
         if isinstance(end, Status):
-            # Last: a client that reads nothing does not read its status either, and ``abort`` waits until it does.
+            # Abort last: it waits until the client reads the status, and a client that stalls may not read it.
             await abort(context, end)
         if end is not None:
             try:
                 raise end
             finally:
-                del end  # it refers to this frame: together they would stay until the garbage collector runs
+                del end  # breaks its reference cycle with this stack frame
 
     async def _serve_session(
         self, stream: ClientStream, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]
@@ -168,13 +168,13 @@ class InferenceService:
             else:
                 self._intake.session_frame(stream, frame, ordinal, arrived_at)
                 del frame  # the queue keeps its own copy
-            del data  # the next frame may take long to come
+            del data  # free the frame: the next one may take long to arrive
             while stream.num_refusals > MAX_REFUSALS:
                 stream.room_for_refusals.clear()
                 await stream.room_for_refusals.wait()
 
     async def _write_generate(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
-        """Write until the request has ended; returns the status of a request that failed."""
+        """Write until the request has ended; returns the status if it failed."""
         error: Status | None = None
         while True:
             await stream.wake.wait()
@@ -190,10 +190,10 @@ class InferenceService:
     async def _write_session(
         self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> Status | None:
-        """Write until every request has ended and the client has closed its side or was asked to, or it stalls."""
+        """Write until every request has ended and the client closed its side or was asked to, or until it stalls."""
         try:
             await self._write_news(stream, context, reader)
-        except TimeoutError:  # not raised further: the error and its task would refer to each other
+        except TimeoutError:  # not raised again: the error and its task would be a reference cycle
             return self._stalled(stream)
         return None
 
@@ -202,7 +202,7 @@ class InferenceService:
     ) -> None:
         limits = inference_pb2.SessionLimits(
             max_live_requests=self._limits.max_live_requests,
-            max_message_bytes=self._limits.max_message_bytes,  # not the model's: a session outlives models
+            max_message_bytes=self._limits.max_message_bytes,  # not the model's limit: a session outlives models
             stall_timeout_ms=round(self._limits.stall_timeout * 1000),
         )
         await self._send(stream, context, inference_pb2.SessionResponse(limits=limits))
@@ -286,7 +286,7 @@ class InferenceService:
 
 
 def _packed(frame: inference_pb2.SessionResponse | None) -> list[tuple[bytes, Status | None]]:
-    """The responses in a frame, each serialized and with the error that ends its request or choice, if any."""
+    """The responses of a frame, serialized, each with the error that ends its request or choice (None: no error)."""
     return [] if frame is None else [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
 
 
@@ -338,7 +338,7 @@ def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> 
 
 
 def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:
-    """The model on offer; an empty list before the first engine was reached."""
+    """The served model; an empty list until the first engine is linked."""
     if served_model is None:
         return inference_pb2.ListModelsResponse()
     model = served_model.model

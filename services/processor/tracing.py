@@ -1,6 +1,6 @@
 """The processor's spans of a traced request: the request itself, its tokenization and delivery, its failovers.
 
-Spans are made when the request has ended, from times that are recorded anyway.
+Spans are made after the request has ended, from times that are recorded in any case.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MAX_EVENTS = 64
-"""Most routing events in a trace: a request may be moved again and again."""
+"""The most routing events in a trace: the number of failovers of a request is not bounded."""
 _NO_ERRORS = {Code.CANCELLED: FinishReason.CANCELLED, Code.DEADLINE_EXCEEDED: FinishReason.DEADLINE}
 
 
 class RequestTraces:
-    """Decides which requests are traced, and begins their spans."""
+    """Decides which requests are traced, and begins their traces."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -67,7 +67,7 @@ class RequestTrace:
         self._span.set_attributes({**tokens, "gen_ai.request.model": model})
 
     def routed(self, route: Route, epoch: int, changed: str = "", reason: str = "") -> None:
-        """It was given a route; ``changed`` says what differs from the one before, if there was one."""
+        """The request was given a route; ``changed``: what differs from its last route (empty for the first)."""
         self._events += 1
         if self._events > MAX_EVENTS:
             return
@@ -97,16 +97,16 @@ class RequestTrace:
             self._failed(FinishReason.ERROR.name, error.code)
 
     def refused(self, refused: inference_pb2.Refused) -> None:
-        """It ended before it was admitted; its end is still to be delivered."""
+        """The request ended before it was admitted; its end is still to be delivered."""
         self._refused(status_from_proto(refused.status))
 
     def refused_at_once(self, status: Status) -> None:
-        """It was refused as it arrived: the trace ends here."""
+        """The request was refused on arrival: the trace ends here."""
         self._refused(status)
         self._span.end(self._now())
 
     def delivered(self) -> None:
-        """Its end is written, or its client has gone."""
+        """The request's end is written, or its client has gone."""
         now = time.monotonic()
         if self._first_delta_at is not None:
             attributes = {"gen_ai.usage.output_tokens": self._tokens}
@@ -114,7 +114,7 @@ class RequestTrace:
         self._span.end(self._tracing.nanoseconds(now))
 
     def _refused(self, status: Status) -> None:
-        """Cancellation by the client and an expired deadline are no errors."""
+        """Cancellation by the client and an expired deadline do not count as errors."""
         finish_reason = _NO_ERRORS.get(status.code)
         self._failed(
             FinishReason.ERROR.name if finish_reason is None else finish_reason.name,
@@ -122,7 +122,7 @@ class RequestTrace:
         )
 
     def _failed(self, finish_reason: str, code: int | None) -> None:
-        """The status message is left out: it may quote what a client wrote."""
+        """The trace leaves out the status message, which may quote the client's input."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("ringline.finish_reason", finish_reason.lower())

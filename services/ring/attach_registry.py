@@ -14,7 +14,7 @@ from services.ring.ledger import ChoiceLog, CoreRequest, LedgerEntry, Ledgers, S
 from services.ring.logprobs import LogprobArrays, PackedLogprobs
 
 MAX_PEERS = 256
-"""Attached at a time. Bounded because every change of the list is sent to every peer."""
+"""Peers attached at the same time. Bounded because every change of the list is sent to every peer."""
 
 CoreRequest_contra = TypeVar("CoreRequest_contra", contravariant=True)
 
@@ -34,7 +34,7 @@ class CorePort(Protocol[CoreRequest_contra]):
 
 
 class AttachRegistry(Generic[CoreRequest]):
-    """The state behind ``EngineService.Attach``."""
+    """What an engine knows of the peers attached by ``EngineService.Attach``, and of the requests they submitted."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class AttachRegistry(Generic[CoreRequest]):
         self._links: dict[str, OutboundLink] = {}
         self._submissions = count(1)
         self._in_core: dict[str, set[int]] = {}
-        """By core id, the choices that the core computes or has queued."""
+        """The choices that the core computes or has queued, keyed by core id."""
         self.draining = False
 
     # Peers
@@ -184,7 +184,7 @@ class AttachRegistry(Generic[CoreRequest]):
         receiver.add(entry)
 
     def done(self, peer: PeerId, request_id: str, epoch: int) -> None:
-        """The submitter has all it wants: forget the request, and stop it if it still runs."""
+        """The submitter needs nothing more: forget the request, and stop it if it still runs."""
         entry = self._ledgers.find_of(peer, request_id)
         if entry is not None and epoch >= entry.epoch:
             self._remove(entry)
@@ -256,7 +256,7 @@ class AttachRegistry(Generic[CoreRequest]):
         self.released(core_id, None)
         entry = self._ledgers.find_submission(core_id)
         if entry is None or entry.finished:
-            return None  # it was cancelled before, and that is its end
+            return None  # it was cancelled earlier, and its submitter has been sent that end
         link = self._links.get(entry.submitter.name)
         if link is not None and link.peer == entry.submitter:
             if entry.deliver_to == entry.submitter.name:

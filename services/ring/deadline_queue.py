@@ -1,4 +1,4 @@
-"""A queue of items by due time, which finds the due ones without looking at the others."""
+"""A queue of items by due time; finding the due ones does not scan the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DeadlineQueue(Generic[T]):
     def __init__(self) -> None:
         self._items: dict[str, tuple[float, T]] = {}
         self._times: list[tuple[float, str]] = []
-        """A heap; an entry is stale if its item is gone or has another due time."""
+        """A heap of (due time, key); an entry is stale if its item is gone or has another due time."""
 
     def __len__(self) -> int:
         return len(self._items)
@@ -26,7 +26,7 @@ class DeadlineQueue(Generic[T]):
         return key in self._items
 
     def items(self) -> list[T]:
-        """All, due or not."""
+        """All items, due or not."""
         return [item for _, item in self._items.values()]
 
     def put(self, key: str, item: T, due: float) -> None:

@@ -25,7 +25,7 @@ class Verdict(enum.Enum):
 
 
 class ChoiceDelivery:
-    """What the client has of one choice."""
+    """The part of one choice that the client has received."""
 
     __slots__ = ("end", "ids")
 
@@ -43,7 +43,7 @@ class Delivery:
         """Cached prompt tokens at the first admission; None until the engine has reported them."""
         self.epoch = 0
         self.redirects = 0
-        """Replays asked for because frames did not fit, since the last delta that did."""
+        """Replays requested since the last accepted delta, because frames did not continue what was delivered."""
         self.choices = {choice: ChoiceDelivery(ids) for choice, ids in choices.items()}
 
     @property
@@ -62,11 +62,11 @@ class Delivery:
         return self.epoch
 
     def unfinished(self) -> dict[int, array[int]]:
-        """The ids of each choice that goes on: what a resume carries."""
+        """The ids of each unfinished choice, as a resubmission carries them."""
         return {choice: state.ids for choice, state in self.choices.items() if state.end is None}
 
     def delivered(self) -> dict[int, int]:
-        """The number of ids of each unfinished choice: what a Redirect carries."""
+        """The number of ids of each unfinished choice, as a Redirect carries them."""
         return {choice: len(ids) for choice, ids in self.unfinished().items()}
 
     def prefilled(self, epoch: int, cached_tokens: int) -> bool:

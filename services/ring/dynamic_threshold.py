@@ -1,4 +1,4 @@
-"""Fair use of one bounded resource: a tenant may hold at most as much as it leaves free.
+"""Fair use of one bounded resource: a tenant may hold at most as much as all tenants together leave free.
 
 One tenant alone gets half of the resource, two get a third each, and a tenant that comes later always finds room.
 (Dynamic thresholds, from shared-memory switches: Choudhury and Hahne, IEEE/ACM ToN 6, 1998.)
@@ -18,7 +18,7 @@ class DynamicThreshold:
         """``most``: the size of the resource."""
         self.most = most
         self.total = 0
-        """Held by all tenants together."""
+        """The amount that all tenants hold together."""
         self._held: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -29,7 +29,7 @@ class DynamicThreshold:
         return self._held.get(tenant, 0)
 
     def has_room(self, tenant: str, amount: int, freed: int = 0) -> bool:
-        """Whether a tenant may take ``amount``, once it has given back ``freed``.
+        """Whether a tenant may take ``amount`` after giving back ``freed``.
 
         While nothing is held, any amount may be taken; otherwise a request above the threshold could never run.
         """
@@ -55,7 +55,8 @@ class TenantMemoryQuota:
     def __init__(self, field: str, who: str, what: str, most: int, retry_after_ms: Callable[[str], int]) -> None:
         """``most``: bytes of all tenants together; ``retry_after_ms``: the delay for a tenant that is refused.
 
-        For the message: the request's ``field``, and ``who`` holds ``what``.
+        The message of a refusal names the request's ``field``, the process (``who``) and what the bytes hold
+        (``what``).
         """
         self._field, self._who, self._what = field, who, what
         self._retry_after_ms = retry_after_ms
@@ -70,7 +71,7 @@ class TenantMemoryQuota:
         return self._threshold.most
 
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
-        """Raise ``Refused`` unless a tenant may hold ``wanted`` bytes more, once it has given back ``freed``."""
+        """Raise ``Refused`` unless a tenant may hold ``wanted`` more bytes after giving back ``freed``."""
         threshold = self._threshold
         if not threshold.has_room(tenant, wanted, freed):
             free = max(0, threshold.most - threshold.total + freed)

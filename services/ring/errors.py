@@ -96,7 +96,7 @@ class Status:
 
     code: Code
     message: str
-    """For people; begins with the field and a colon if there is one."""
+    """Human-readable text; begins with ``field`` and a colon if the error concerns a field."""
     retry_after_ms: int | None = None
     """Sent as RetryInfo with RESOURCE_EXHAUSTED and UNAVAILABLE."""
     given_reason: Reason | None = None

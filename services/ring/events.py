@@ -1,4 +1,4 @@
-"""What travels round the ring: prompt progress, deltas by position, and the ends of choices."""
+"""Output events of a request: prompt progress, deltas by position, and the ends of choices."""
 
 from __future__ import annotations
 

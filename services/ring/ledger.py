@@ -30,12 +30,12 @@ CoreRequest = TypeVar("CoreRequest")
 
 @dataclass(frozen=True, slots=True)
 class Submission(Generic[CoreRequest]):
-    """A Submit, as far as the ring reads it."""
+    """The fields of a Submit that the ring reads; the rest is ``core_request``."""
 
     request_id: str
     epoch: int
     deliver_to: str
-    """Empty: the submitter."""
+    """Name of the peer that receives the output; empty: the submitter."""
     output_context: bytes
     choices: Mapping[int, Sequence[int]]
     """Unfinished choices and the ids they already have."""
@@ -55,12 +55,12 @@ class Submission(Generic[CoreRequest]):
 
     @property
     def id_bytes(self) -> int:
-        """Approximate memory of its token ids: those it brings and those still to be computed."""
+        """Approximate memory of its token ids: those in the message and those still to be computed."""
         return _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
 
     @property
     def logprob_bytes(self) -> int:
-        """Memory that its log probabilities may take: the prompt's and those still to be computed."""
+        """Bytes that its log probabilities may take: the prompt's and those still to be computed."""
         size = 0 if self.prompt_logprobs is None else memory_bytes(self.prompt_tokens, self.prompt_logprobs)
         return size if self.logprobs is None else size + memory_bytes(self._tokens_to_come, self.logprobs)
 
@@ -121,7 +121,7 @@ class ChoiceLog:
 
 @dataclass(slots=True, eq=False)
 class LedgerEntry:
-    """One request."""
+    """An engine's record of one request."""
 
     request_id: str
     core_id: str
@@ -138,11 +138,11 @@ class LedgerEntry:
     """The Submit's ordinal on its submitter's stream; 0 when that stream is gone."""
     prefill: Prefill | None = None
     prompt_logprobs: PackedLogprobs | None = None
-    """Those computed so far."""
+    """The prompt's log probabilities computed so far."""
     logprob_bytes: int = 0
-    """As in ``Submission``; charged to ``tenant`` until the entry is removed and the core has released it."""
+    """``Submission.logprob_bytes``, charged to ``tenant`` until the entry is removed and the core has released it."""
     id_bytes: int = 0
-    """Likewise."""
+    """``Submission.id_bytes``, charged in the same way."""
     tenant: str = ""
     traceparent: str = ""
 
@@ -187,9 +187,10 @@ class Ledgers:
         self._entries: dict[str, LedgerEntry] = {}
         self._by_core_id: dict[str, LedgerEntry] = {}
         self._unreleased: dict[str, tuple[str, int, int]] = {}
-        """By core id, removed entries that the core still holds: (tenant, logprob bytes, id bytes), still charged."""
+        """Removed entries that the core still holds, keyed by core id: (tenant, logprob bytes, id bytes), all still
+        charged."""
         self._orphans: dict[str, float] = {}
-        """When each request whose submitter's stream ended is removed, by id."""
+        """The time at which each orphan (a request whose submitter's stream ended) is removed, keyed by request id."""
 
     def resize(self, *, max_logprob_bytes: int, max_id_bytes: int) -> None:
         """Set the bounds, known only after the engine has measured its memory."""
@@ -207,11 +208,11 @@ class Ledgers:
         return self._entries.get(request_id)
 
     def find_submission(self, core_id: str) -> LedgerEntry | None:
-        """By core id; None once superseded or removed."""
+        """The entry with this core id; None once it is superseded or removed."""
         return self._by_core_id.get(core_id)
 
     def find_of(self, submitter: PeerId, request_id: str) -> LedgerEntry | None:
-        """By id, if this peer submitted it."""
+        """The entry of a request; None unless ``submitter`` submitted it."""
         entry = self._entries.get(request_id)
         return entry if entry is not None and entry.submitter == submitter else None
 
@@ -267,5 +268,5 @@ class Ledgers:
         self._orphans.pop(request_id, None)
 
     def expired(self, now: float) -> list[LedgerEntry]:
-        """Orphans whose grace is over."""
+        """Orphans whose grace period is over."""
         return [self._entries[request_id] for request_id, at in self._orphans.items() if at <= now]

@@ -44,7 +44,7 @@ class Liveness:
         if silent > BEAT_LIMIT:
             return f"no sign of life for {silent:.1f} s"
         still = now - self._last_move
-        # The engine's own watchdog ends it before this limit, unless the watchdog fails too.
+        # The engine's own watchdog ends a hung engine before this limit, unless the watchdog fails too.
         if self._busy and still > self._step_timeout + BEAT_LIMIT:
             return f"no step for {still:.1f} s with work to do"
         return None

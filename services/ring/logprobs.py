@@ -58,7 +58,7 @@ class PackedLogprobs:
             getattr(self, name) == getattr(other, name) for name in self.__slots__
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     @property
     def entry_bytes(self) -> int:
@@ -66,7 +66,7 @@ class PackedLogprobs:
         return _ENTRY_BYTES + _ALTERNATIVE_BYTES * self.top_count
 
     def extend(self, other: LogprobArrays) -> None:
-        """Append entries; raises ``ValueError`` if they have another number of alternatives."""
+        """Append entries; raises ``ValueError`` if their number of alternatives differs."""
         if other.top_count != self.top_count:
             if not other.logprobs:
                 return

@@ -1,10 +1,10 @@
 """What a process holds for each generation of the model: several at a time while a model is rolled out.
 
 A generation is all engines that serve the same model: equal configuration, template, tokenizer and weights. A request
-belongs to the generation that admitted it, and never changes it. A generation is held while an engine serves it or a
-request belongs to it; of the others only the newest is held, so that a process whose one engine restarts need not learn
-everything again. The newest is the generation of the engine that was started last: a rollout makes a generation the
-newest as soon as its first engine is there, and a rollback makes the older one the newest again.
+belongs to the generation that admitted it until its end. A process holds a generation while an engine serves it or a
+request belongs to it; it also keeps the newest one, so that it need not load everything again when its only engine
+restarts. The newest is the generation of the engine that was started last: a rollout makes a generation the newest as
+soon as its first engine is linked, and a rollback makes the older one the newest again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Generation:
 
 
 class Generations(Generic[K, V]):
-    """Values (``V``) by generation (``K``)."""
+    """Maps generations (``K``) to values (``V``)."""
 
     def __init__(self, max_generations: int) -> None:
         self._max_generations = max_generations
         self._held: dict[K, V] = {}
         self._started: dict[K, int] = {}
-        """By generation: the incarnation of the engine that was started last."""
+        """For each generation, the incarnation of its engine that was started last."""
         self._engines: dict[PeerId, K] = {}
         self._requests: Counter[K] = Counter()
 
@@ -89,7 +89,7 @@ class Generations(Generic[K, V]):
             self._drop_unneeded()
 
     def enter(self, generation: K) -> None:
-        """A request belongs to a generation, which must be held."""
+        """Count a request that belongs to a generation, which must be held."""
         assert generation in self._held
         self._requests[generation] += 1
 

@@ -1,7 +1,7 @@
 """Output for a reader that may be slow: coalesced per request, never queued per step.
 
-The detokenizer has an outbox for each processor, the processor one for each client. What waits is counted in bytes and
-bounded (``Outboxes``). How long a reader may take nothing is checked by the outbox's owner.
+The detokenizer has an outbox for each processor, the processor one for each client. Unread output is counted in bytes
+and bounded (``Outboxes``). The outbox's owner limits how long a reader may read nothing.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from services.ring.events import ChoiceEnd, Prefill
 from services.ring.logprobs import PackedLogprobs
 
 MAX_UNREAD_BYTES = 64 << 20
-"""Default bound for one reader."""
+"""Default bound on unread bytes for one reader."""
 _READERS = 2
-"""Bound for all readers of a process together, as a multiple of the bound for one."""
+"""Bound on unread bytes for all readers of a process together, as a multiple of the bound for one reader."""
 
 # Upper estimates of wire sizes in bytes.
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
-# Upper estimates of the memory that Python's objects take on top of that.
+# Upper estimates of the memory of Python's objects beyond the wire size, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _ID_HELD, _NOTICE_HELD = 600, 500, 104, 36, 1000
 
 
 @dataclass(slots=True)
 class ChoiceUpdate:
-    """Deltas of one choice that were not taken yet, and its end."""
+    """Deltas of one choice that the reader has not been sent yet, and its end."""
 
     first_position: int
     ids: list[int]
     texts: list[str]
-    """One per delta."""
+    """One text per delta."""
     counts: list[int]
     """Number of ids, one per delta."""
     logprobs: PackedLogprobs | None = None
@@ -80,14 +80,14 @@ class ChoiceUpdate:
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """Everything new of one request since it was last taken. Fields are in the order in which they are sent."""
+    """Everything new of one request since the last ``take``. Fields are in the order in which they are sent."""
 
     request_id: str
     epoch: int
     opening: object | None = None
     """Sent once, first."""
     opening_bytes: int = 0
-    """Its size on the wire."""
+    """Size of ``opening`` on the wire."""
     prefill: Prefill | None = None
     prompt_logprobs: PackedLogprobs | None = None
     prompt_offset: int = 0
@@ -97,7 +97,7 @@ class RequestUpdate:
     closing: object | None = None
     """Sent once, last."""
     held: int = 0
-    """Bytes charged to the outbox for it."""
+    """Bytes charged to the outbox for this update."""
 
     def measure(self) -> int:
         """Upper estimate of its memory, bytes."""
@@ -181,7 +181,7 @@ class Outboxes:
     def open(self, tenant: str, on_overflow: Callable[[], None]) -> Outbox:
         """An outbox for a reader of ``tenant``.
 
-        ``on_overflow`` is called when the outbox is closed because too much waits; it must not call back into this.
+        ``on_overflow`` is called when the outbox is closed for too many unread bytes; it must not use this object.
         """
         outbox = Outbox(self)
         self._open[outbox] = tenant, on_overflow
@@ -210,17 +210,17 @@ class Outboxes:
 
 
 class Outbox:
-    """Updates by request, in the order in which requests first had one. Made by ``Outboxes.open``."""
+    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``."""
 
     def __init__(self, outboxes: Outboxes) -> None:
         self._outboxes = outboxes
         self._updates: dict[str, RequestUpdate] = {}
         self.size = 0
-        """Bytes that wait, and those of the last ``take``, which may still be in flight."""
+        """Unread bytes, including those of the last ``take``, which may still be in flight."""
         self._taken = 0
         """Bytes of the last ``take``."""
         self.closed = False
-        """If so, everything added is dropped."""
+        """If True, everything added is dropped."""
 
     @property
     def pending(self) -> bool:
@@ -305,8 +305,8 @@ class Outbox:
     def take(self, max_bytes: int) -> list[RequestUpdate]:
         """Remove and return about ``max_bytes`` of updates, at least one delta.
 
-        A delta is never split. A request with more than fits goes behind the others. What is taken stays counted until
-        the next call, which means that it has been written.
+        A delta is never split. A request of which only a part fits moves to the end of the order. Bytes taken stay
+        counted until the next call, because only then have they been written.
         """
         self._shrink(self._taken)
         self._taken = 0

@@ -24,7 +24,7 @@ class PeerListSender:
     """Changes that one receiver has not been sent; holds at most the peers that changed since the last ``take``."""
 
     def __init__(self, peers: Iterable[PeerId]) -> None:
-        """``peers``: the list now."""
+        """``peers``: the peers attached now; ``take`` returns them as the first change."""
         self._pending: dict[PeerId, bool] = dict.fromkeys(peers, True)
         self._revision = 0
 

@@ -1,8 +1,9 @@
 """The poison rule: how many engines may die while computing a request before it is no longer resubmitted.
 
-An engine that comes back with the same incarnation had only been cut off, so a death counts only once the engine has
-stayed away for a while. A request that only waited at an engine that died is hardly to blame; but an engine may die
-before it can report what it begins to compute, so deaths while it waited have a (larger) limit, too.
+An engine that comes back with the same incarnation was only cut off, so a death counts only once the engine has been
+away for ``RETURN_GRACE``. A request that was merely queued at an engine that died is hardly to blame. But an engine may
+die before it can report what it begins to compute, so deaths while the request was queued have a limit, too: a larger
+one.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ MAX_CRASH_RESUBMITS = 2
 RETURN_GRACE = 3.0
 """Seconds after which an engine that has not come back counts as dead: longer than peers take to dial again."""
 WAITING_FACTOR = 5
-"""The limit on engines that died while a request waited there, as a multiple of that on those that computed it."""
+"""The limit on deaths while a request was queued, as a multiple of the limit on deaths while it was computed."""
 
 
 class Blame(enum.Enum):
     """Whether a request may be resubmitted."""
 
     NONE = "none"
-    """It may."""
+    """It may be resubmitted."""
     UNSURE = "unsure"
-    """Too many engines have gone, but they may only be cut off: it has to wait."""
+    """Too many engines are gone, but some may only be cut off: it has to wait until that is known."""
     POISON = "poison"
-    """It may not."""
+    """It may not be resubmitted."""
 
 
 class PoisonTracker:
@@ -49,7 +50,7 @@ class PoisonTracker:
 
     @property
     def count(self) -> int:
-        """Engines that died while they had it."""
+        """Engines that died while they had the request."""
         return len(self._computing) + len(self._waiting)
 
     def blame(self, now: float, limit: int, attached: Callable[[PeerId], bool]) -> Blame:

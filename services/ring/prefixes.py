@@ -1,9 +1,9 @@
 """A map of prompt prefixes to the engines that computed them lately: bounded, least recently used first out.
 
-A prompt is identified by hashes of its prefixes: those of 1, 2, … 8 blocks of the KV cache, and from there on each
-about a quarter longer than the one before. So a prompt of any length has few hashes, and the part that it shares with
-another is found to within a fifth. The hash begins with the salt of the prefix cache, so only prompts that may share
-blocks match. Every processor computes the same hashes, and so makes the same choice of engines.
+A prompt is identified by hashes of its prefixes. The first prefixes are 1, 2, … 8 KV cache blocks long; each further
+one is about a quarter longer than the one before. So a prompt of any length has few hashes, and the length that it
+shares with another prompt is known to within a fifth. The hash begins with the salt of the prefix cache, so only
+prompts that may share blocks match. Every processor computes the same hashes, and so chooses the same engines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_HOLDERS = 8
 """Engines remembered per prefix."""
 _DIGEST_SIZE = 8
 _GROWTH = 4
-"""Each prefix is longer than the one before by one part in this many, and by at least one block."""
+"""Each prefix is longer than the one before by 1/_GROWTH of its length, and by at least one block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Prefixes:
     hashes: tuple[bytes, ...] = ()
     """Shortest first."""
     tokens: tuple[int, ...] = ()
-    """Their lengths."""
+    """Length of each prefix in tokens."""
     half: int = 0
-    """Index of the first that is at least half as long as the prompt."""
+    """Index of the first prefix that is at least half as long as the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Match:
     """The longest known prefix of a prompt."""
 
     holders: tuple[PeerId, ...]
-    """Engines that have the longest prefix that any of them has."""
+    """Engines that have the longest known prefix."""
     tokens: int
-    """Its length."""
+    """Length of that prefix."""
     worth_following: bool
-    """Whether it is at least half of the prompt."""
+    """Whether that prefix is at least half of the prompt."""
     branch: bytes | None
     """Hash of the shortest unknown prefix, or of the longest known one if ``worth_following``; None below one block."""
 
@@ -70,7 +70,7 @@ def prefixes_of(token_ids: Iterable[int], salt: bytes, block_size: int) -> Prefi
 
 
 class PrefixMap:
-    """The map of one processor."""
+    """Maps the prefixes of recent prompts to the engines that computed them. Each processor has its own map."""
 
     def __init__(self, max_prefixes: int = MAX_PREFIXES) -> None:
         self._max_prefixes = max_prefixes
@@ -82,7 +82,7 @@ class PrefixMap:
 
     def add(self, prefixes: Prefixes, engine: PeerId) -> None:
         """An engine computes this prompt, and will have it cached."""
-        # The shortest last: shorter prefixes are shared by more prompts, so the longest are forgotten first.
+        # Added longest first, so that the longest are evicted first: more prompts share the shorter ones.
         for key in reversed(prefixes.hashes):
             others = (holder for holder in self._holders.pop(key, ()) if holder != engine)
             self._holders[key] = (engine, *others)[:MAX_HOLDERS]
@@ -122,7 +122,7 @@ def _branch(prefixes: Prefixes, known: int | None) -> bytes | None:
 
 
 def _lengths(blocks: int) -> Iterator[int]:
-    """The lengths of the prefixes of a prompt of ``blocks`` blocks, in blocks."""
+    """The prefix lengths, in blocks, of a prompt that fills ``blocks`` blocks."""
     length = 1
     while length <= blocks:
         yield length

@@ -1,8 +1,7 @@
 """Authorization between services: a peer's certificate gives its roles and the names it may attach under.
 
-A name in a certificate stands for a role: a peer with ``spiffe://ringline/processor`` attaches as ``processor`` or
-``processor-…``. With a peer's name appended it stands for that peer alone: ``spiffe://ringline/processor/blue`` for
-``blue``.
+A name in a certificate grants a role: a peer with ``spiffe://ringline/processor`` may attach as ``processor`` or
+``processor-…``. A peer's name can be appended: ``spiffe://ringline/processor/blue`` grants the role to ``blue`` alone.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Grant:
 
     role: Role
     name: str | None = None
-    """The one peer it is for; None: every peer of the role."""
+    """The only peer name that this allows; None: every name of the role."""
 
     def covers(self, name: str) -> bool:
         """Whether a peer may attach under ``name``."""
@@ -49,17 +48,17 @@ class PeerPrincipal:
     """A caller authenticated by its certificate."""
 
     shown: str
-    """The certificate's names, for messages."""
+    """The certificate's names, as error messages quote them."""
     grants: tuple[Grant, ...]
 
     def check_role(self, what: str, roles: Collection[Role]) -> None:
-        """Raise ``Refused`` unless it has one of ``roles``, the roles that may do ``what``."""
+        """Raise ``Refused`` unless the caller has one of ``roles``; ``what`` names the action in the message."""
         if not any(grant.role in roles for grant in self.grants):
             problem = f"the certificate of {self.shown} does not allow {what}"
             raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected the role {' or '.join(sorted(roles))}")
 
     def check_name(self, name: str, roles: Collection[Role]) -> None:
-        """Raise ``Refused`` unless it may attach as ``name`` in one of ``roles``."""
+        """Raise ``Refused`` unless the caller may attach as ``name`` in one of ``roles``."""
         grants = [grant for grant in self.grants if grant.role in roles]
         if not any(grant.covers(name) for grant in grants):
             allowed = " or ".join(grant.name or f"{grant.role}-…" for grant in grants)
@@ -96,7 +95,7 @@ class Identities:
             self._roles.setdefault(name, set()).add(Role(role))
 
     def principal(self, names: Iterable[str]) -> PeerPrincipal:
-        """The principal of a certificate with these names; raises ``Refused`` if none of them has a role here."""
+        """The principal of a certificate with these names; raises ``Refused`` if none of them maps to a role."""
         names = sorted(set(names))
         grants = [grant for name in names for grant in self._grants(name)]
         shown = ", ".join(name[:_SHOWN_LENGTH] for name in _identifying(names)[:_SHOWN_NAMES]) or "no name"

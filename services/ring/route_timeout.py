@@ -1,7 +1,8 @@
-"""How long a request has been without a route: the clock behind ``--patience``.
+"""How long a request has been without a route: the time that ``--patience`` limits.
 
-It starts when the route is lost and is reset once output arrives on the next one. Time on a route that was lost in turn
-does not count; time on one that refused the request does. So a request that peers keep refusing runs out of time.
+The clock starts when the route is lost and is reset once output arrives on a new one. If the new route is lost too, the
+time spent on it does not count; if its engine refuses the request, it does. So a request that engines keep refusing
+runs out of time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class RouteTimeout:
         """When the request got its present route; None while it has none."""
 
     def lost(self, now: float) -> None:
-        """The route was lost, or there was none yet."""
+        """The request lost its route, or has not had one yet."""
         if self._since is None:
             self._since = now
         elif self._routed_at is not None:
@@ -27,7 +28,7 @@ class RouteTimeout:
         self._routed_at = None
 
     def refused(self, now: float) -> None:
-        """The route did not take the request."""
+        """The engine or detokenizer of the route refused the request."""
         if self._since is None:
             self._since = now
         self._routed_at = None

@@ -6,11 +6,11 @@ acknowledged this processor's subscription, and has not reported that it does no
 A request goes to engines of its own generation only. A new request may belong to any generation: it gets the newest
 that has room, or the newest if none has, so that the first engine of a new model is not given the work of all others.
 
-No request goes where it would wait while there is room elsewhere. It follows its prompt's prefix to an engine that has
-it cached, unless that engine is busier than the others by more than the prefix is worth. Otherwise it goes to the less
-loaded of two engines. The prompt's hash decides which two, so that processors which know nothing of each other send
-equal prompts to the same engines; without a prefix, they are random. (Two choices, because the least loaded of all
-would be the same for every processor until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
+No request goes where it would wait while another engine has room. A request goes to an engine that has its prompt's
+prefix cached, unless that engine is busier than the others by more than the prefix is worth. Otherwise it goes to the
+less loaded of two engines. The prompt's hash selects the two, so that processors which know nothing of each other send
+equal prompts to the same engines; without a prefix, they are random. (Two, because the least loaded of all would be
+the same for every processor until its next report: Mitzenmacher, IEEE TPDS 12, 2001.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes, PrefixMap, by_rendezvous
 
 TOKENS_PER_REQUEST = 64
-"""For this many cached tokens of a prompt, an engine may be one request busier than the others on average …"""
+"""An engine that has this many tokens of a prompt cached may be one request busier than the average of the others …"""
 MAX_EXTRA_REQUESTS, MAX_EXTRA_SHARE = 8, 0.25
 """… but by no more than this many requests, or this share of their load where that is more."""
 FULL_KV_USAGE = 0.95
-"""From this share of its KV blocks on, an engine in which requests wait has no room."""
+"""An engine counts as full if requests wait there and at least this share of its KV blocks is in use."""
 T = TypeVar("T")
 
 
@@ -62,16 +62,16 @@ class _Node:
     others: int = 0
     """The load that others had there at its last report."""
     generation: Generation | None = None
-    """Of an engine."""
+    """The generation that an engine serves; None for a detokenizer."""
     capacity: int | None = None
-    """Choices that an engine computes at a time."""
+    """The most choices that an engine computes at the same time; None if not known."""
     pressed: bool = False
     """Whether requests wait for KV blocks."""
     taking: bool = True
     attached: frozenset[PeerId] = field(default_factory=frozenset)
-    """Of an engine: the attached peers."""
+    """For an engine: the peers attached to it."""
     hears: frozenset[PeerId] | None = None
-    """Of a detokenizer: the engines that it hears; None until it has reported them."""
+    """For a detokenizer: the engines whose frames it receives; None until it has reported them."""
 
     @property
     def load(self) -> int:
@@ -84,19 +84,19 @@ class _Node:
 
 
 class Routes:
-    """The peers as far as routing goes, and the routes of this processor's requests."""
+    """The routing state of all peers, and the routes of this processor's requests."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._engines: dict[str, _Node] = {}
         self._detokenizers: dict[str, _Node] = {}
         self._held: dict[str, tuple[Route, int]] = {}
-        """Routes and numbers of choices by request id."""
+        """Route and number of choices of each request, keyed by request id."""
         self.revision = 0
         """Raised when a pair may have begun or ceased to take work: until then an unrouted request finds no route."""
         self.prefixes = PrefixMap()
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
-        """How often each was made."""
+        """Number of decisions of each kind."""
 
     def engine_up(self, peer: PeerId, generation: Generation, capacity: int | None = None) -> None:
         """An engine welcomed this processor. ``capacity``: choices that it computes at a time, if known."""
@@ -176,7 +176,7 @@ class Routes:
         return sorted(self.generations(), key=lambda generation: generation not in roomy)
 
     def capacity(self) -> int | None:
-        """Choices that the engines taking work compute at a time; None if there are none, or one did not report it."""
+        """Sum of the capacities of the engines taking work; None without engines, or if one did not report it."""
         known = [node.capacity for node in self._engines_taking()]
         return sum(filter(None, known)) if known and None not in known else None
 
@@ -189,7 +189,7 @@ class Routes:
         return Counter(peer for route, _ in self._held.values() for peer in (route.engine, route.detokenizer))
 
     def joined(self) -> dict[str, tuple[str, ...]]:
-        """By engine, the detokenizers that take work from it."""
+        """Names of the joined detokenizers that take work, keyed by engine name."""
         return {name: tuple(one.peer.name for one in self._joined(node)) for name, node in self._engines.items()}
 
     def attached(self) -> frozenset[PeerId]:
@@ -225,7 +225,7 @@ class Routes:
         return route
 
     def release(self, request_id: str, computed: Prefixes | None = None) -> None:
-        """The request has left its route; ``computed`` is what the engine has cached of it. Idempotent."""
+        """The request has left its route; ``computed``: the prefixes that the engine now has cached. Idempotent."""
         if (held := self._held.pop(request_id, None)) is None:
             return
         route, choices = held
@@ -255,7 +255,7 @@ class Routes:
         return chosen
 
     def _overloaded(self, node: _Node, tokens: int, nodes: Iterable[_Node]) -> bool:
-        """Whether an engine is busier than the others by more than ``tokens`` cached are worth."""
+        """Whether an engine is busier than the others by more than ``tokens`` cached tokens justify."""
         others = [other for other in nodes if other is not node]
         if not others:
             return False
@@ -289,15 +289,15 @@ def _busy(node: _Node) -> tuple[bool, int]:
 
 
 class RouteIndex(Generic[T]):
-    """Items by key, each on one route, found by either end of it."""
+    """Items by key, each on one route; finds the items of a route, of an engine or of a detokenizer."""
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
         self._items: dict[PeerId, dict[PeerId, dict[str, T]]] = {}
-        """By engine, detokenizer and key; none of them is empty."""
+        """Items keyed by engine, then detokenizer, then key; empty dicts are removed."""
 
     def put(self, key: str, item: T, route: Route) -> None:
-        """Put an item on a route, and off any other."""
+        """Put an item on a route; it leaves the route that it was on."""
         self.discard(key)
         self._routes[key] = route
         self._items.setdefault(route.engine, {}).setdefault(route.detokenizer, {})[key] = item

@@ -1,6 +1,6 @@
-"""Checks the address of a server before gRPC binds it: gRPC does not say why it cannot.
+"""Checks the address of a server before gRPC binds it: gRPC does not report why binding fails.
 
-gRPC also takes over the socket file of another live process without an error.
+gRPC would also take over the socket file of another live process without an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _check_port(host: str, port: int) -> None:
     errors = [_bind_error(family, address) for family, _, _, _, address in found]
     if any(error is not None and error.errno == errno.EADDRINUSE for error in errors):
         raise FatalError(f"port {port} is in use: choose another with --port")
-    if None in errors:  # a name may have several addresses, and one is enough
+    if None in errors:  # a host name may have several addresses, and one is enough
         return
     if any(error is not None and error.errno == errno.EACCES for error in errors):
         raise FatalError(f"port {port} is for privileged processes: choose one above 1023 with --port")

@@ -1,9 +1,9 @@
-"""The open calls of a gRPC server: how many there may be, how many one client may have, and that each of them ends.
+"""The open calls of a gRPC server: limits on their number, in all and per client, and how each is made to end.
 
 A call does not end with its handler: gRPC keeps it until its client has read the last messages and the status. A client
 that gives no flow-control window would keep it as long as the connection, and ``grpc.aio`` cannot reset a stream. But
 gRPC does so itself (RST_STREAM) when nothing refers to an unfinished call any more; after the handler has returned, the
-only reference is the task in which ``grpc.aio`` waits for the call's end. So that task is cancelled.
+only reference is the task in which ``grpc.aio`` waits for the call's end. So we cancel that task.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _T = TypeVar("_T")
 _HANDLING = "_handle_exceptions"
 """The coroutine in which ``grpc.aio`` runs a handler; the task that starts it waits for the end of the call."""
 _STATUS_TIMEOUT = 1.0
-"""Seconds that a client which read nothing still has to read why its call ends."""
+"""Seconds that a client which has read nothing still gets to read the status of its call."""
 _RETRY_AFTER_MS = 1000
 _HANDLERS_PER_TURN = 32
-"""Handlers that begin before the event loop does anything else."""
+"""The most handlers that begin in one turn of the event loop."""
 _completion_task: ContextVar[asyncio.Task[Any] | None] = ContextVar("completion_task", default=None)
 """In a handler: the task that waits for the end of its call."""
 
 
 class Call:
-    """One call, from when gRPC has its metadata until gRPC releases it."""
+    """One call, from the arrival of its metadata until gRPC releases it."""
 
     def __init__(self, calls: CallRegistry) -> None:
-        """Construct it in the task of its handler."""
+        """Must run in the task of the call's handler."""
         self._calls = calls
         self._handler_task = asyncio.current_task()
         self._completion_task = _completion_task.get()
@@ -48,7 +48,7 @@ class Call:
         self.peer = ""
         """In gRPC's notation; known once the call is admitted."""
         self.eviction: Status | None = None
-        """Why the server ends it early, if it does."""
+        """The status with which the server ends the call early; None if it does not."""
 
     def admit(self, peer: str) -> Status | None:
         """Count the call for its client; returns why it is refused, or None."""
@@ -56,7 +56,7 @@ class Call:
         return self._calls.admit(self)
 
     def evict(self, status: Status) -> None:
-        """Cancel its handler; the client gets ``status``."""
+        """Cancel the call's handler; the client gets ``status``."""
         self.eviction = status
         if self._handler_task is not None:
             self._handler_task.cancel()
@@ -73,7 +73,7 @@ class Call:
             self._timer = loop.call_later(seconds, self._reset)
 
     def ended(self) -> None:
-        """Drop the tasks once gRPC is done with the call: they refer to it, and the cycle would keep it alive."""
+        """Drop the tasks once gRPC is done with the call: they refer to the call, and the cycle would keep it alive."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._handler_task = self._completion_task = None
@@ -90,7 +90,7 @@ _current: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def end_call_soon() -> None:
-    """End the call of this handler soon, even if its client, which read nothing, does not read the status either."""
+    """End the call of this handler soon, even if its client does not read the status."""
     if (call := _current.get()) is not None:
         call.end_within(_STATUS_TIMEOUT)
 
@@ -104,8 +104,8 @@ class CallRegistry:
     """All open calls of one server, at most ``max_calls``.
 
     A client is an IP address; all peers on a unix socket are one client with one connection. A single client may have
-    all calls. When the server is full, the client with the most calls loses its newest to a client that has fewer: so
-    each gets its fair share, whatever others hold (a switch's longest-queue drop).
+    all calls. When the server is full and a client with fewer calls wants another, the client with the most loses its
+    newest one. So each gets its fair share, whatever others hold (a switch's longest-queue drop).
     """
 
     def __init__(self, max_calls: int, max_connections: int) -> None:
@@ -162,7 +162,7 @@ class CallRegistry:
         self._begun = 0
         while self._queue and self._begun < _HANDLERS_PER_TURN:
             turn = self._queue.popleft()
-            if not turn.done():  # else its client left meanwhile
+            if not turn.done():  # else the call was cancelled meanwhile
                 turn.set_result(None)
                 self._begun += 1
         if self._begun:
@@ -208,7 +208,10 @@ class CallRegistry:
         self._num_admitted -= 1
 
     def _make_room(self, held: int) -> bool:
-        """Evict a call of the client with the most, for one that has ``held`` calls; False if that gains nothing."""
+        """Evict a call of the client with the most, in favor of a client that has ``held`` calls.
+
+        Returns False, and evicts nothing, if that would not make the shares more equal.
+        """
         heaviest = max(self._clients.values(), key=lambda client: len(client.calls))
         if len(heaviest.calls) <= held + 1:
             return False
@@ -222,7 +225,7 @@ class CallRegistry:
 @dataclass(slots=True)
 class _Client:
     calls: dict[Call, None] = field(default_factory=dict)
-    """In the order in which they came."""
+    """Its open calls, oldest first."""
     connections: Counter[int] = field(default_factory=Counter)
     """Number of calls of each connection, by its source port."""
 
@@ -237,13 +240,13 @@ def _client_of(peer: str) -> tuple[str, int]:
 
 
 def _install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """Have ``_completion_task`` set in each handler: to the task that starts the handler's task."""
+    """From now on, set ``_completion_task`` in each handler to the task that starts the handler's task."""
     if not isinstance(loop.get_task_factory(), _TaskFactory):
         loop.set_task_factory(_TaskFactory())
 
 
 class _TaskFactory:
-    """Makes tasks as the event loop does, and tells those of handlers which task started them."""
+    """Makes tasks as the event loop does; sets ``_completion_task`` in the context of handlers."""
 
     def __call__(
         self,

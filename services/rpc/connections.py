@@ -1,4 +1,4 @@
-"""The TCP connections that this process has accepted, as the kernel counts them, and the limit on their number.
+"""The TCP connections that this process has accepted, with the kernel's counters, and the limit on their number.
 
 gRPC neither reports what a connection received nor closes one on request, so both are done on its sockets.
 """
@@ -28,8 +28,8 @@ import structlog
 from services.telemetry.logs import RateLimitedLog
 
 _INFO = struct.Struct("=52xI64xQQ")
-"""Of ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; in Linux
-since 4.1."""
+"""Reads from ``struct tcp_info``: ``tcpi_last_data_recv``, ``tcpi_bytes_acked`` and ``tcpi_bytes_received``; Linux 4.1
+or later."""
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address on a dual-stack socket."""
 _INTERVAL = 0.1
@@ -37,7 +37,7 @@ _INTERVAL = 0.1
 _REST_FACTOR = 4
 """The pause after a check is at least this many times its CPU time."""
 _HIGH_WATER, _LOW_WATER = 0.75, 0.5
-"""Shares of the limit: above the first, connections are closed until the second is reached."""
+"""Shares of the limit: above the high one, connections are closed until the low one is reached."""
 _OTHER_DESCRIPTORS = 256
 """File descriptors that the process needs for files, links and answers to scrapes."""
 
@@ -52,12 +52,12 @@ class AcceptedConnection:
     """Address and port of the other end."""
     descriptor: int
     inode: int
-    """Of its socket; tells apart connections that had the same address and port one after the other."""
+    """Inode of the socket; distinguishes successive connections from the same address and port."""
     bytes_received: int
     bytes_acked: int
     """Bytes sent that the other end has acknowledged."""
     quiet_seconds: float
-    """Since data arrived last, or since the connection began."""
+    """Seconds since data last arrived, or since the connection began."""
 
 
 def parse_peer(name: str) -> tuple[str, int] | None:
@@ -82,14 +82,14 @@ def accepted_connections(port: int) -> Iterator[AcceptedConnection]:
 
 
 def close_connection(connection: AcceptedConnection) -> None:
-    """Shut it down, so that gRPC sees it end. Does nothing if it has ended and its descriptor was reused."""
+    """Shut the connection down, so that gRPC sees its end. Does nothing if its descriptor was reused meanwhile."""
     with contextlib.suppress(OSError), _same(connection.descriptor) as one:
         if os.fstat(one.fileno()).st_ino == connection.inode:
             one.shutdown(socket.SHUT_RDWR)
 
 
 def _same(descriptor: int) -> socket.socket:
-    """The socket of a descriptor, duplicated, so that gRPC may close its own meanwhile. Raises ``OSError`` for others.
+    """A duplicate of a socket's descriptor: gRPC may close its own meanwhile. Raises ``OSError`` if it is no socket.
 
     Works for every family: AF_INET6 has room for the addresses of both.
     """
@@ -101,13 +101,13 @@ def _same(descriptor: int) -> socket.socket:
 
 
 def _peer(one: socket.socket) -> tuple[str, int]:
-    """Raises ``OSError`` for a listening socket."""
+    """Address and port of the other end; raises ``OSError`` for a listening socket."""
     host, port = one.getpeername()[:2]
     return host.removeprefix(_MAPPED), port
 
 
 def allowed_connections(wanted: int) -> int:
-    """How many connections the limit of open files allows, at most ``wanted``; the limit is raised where it may be."""
+    """Raise the limit on open files if possible, and return how many connections it allows, at most ``wanted``."""
     soft, hard = (
         limit if limit != resource.RLIM_INFINITY else sys.maxsize
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -151,11 +151,11 @@ class ConnectionGuard:
     def _watch(self) -> None:
         took = 0.0
         while not self._stop.wait(max(_INTERVAL, _REST_FACTOR * took)):
-            began = time.thread_time()  # CPU time of this thread, not what passes while the event loop computes
+            began = time.thread_time()  # CPU time of this thread; wall time would include waits for the event loop
             try:
                 if len(os.listdir("/proc/self/fd")) > self._high_water:  # noqa: PTH208 - a Path of each would cost more
                     self.check()
-            except OSError:  # no descriptor is left now; at the next check there may be one
+            except OSError:  # no descriptor is free now; the next check may find one
                 pass
             except Exception:
                 log.exception("the connection guard failed")
@@ -171,7 +171,7 @@ class ConnectionGuard:
             self._closed.write(client=connection.peer[0])
 
     def _idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
-        """The ones to close: again and again the quietest one without calls of the client that has the most left.
+        """The connections to close, in order: each is the quietest one without calls of the client with the most left.
 
         A connection that has just been made, or whose call is on its way, is not among the quietest.
         """

@@ -34,9 +34,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor of every server of the ring."""
 
     def __init__(self, calls: CallRegistry, stall_timeout: float, on_call: Callable[[str, int], None]) -> None:
-        """``stall_timeout``: seconds that a client has to read one message, and the status after the handler returned.
+        """``stall_timeout``: seconds that a client has to read one message, and the status once the handler returned.
 
-        ``on_call`` gets the peer of each call, and the bytes of its metadata.
+        ``on_call`` gets the peer of each call and the size of its metadata in bytes.
         """
         self._calls = calls
         self._on_call = on_call
@@ -95,7 +95,7 @@ async def _request_iterator(context: grpc.aio.ServicerContext[Any, Any]) -> Asyn
 
 
 class _RequestIterator(AsyncIterator[Any]):
-    """The requests of a call. gRPC's own iterator and its generator are a reference cycle that keeps the call alive."""
+    """The requests of a call. Replaces gRPC's own iterator, whose reference cycle would keep the call alive."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
@@ -107,7 +107,7 @@ class _RequestIterator(AsyncIterator[Any]):
 
 
 def _deserializer(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """``parse``, but raising ``MalformedMessage``: in the handler's read, so that the error passes through it."""
+    """``parse``, but raising ``MalformedMessage``. It runs when the handler reads, so the error passes through it."""
     if parse is None:
         return None
 
@@ -209,7 +209,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _ended() -> asyncio.CancelledError:
-    """The error to raise after an RPC has ended: gRPC logs any other."""
+    """The error to raise after an RPC has ended: gRPC would log any other."""
     return asyncio.CancelledError()
 
 

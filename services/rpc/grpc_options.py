@@ -12,8 +12,8 @@ _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
 _BOTH: GrpcOptions = (
-    # Without pings a half-open connection (a pulled cable) would look idle forever. A dead one is found after 15 s
-    # at most. (A process that hangs is found sooner, by the load that it no longer pushes.)
+    # Without pings a half-open connection (a pulled cable) would look idle forever. With them, a dead one is found
+    # within 15 s. (A hung process is found sooner, because its load reports stop.)
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     # The bandwidth probe, below, is a ping too, and has a timeout of its own: a minute by default. While it is in
@@ -29,7 +29,7 @@ _BOTH: GrpcOptions = (
 
 
 def server_options(settings: ServerSettings, max_connections: int, max_connection_age: float | None) -> GrpcOptions:
-    """Of every server. ``max_connection_age`` is in seconds; only the processor, which clients call, has one."""
+    """The options of every server. ``max_connection_age``: seconds; set only by the processor, which clients call."""
     # Sends GOAWAY and does not end calls in flight: gRPC's grace for them has no limit by default.
     age = [] if max_connection_age is None else [("grpc.max_connection_age_ms", round(max_connection_age * 1000))]
     return (
@@ -39,7 +39,7 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         # Only "identity", no compression: the memory guard compares message sizes with the bytes that arrived.
         ("grpc.compression_enabled_algorithms_bitset", 1),
-        # What we send is bounded where it is made (link frames of 1 MiB), and checked by its receiver.
+        # Sent messages are bounded where they are made (link frames of 1 MiB), and checked by their receiver.
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would share its connections at random; the second must fail instead.
         ("grpc.so_reuseport", 0),

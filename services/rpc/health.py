@@ -1,7 +1,7 @@
 """Health of a server, by gRPC and by HTTP. Callers are not authenticated, so what they may ask for is bounded.
 
-Readiness and liveness are two questions. Readiness: does it take requests? A processor without an engine does not, and
-a restart would not help. Liveness: does the process make progress? If not, it has to be killed.
+Readiness: does the process take requests? A processor without an engine does not, and a restart would not help.
+Liveness: does the process make progress? If not, it has to be killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Heal
 
 
 class Health(health.aio.HealthServicer):
-    """gRPC's health service, with ``LIVENESS`` beside the services, and with a limit on names."""
+    """gRPC's health service, with the additional service name ``LIVENESS`` and a limit on the length of names."""
 
     def __init__(self, services: Sequence[str]) -> None:
         """``services``: full names; all of them become ready at once."""
@@ -40,25 +40,25 @@ class Health(health.aio.HealthServicer):
         await self._liveness.set(LIVENESS, _SERVING)
 
     async def set_ready(self, ready: bool) -> None:
-        """Say whether requests are taken; without effect once a drain has begun."""
+        """Set whether requests are taken; without effect once a drain has begun."""
         self._ready = ready and not self._draining
         for service in self._services:
             await self.set(service, _SERVING if ready else _NOT_SERVING)
 
     async def drain(self) -> None:
-        """From now on never ready."""
+        """Report NOT_SERVING from now on."""
         self._ready, self._draining = False, True
         await self.enter_graceful_shutdown()
 
     async def set_hung(self) -> None:
-        """From now on neither ready nor alive: the process hangs."""
+        """Report from now on that the process is neither ready nor alive: it hangs."""
         self._alive = False
         await self._liveness.set(LIVENESS, _NOT_SERVING)
         await self.drain()
 
     @property
     def pages(self) -> Mapping[str, Page]:
-        """Readiness and liveness by HTTP, for probes without gRPC or TLS; called in other threads."""
+        """Readiness and liveness as HTTP pages, for probes without gRPC or TLS; called in other threads."""
         return {"/health": _page(lambda: self._ready), "/live": _page(lambda: self._alive)}
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]) -> Any:

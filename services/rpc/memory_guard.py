@@ -2,19 +2,20 @@
 
 gRPC holds the bytes of a message until it is complete, up to ``--max-message-bytes`` for each call, and does not report
 them. So a thread watches the resident memory of the process. When it is high, the guard returns malloc's free memory to
-the system; if that is not enough, it closes the connections with the most received bytes that became no message.
+the system; if that is not enough, it closes the connections that hold the most: bytes received that have not become
+complete messages.
 
-Bytes of HTTP/2, TLS and gRPC become no message either, and nothing reports how many they are. So each connection has an
-overhead allowance, from what honest use costs: for each complete message, for the bytes received and sent, and for its
-age. An attacker can hide that many bytes under the allowance, less what its own frames cost: at most 192 bytes for each
-message that it sends over the same connection (a million small ones for 180 MB), and its metadata if it sends that in
-fewer bytes than it has. Where closing what exceeds the allowance does not help, the allowance shrinks as memory
-approaches the budget, and is zero at the budget, so that hidden bytes do not take the process past it. Beyond its
-allowance a connection may hold 128 KiB: with the 512 connections that one client may have, a sixteenth of 1 GiB. And
-together they may hold a tenth of what the process has above a quarter of its budget: 26 MiB at half of 1 GiB.
+The framing of HTTP/2, TLS and gRPC never becomes a message, and nothing reports its size. So each connection has an
+overhead allowance, estimated from honest use: for each complete message, for the bytes received and sent, and for the
+connection's age. An attacker can hide as many bytes as the allowance, less what its own frames cost: at most 192 bytes
+for each message on the same connection (180 MB take a million small messages), and its metadata, if HTTP/2 compresses
+that. Where closing the connections that exceed the allowance does not help, the allowance shrinks as memory approaches
+the budget and is zero at the budget, so that hidden bytes do not take the process past it. Beyond its allowance a
+connection may hold 128 KiB: with the 512 connections that one client may have, a sixteenth of 1 GiB. And all
+connections together may hold a tenth of what the process has above a quarter of its budget: 26 MiB at half of 1 GiB.
 
-Bytes of calls that ended before their message was complete, or read, count as held although gRPC has freed them:
-nothing reports these, either.
+If a call ended before its message was complete or read, its bytes still count as held, although gRPC has freed them:
+nothing reports that, either.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from services.rpc.connections import AcceptedConnection, accepted_connections, c
 INTERVAL = 0.05
 """Seconds between checks."""
 _IDLE_CHECKS = 100
-"""While there is enough memory, closed connections are forgotten once in this many checks."""
+"""While there is enough memory, the records of closed connections are dropped every ``_IDLE_CHECKS`` checks."""
 _SHORT_CHECKS = 20
-"""While memory is short, but neither grows nor was anything closed, the guard acts once in this many checks."""
+"""While memory is short, but does not grow and nothing was closed, the guard acts every ``_SHORT_CHECKS`` checks."""
 _SETTLE_CHECKS = 10
-"""After connections were closed, checks for gRPC to free what they held, before the allowance of others shrinks."""
+"""Checks that gRPC has to free the memory of closed connections, before the allowance of the others shrinks."""
 _MIN_HELD = 128 << 10
 """Bytes; a connection that holds less is not closed."""
 _MIN_SHARE = 0.1
-"""Nothing is closed if all candidates together hold less than this share of the excess: it would not help."""
+"""Nothing is closed if all candidates together hold less than this share of the excess: closing would not help."""
 _PER_MESSAGE = 192
-"""Allowance in bytes for a complete message: without TLS, the headers and frames of a call took 58 here, those of a
-message in a stream 40. TLS adds about 30 for each write, a trace context 70."""
+"""Allowance in bytes for a complete message. Measured without TLS: 58 for the headers and frames of a call, 40 for
+those of a message in a stream. TLS adds about 30 for each write, a trace context 70."""
 _MAX_METADATA = 2 << 10
 """Allowance in bytes for the metadata of a call: a token is rarely longer. (HTTP/2 repeats metadata in a few bytes, so
 the allowance for metadata is never more than the bytes that became no message.)"""
@@ -51,11 +52,12 @@ _PER_SECOND = 32
 _BYTES_PER_FRAMING = 256
 """Bytes of messages for each byte of allowance: TLS frames take 29 of 16 KiB, those of HTTP/2 up to 9."""
 _BYTES_PER_UPDATE = 512
-"""Bytes that the other end acknowledged for each byte of allowance: its window updates took one of 2000 here."""
+"""Bytes acknowledged by the other end for each byte of allowance: its window updates took one byte in 2000 when
+measured."""
 _WORTH_TRIMMING = 32 << 20
 """Bytes of growth after which malloc is asked to return free memory."""
 _TRIM_CHECKS = 10 * _IDLE_CHECKS
-"""Without growth it is asked once in this many checks: only malloc knows how much is free."""
+"""Without growth, malloc is asked every ``_TRIM_CHECKS`` checks: only malloc knows how much is free."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,17 +69,17 @@ class _Delivered:
     num_messages: int = 0
     num_bytes: int = 0
     metadata_bytes: int = 0
-    """Summed over its calls: many clients send long metadata with each."""
+    """Metadata bytes summed over the connection's calls: many clients send long metadata with each call."""
     since: float = field(default_factory=time.monotonic)
     inode: int | None = None
-    """Of the connection's socket, once known."""
+    """Inode of the connection's socket; None until known."""
 
 
 class MemoryGuard:
     """Watches this process from ``start`` to ``stop``."""
 
     def __init__(self, port: int | None, budget: int, baseline: int = 0) -> None:
-        """``port``: whose connections may be closed; with None the guard only trims malloc.
+        """``port``: the guard may close connections to this port; with None it only trims malloc.
 
         ``budget``: bytes that the process may have beyond ``baseline``. Above half of it connections are closed until
         a quarter would be left, because memory goes on growing meanwhile.
@@ -87,13 +89,13 @@ class MemoryGuard:
         self._high_water = baseline + budget // 2
         self._low_water = baseline + budget // 4
         self._delivered: dict[tuple[str, int], _Delivered] = {}
-        """By the address and port of the connection's other end."""
+        """Records of connections, keyed by the address and port of the other end."""
         self._trimmed_size = self._min_size = resident_memory()
-        """Resident memory after the last trim, and the least that was seen while there was enough."""
+        """Resident memory after the last trim, and the least that was seen while memory was not short."""
         self._checks, self._acted_at = 0, -_IDLE_CHECKS
-        """The number of checks, and the one that last acted because memory was short."""
+        """The number of checks so far, and the number of the check that last acted because memory was short."""
         self._closed_at = -_IDLE_CHECKS
-        """The check that last closed connections."""
+        """The number of the check that last closed connections."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory guard", daemon=True)
 
@@ -142,7 +144,7 @@ class MemoryGuard:
                 self._closed_at = self._checks
 
     def _may_act(self, size: int) -> bool:
-        """Whether acting now, while memory is short, may help after what was done before."""
+        """Whether memory is short and acting again may help: not while earlier measures still take effect."""
         checks = self._checks - self._acted_at
         if self._port is None:  # there are no connections to close: nothing is gained by haste
             return checks >= _IDLE_CHECKS
@@ -181,7 +183,7 @@ class MemoryGuard:
     def _heaviest(
         self, connections: list[AcceptedConnection], allowance: float, excess: int
     ) -> list[tuple[int, AcceptedConnection]]:
-        """Connections with the bytes that they hold, the most first; none if closing them all would not help."""
+        """Connections with the bytes that they hold, largest first; empty if closing them all would not help."""
         every = ((self._held(one, allowance), one) for one in connections)
         held = sorted((pair for pair in every if pair[0] >= _MIN_HELD), key=lambda pair: pair[0], reverse=True)
         return held if sum(amount for amount, _ in held) >= excess * _MIN_SHARE else []
@@ -202,7 +204,7 @@ class MemoryGuard:
         return connections
 
     def _held(self, connection: AcceptedConnection, allowance: float) -> int:
-        """Bytes received that became no message, beyond ``allowance`` (0 to 1) of the full overhead allowance."""
+        """Bytes received that have not become messages, less ``allowance`` (0 to 1) times the overhead allowance."""
         delivered = self._delivered[connection.peer]
         other = connection.bytes_received - delivered.num_bytes
         framing = (

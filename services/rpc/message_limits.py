@@ -35,11 +35,12 @@ class MessageLimits:
 
     max_bytes: int
     max_fields: int
-    """Of the message and all its sub-messages. Each entry of a repeated field counts; packed numbers count as one."""
+    """Limit on the fields of the message and all its sub-messages. Each entry of a repeated field counts; a packed
+    array counts as one."""
 
 
 SMALL_MESSAGE = MessageLimits(max_bytes=64 << 10, max_fields=1024)
-"""For messages that hold a name and a few numbers."""
+"""Limits for messages with a name and a few numbers."""
 
 
 def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
@@ -72,7 +73,7 @@ def is_cheap_to_parse(kind: type[Message], data: bytes) -> bool:
     except (
         Refused,
         MalformedMessage,
-    ):  # what follows the fault was not counted, but protobuf may parse it
+    ):  # fields after the fault were not counted, but protobuf may parse them
         return False
     return True
 
@@ -107,7 +108,7 @@ def _check_fields(data: bytes, kind: Descriptor, max_fields: int) -> None:
                 _, position = _varint(data, position)
             else:
                 position += _FIXED_BYTES[wire_type]
-    except LookupError:  # it ends within a field, or has a group, which the contract does not use
+    except LookupError:  # the message ends within a field, or has a group, which the contract does not use
         raise MalformedMessage("a field is cut off, or has an unsupported wire type") from None
 
 
@@ -128,12 +129,15 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 @cache
 def _nested(kind: Descriptor) -> dict[int, Descriptor]:
-    """Message types of the fields that have one, by field number."""
+    """Types of the sub-message fields of ``kind``, keyed by field number."""
     return {field.number: field.message_type for field in kind.fields if field.message_type is not None}
 
 
 def _too_many(kinds: list[Descriptor], number: int, max_fields: int) -> Refused:
-    """``kinds``: the message types from the outermost to that of the field at which the count was exceeded."""
+    """The refusal of a message that exceeds the limit at field ``number`` of the last of ``kinds``.
+
+    ``kinds`` are the nested message types, outermost first.
+    """
     names = []
     for kind, inner in pairwise(kinds):
         names.append(next(field.name for field in kind.fields if field.message_type is inner))

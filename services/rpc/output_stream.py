@@ -1,4 +1,4 @@
-"""A response stream: what waits to be written, and how long a reader may keep a write waiting."""
+"""A response stream: its unwritten output, and how long a slow reader may delay a write."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class OutputStream:
     """The writing side of one stream. It ends when its reader reads nothing, or when too much waits for it."""
 
     def __init__(self, outboxes: Outboxes, tenant: str) -> None:
-        """What waits is counted in ``outboxes``, for ``tenant``."""
+        """Waiting output is counted in ``outboxes``, for ``tenant``."""
         self._outboxes = outboxes
         self.outbox = outboxes.open(tenant, self._give_up)
         self.wake = asyncio.Event()
         """Set when there is something to write, or the stream is to end."""
         self.given_up = False
-        """Whether more waited for the reader than is allowed."""
+        """Whether the reader was given up because too much output waited for it."""
         self._write: asyncio.Timeout | None = None
-        """Of the write under way."""
+        """The timeout of the write in progress; None between writes."""
 
     # Not a context manager made of a generator: from Python 3.12 on, a TimeoutError that it raises is kept in a cycle.
     async def write(self, send: Callable[[_Message], Awaitable[None]], message: _Message, stall_timeout: float) -> None:
@@ -42,20 +42,20 @@ class OutputStream:
             raise TimeoutError
 
     def stall_reason(self, stall_timeout: float) -> str:
-        """Why the reader was given up, for a person."""
+        """Why the reader was given up, as human-readable text."""
         if self.given_up:
             return f"more than {self._outboxes.max_bytes} bytes wait, the limit for one reader"
         return f"nothing was read for {stall_timeout:g} s, the limit"
 
     def interrupt(self) -> None:
-        """Wake the writer; the write under way ends as if its time were over."""
+        """Wake the writer; a write in progress times out at once."""
         if self._write is not None:
-            with suppress(RuntimeError):  # its time has just passed
+            with suppress(RuntimeError):  # the timeout has just expired
                 self._write.reschedule(asyncio.get_running_loop().time())
         self.wake.set()
 
     def clear(self) -> None:
-        """Drop what waits: the stream is over, but gRPC may keep the call until the reader takes its status."""
+        """Drop waiting output: the stream is over, but gRPC may keep the call until the reader takes its status."""
         self._outboxes.close(self.outbox)
 
     def _give_up(self) -> None:

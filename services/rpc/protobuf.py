@@ -19,13 +19,13 @@ from services.ring.peer_list import PeerChange
 
 _DOMAIN = "ringline"
 _MAX_STATUS_BYTES = 1000
-"""Of a status message. It is sent three times, once with three characters for each byte that is not ASCII, and all
-trailers together may have 8 KiB."""
+"""Limit on a status message. gRPC's trailers carry it three times, once with three characters for each byte that is not
+ASCII, and may have 8 KiB in all."""
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def status_to_proto(status: Status) -> status_pb2.Status:
-    """With its details: ``ErrorInfo`` (reason), ``BadRequest`` (field) and ``RetryInfo``."""
+    """The message with its details: ``ErrorInfo`` (reason), ``BadRequest`` (field) and ``RetryInfo``."""
     message = status_pb2.Status(code=int(status.code), message=status.message)
     message.details.add().Pack(error_details_pb2.ErrorInfo(reason=status.reason.name, domain=_DOMAIN))
     if status.field is not None:
@@ -67,7 +67,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> 
 def finish_from_proto(
     reason: output_pb2.FinishReason.ValueType, error: status_pb2.Status | None
 ) -> tuple[FinishReason, Status | None]:
-    """Why a choice ended. A reason of a later version of the contract reads as an error, never as success."""
+    """Why a choice ended. A reason that only a later contract version knows becomes an error, never a success."""
     if reason in FinishReason._value2member_map_:
         return FinishReason(reason), None if error is None else status_from_proto(error)
     unknown = Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
@@ -130,7 +130,7 @@ def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None
 
 
 def read_logprobs(message: output_pb2.Logprobs) -> PackedLogprobs:
-    """Raises ``ValueError`` if the arrays are not aligned. Sliced, because iterating over repeated fields is slow."""
+    """Raises ``ValueError`` if the arrays are not aligned. Copies slices: iterating over repeated fields is slow."""
     if not message.top_count:
         return PackedLogprobs(0, message.logprobs[:], message.ranks[:], message.top_ids, message.top_logprobs)
     return PackedLogprobs(

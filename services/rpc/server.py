@@ -1,7 +1,7 @@
-"""The life of a gRPC server: bind, load, serve, drain, stop.
+"""The lifecycle of a gRPC server: bind, load, serve, drain, stop.
 
-Health says NOT_SERVING until the service says otherwise, and again from the first moment of a drain. SIGTERM and
-SIGINT drain; a second signal ends at once.
+Health reports NOT_SERVING until the service sets it to SERVING, and again as soon as a drain begins. SIGTERM and SIGINT
+start a drain; a second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Server:
         """``services``: full names of the services that will be registered. Needs a running event loop.
 
         Without ``credentials`` it speaks plain text. ``interceptors`` run inside the error interceptor. After
-        ``max_connection_age`` seconds clients make new calls on another connection, and calls under way go on.
+        ``max_connection_age`` seconds clients make new calls on another connection; open calls continue.
         """
         self._settings = settings
         self._max_connections = allowed_connections(settings.max_connections)
@@ -72,7 +72,7 @@ class Server:
         self._has_served = False
         self._grace = settings.drain_grace
         self.address = settings.address
-        """Where it listens; after ``start`` with the real port."""
+        """The address to listen on; after ``start`` with the port in use."""
         self._calls = CallRegistry(settings.max_calls, settings.max_connections_per_client)
         self._memory: MemoryGuard | None = None
         self._connections: ConnectionGuard | None = None
@@ -140,7 +140,7 @@ class Server:
     def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
         """Drain for ``grace`` seconds (default: ``drain_grace``), then let ``run`` return ``exit_code``.
 
-        Only the first call counts, but for the exit code of a failure during the drain. Call it on the event loop.
+        Later calls change only an exit code that is still OK. Call it on the event loop.
         """
         self._exit_code = self._exit_code or exit_code
         if not self._stopping.is_set():
@@ -152,10 +152,10 @@ class Server:
     ) -> int:
         """Start, run ``work()`` (loading, links to peers) beside the server, and return the process's exit code.
 
-        A signal or ``request_stop`` ends it: first ``drain(grace)`` runs, which must take nothing new, finish present
-        requests within ``grace`` seconds and end the streams that are still open; then ``work`` is cancelled, unless it
-        has returned long before. What ``work`` raises ends the server and is raised here. Meanwhile the process sends
-        heartbeats, and a watchdog ends it if its event loop hangs.
+        A signal or ``request_stop`` ends it. First ``drain(grace)`` runs: it must refuse new requests, finish the
+        present ones within ``grace`` seconds and end the streams that are still open. Then ``work`` is cancelled if it
+        still runs. An exception of ``work`` ends the server and is raised here. Meanwhile the process sends heartbeats,
+        and a watchdog ends it if its event loop hangs.
         """
         async with heartbeat(lambda: self._has_served):
             return await self._run(work, drain)
@@ -230,6 +230,6 @@ async def _end(task: asyncio.Task[Any]) -> None:
 async def wait_until_idle(busy: Callable[[], int], grace: float) -> int:
     """Wait until ``busy()`` is 0, for at most ``grace`` seconds; returns its last value."""
     end = time.monotonic() + grace
-    while busy() and time.monotonic() < end:  # noqa: ASYNC110 - once in a life, over state of several owners
+    while busy() and time.monotonic() < end:  # noqa: ASYNC110 - runs once per process, polls state of several owners
         await asyncio.sleep(_IDLE_POLL)
     return busy()

@@ -1,4 +1,4 @@
-"""The auth interceptor: authorizes each RPC before its first message is read. Health is open to all, for probes."""
+"""The auth interceptor: authorizes each RPC before its first message is read. Health checks need no authorization."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
 _CERTIFICATE_NAMES = "x509_subject_alternative_name"
-"""The key under which gRPC keeps the names of a caller's certificate."""
+"""gRPC's key for the names of a caller's certificate."""
 _OPERATOR = frozenset({Role.OPERATOR})
 
 
@@ -34,7 +34,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Calls ``authorize`` for every RPC. Runs inside ``ErrorInterceptor``, which ends a refused call."""
 
     def __init__(self, authorize: Callable[[Context, str], None]) -> None:
-        """``authorize(context, method)`` raises ``Refused``, with a text that quotes no token and no certificate."""
+        """``authorize(context, method)`` raises ``Refused``; its text must not quote tokens or certificates."""
         self._authorize = authorize
         self._denials = RateLimitedLog(log, "denied")
 
@@ -65,7 +65,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
                     yield response
 
         wrapped = respond_stream if inspect.isasyncgenfunction(behavior) else respond
-        # As a stream, so that gRPC reads no request before the handler does.
+        # Handle it as a stream, so that gRPC reads no request before the handler does.
         make = getattr(grpc, f"stream_{kind[1]}_rpc_method_handler")
         return make(wrapped, handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
@@ -87,7 +87,7 @@ class ServiceAuthorizer:
         tokens: ReloadedFile[tuple[str, ...]] | None,
         roles: Mapping[str, Collection[Role]],
     ) -> None:
-        """``identities``: None if no certificate is required. ``roles``: who may call each method.
+        """``identities``: None if no certificate is required. ``roles``: the roles that may call each method.
 
         Operators may call methods that ``roles`` does not name.
         """
@@ -112,7 +112,7 @@ class ServiceAuthorizer:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: {error}") from None
         if shown is None:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: missing: expected the services' token")
-        # All are compared, in constant time: the time must not reveal how much of a token was right.
+        # Compare all tokens, each in constant time: the duration must not reveal how much of a token was right.
         matches = [hmac.compare_digest(shown.encode(), token.encode()) for token in known]
         if True not in matches:
             raise Refused(Code.UNAUTHENTICATED, f"{AUTHORIZATION}: unknown token: expected the services' token")

@@ -37,7 +37,7 @@ class CertificateAuthority:
     """Signs certificates."""
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
-        """From PEM; raises ``ValueError`` if it cannot be read."""
+        """Load certificate and key from PEM; raises ``ValueError`` if they cannot be read."""
         private = load_pem_private_key(key, password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("the key of the authority is not on an elliptic curve")

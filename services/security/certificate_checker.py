@@ -1,7 +1,7 @@
-"""Checks callers' certificates as long as their calls last: gRPC checks one only when a connection begins.
+"""Checks callers' certificates during their calls: gRPC checks them only when a connection begins.
 
 A certificate becomes invalid when it or an intermediate one expires or is revoked, or when its authority is removed
-from the file of authorities. Then the caller's calls end, and no call begins on connections that are already open.
+from the file of authorities. Then the caller's open calls end, and new ones on its open connections are refused.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CRL_FLAG = "--tls-crl-file"
 CHECK_INTERVAL = 1.0
 """Seconds between two checks of the certificates of open calls."""
 _LEAF, _CHAIN = "x509_pem_cert", "x509_pem_cert_chain"
-"""Keys under which gRPC keeps a caller's certificate, and the chain that it sent."""
+"""gRPC's keys for a caller's certificate, and for the chain that it sent."""
 _LONGEST_CHAIN = 8
 _MAX_CACHED = 1024
-"""Certificates without an open call whose verdicts are cached: a client's next call then verifies no signatures."""
+"""The most cached verdicts on certificates without an open call; they save a client's next call the verification."""
 _CHECKS_PER_TURN = 32
-"""Certificates that are verified before the event loop does anything else."""
+"""Certificates verified before the event loop runs other tasks."""
 _CRL_BEGINS = b"-----BEGIN X509 CRL-----"
 
 
@@ -43,18 +43,18 @@ class TrustedAuthorities:
 
     certificates: tuple[x509.Certificate, ...]
     revocations: tuple[x509.CertificateRevocationList, ...] = ()
-    """Lists that one of them signed."""
+    """Revocation lists signed by one of the authorities."""
     unknown_issuers: tuple[str, ...] = ()
-    """Issuers of the other lists, which have no effect."""
+    """Issuers of all other revocation lists, which have no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the current files say of a certificate."""
+    """Whether a certificate is valid according to the current files."""
 
     serial_number: int
     problem: str | None
-    """Why it is invalid, expiry aside; None if it is not."""
+    """Why the certificate is invalid; None if it is valid until ``expires``."""
     expires: datetime
     """The earliest expiry in the chain to its authority."""
 
@@ -66,9 +66,9 @@ def reloaded_authorities(ca_file: str, crl_file: str | None) -> ReloadedFile[Tru
 
 
 def parse_authorities(contents: Mapping[str, bytes]) -> TrustedAuthorities:
-    """``contents``: by flag. Raises ``UnusableFile``.
+    """``contents``: keyed by flag. Raises ``UnusableFile``.
 
-    Lists that no authority signed have no effect; this happens when an authority is removed before its list.
+    Lists not signed by any authority have no effect: an authority may be removed before its list.
     """
     certificates = tuple(read_certificates(CA_FLAG, contents[CA_FLAG]))
     if CRL_FLAG not in contents:
@@ -112,13 +112,13 @@ class CertificateChecker:
         self._authorities = authorities
         self._version = authorities.version
         self._verdicts: dict[bytes, Verdict] = {}
-        """By the PEM of certificate and chain; cached for this version of the files."""
+        """Verdicts keyed by the PEM of certificate and chain; cached for this version of the files."""
         self._calls: dict[bytes, set[Call]] = {}
-        """Open calls, by the same key."""
+        """Open calls keyed in the same way."""
         self._watching: asyncio.Task[None] | None = None
 
     def authorize(self, context: Context, _: str) -> None:
-        """Raise ``Refused`` for an invalid certificate; a valid one is checked again while the call lasts."""
+        """Raise ``Refused`` for an invalid certificate; a valid one is checked again during the call."""
         shown = context.auth_context()
         pem = b"".join((*shown.get(_LEAF, ()), *shown.get(_CHAIN, ())))
         if (status := self._refusal(pem)) is not None:
@@ -190,7 +190,7 @@ def _is_list_of(one: x509.CertificateRevocationList, authority: x509.Certificate
     key = authority.public_key()
     try:
         return one.issuer == authority.subject and one.is_signature_valid(key)  # type: ignore[arg-type]  # any key
-    except TypeError:  # a key of a kind that cannot sign
+    except TypeError:  # a type of key that cannot sign
         return False
 
 

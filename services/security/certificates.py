@@ -1,4 +1,4 @@
-"""Certificate and key files: checks them and reads what is in them.
+"""Checks and parses certificate and key files.
 
 gRPC reports an unusable file only when a peer connects, and without the reason.
 """
@@ -19,16 +19,16 @@ CERT_FLAG, KEY_FLAG, CA_FLAG = "--tls-cert-file", "--tls-key-file", "--tls-ca-fi
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM contents, checked together; None where there is no such file."""
+    """PEM contents, checked together; None for a file that is not given."""
 
     chain: bytes | None
-    """The process's own certificate, then the intermediate ones."""
+    """The process's own certificate, followed by intermediate ones."""
     key: bytes | None
     authorities: bytes | None
 
 
 def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
-    """``contents``: by flag. Raises ``UnusableFile``."""
+    """``contents``: keyed by flag. Raises ``UnusableFile``."""
     chain, key, authorities = (contents.get(flag) for flag in (CERT_FLAG, KEY_FLAG, CA_FLAG))
     if chain is not None and key is not None:
         own = read_certificates(CERT_FLAG, chain)[0]

@@ -1,4 +1,4 @@
-"""From options to credentials: what a service listens with, requires of its callers, and dials its peers with."""
+"""From options to credentials: those a service listens with, requires of its callers, and dials its peers with."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from services.security.certificates import TlsFiles
 
 MIN_SERVICE_TOKEN_LENGTH = 32
-"""Characters: at 4 bits each, 128 bits, which cannot be guessed."""
+"""Characters; at 4 bits each they have 128 bits, too many to guess."""
 _TOKEN_FLAG = "--service-token-file"
 
 
 class PeerCredentials:
-    """What a process dials with. Certificates are read again for each channel, the token for each call."""
+    """The credentials a process dials with. Reads certificates again for each channel, the token for each call."""
 
     def __init__(self, tls: Callable[[], TlsFiles] | None = None, token: Callable[[], str] | None = None) -> None:
         """Without ``tls`` channels are plain text; without ``token`` calls carry none."""
@@ -37,7 +37,7 @@ class PeerCredentials:
 
     @property
     def authorities(self) -> bytes | None:
-        """The authorities trusted now, in PEM; None without TLS, or if they are the system's."""
+        """The trusted authorities in PEM; None without TLS, or if the system's are trusted."""
         return None if self._tls is None else self._tls().authorities
 
     def open(self, address: str, server_name: str | None, options: GrpcOptions) -> grpc.aio.Channel:
@@ -118,9 +118,9 @@ def peer_credentials(
 
 
 def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:
-    """What ``ringline serve`` dials its own processor with, and the name in the processor's certificate.
+    """The credentials ``ringline serve`` dials its own processor with, and the name in the processor's certificate.
 
-    It trusts that certificate itself, whatever authority issued it.
+    They trust this one certificate, whatever authority issued it.
     """
     from services.security.certificates import certificate_host
 
@@ -131,7 +131,7 @@ def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentia
 
 
 def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.ServerCredentials | None:
-    """What a service listens with; None for plain text. ``internal``: whether only services call it.
+    """The credentials a service listens with; None for plain text. ``internal``: whether only services call it.
 
     Raises ``FatalError`` for files that cannot be used.
     """
@@ -146,7 +146,7 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
 
 
 def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
-    """If callers must show certificates, the interceptor that ends calls when these expire or are revoked.
+    """The interceptor that ends calls whose certificate expires or is revoked; none if callers need no certificate.
 
     Raises ``FatalError`` for files that cannot be used.
     """
@@ -164,7 +164,7 @@ def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> li
 
 
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
-    """What a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
+    """The credentials a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
     tls, token_file = settings.tls, settings.peers.service_token_file
     if tls.tls_ca_file is None and token_file is None:
         return PLAINTEXT
@@ -186,7 +186,7 @@ def service_interceptors(
 ) -> list[grpc.aio.ServerInterceptor]:
     """The interceptors of a service that only services may call; none if nothing is required of callers.
 
-    ``roles``: who may call each method of ``service``, by the method's name.
+    ``roles``: the roles that may call each method of ``service``, keyed by the method's name.
     """
     required = requires_client_certificate(settings.tls, internal=True)
     token_file = settings.peers.service_token_file

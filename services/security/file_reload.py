@@ -1,8 +1,8 @@
 """Small files (certificates, keys, tokens) that are read again when they change, without a restart.
 
-Changes are looked for when the value is used, which is when a connection or a call begins. An unusable file ends a
-process that is starting. In a running one it is logged once, the old value stays in use, and the file is tried again:
-its certificate may become valid in a second, or the process had no free file descriptor.
+Each use of the value checks for changes: at the start of a connection or call. An unusable file ends a process that is
+starting. A running process logs it once, keeps the old value and tries the file again: its certificate may become valid
+a second later, or the process may have been out of file descriptors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RETRY_INTERVAL = 1.0
 
 
 class UnusableFile(Exception):
-    """A file cannot be used. The text names its flag, and quotes nothing of its contents."""
+    """A file cannot be used. The text names its flag, and never quotes its contents."""
 
     def __init__(self, flag: str, problem: str) -> None:
         super().__init__(f"{flag}: {problem}")
@@ -45,7 +45,7 @@ class ReloadedFile(Generic[T]):
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``files``: paths by flag. ``parse`` gets the contents by flag, and raises ``UnusableFile``.
+        """``files``: paths keyed by flag. ``parse`` gets the contents keyed by flag, and may raise ``UnusableFile``.
 
         ``now``: the clock of retries, in seconds. Raises ``FatalError`` if the files cannot be used now.
         """
@@ -68,7 +68,7 @@ class ReloadedFile(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value of the present files, or of the last usable ones."""
+        """The value parsed from the present files, or from their last usable contents."""
         with self._lock:
             try:
                 stamp = self._stat()

@@ -1,7 +1,7 @@
 """TLS credentials for gRPC servers and channels, from files that may be replaced without a restart.
 
-Files are checked for changes at every new connection; open connections keep the certificates they began with. A unix
-socket has no TLS: the permissions of its file decide who may connect.
+Files are checked for changes at every new connection; open connections keep their certificates. A unix socket has no
+TLS: the permissions of its file decide who may connect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import grpc
 
 from services.security.file_reload import ReloadedFile
 
-if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and most processes on one machine need none
+if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and plain-text processes do not need it
     from services.security.certificates import TlsFiles
 
 
@@ -28,7 +28,7 @@ def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: 
 
 
 def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> grpc.ServerCredentials:
-    """What a server listens with; before each handshake gRPC asks whether the certificate was replaced."""
+    """A server's credentials; before each handshake gRPC asks whether the certificate was replaced."""
     lock = threading.Lock()
     served = files.value
 
@@ -55,5 +55,5 @@ def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certific
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """What a channel is opened with; it keeps them for its lifetime."""
+    """A channel's credentials; the channel keeps them for its lifetime."""
     return grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)

@@ -20,7 +20,7 @@ def bearer_metadata(token: str) -> tuple[str, str]:
 def bearer_token(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The token in a call's metadata; None if there is none.
 
-    Raises ``ValueError`` for malformed metadata, with a text that quotes nothing of it.
+    Raises ``ValueError`` for malformed metadata; its text does not quote the metadata.
     """
     values = [value for key, value in metadata if key == AUTHORIZATION]
     if not values:

@@ -1,7 +1,7 @@
 """``ringline serve``: the three services on one machine.
 
-stack              the services' command lines and addresses, and running them until a signal   (read first)
+stack              the services' command lines and addresses; runs them until a signal   (read first)
 supervisor         starts child processes, watches their heartbeats, restarts and stops them
 runtime_directory  where a running stack keeps its sockets and its state
-child_logs         which of the services' log lines are shown, and how
+child_logs         selects and formats the services' log lines
 """

@@ -1,8 +1,8 @@
 """Shows the services' logs, which they write as JSON lines.
 
-As JSON, lines pass through; any other line (from a library, or of a traceback) becomes the event ``output``. For
-people, start-up shows one line per stage of the engine, one when a service serves, and warnings and errors; once
-everything is ready, every line is shown.
+In JSON format, lines pass through, and any other line (from a library, or of a traceback) becomes the event ``output``.
+In console format, start-up shows one line per stage of the engine, one when a service serves, and warnings and errors;
+once all services are ready, every line is shown.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ATTENTION = ("warning", "error", "critical")
 
 
 class ChildLogs:
-    """Writes the lines to ``stream``, and for people their start-up to ``out``."""
+    """Writes log lines to ``stream`` and, in console format, the progress of start-up to ``out``."""
 
     def __init__(
         self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
     ) -> None:
-        """``quiet``: show only warnings and errors, also when everything is ready."""
+        """``quiet``: show only warnings and errors, even when all services are ready."""
         self._as_json = as_json
         self._out, self._stream = out or sys.stdout, stream or sys.stderr
         self._render = console_renderer(self._stream.isatty())
@@ -45,7 +45,7 @@ class ChildLogs:
             self._print(self._stream, str(rendered))
 
     def ready(self, text: str) -> None:
-        """Everything serves: show ``text``, and from now on every line."""
+        """All services serve: show ``text``, and from now on every line."""
         self._ready = True
         self.say(text)
 
@@ -85,7 +85,7 @@ class ChildLogs:
             self._transient = True
 
     def _print(self, stream: TextIO, text: str) -> None:
-        with suppress(OSError):  # serving goes on when the output is closed
+        with suppress(OSError):  # a closed output must not end serving
             if self._transient:
                 self._transient = False
                 self._out.write("\r\x1b[K")
@@ -94,7 +94,7 @@ class ChildLogs:
 
 
 def parse_record(line: str) -> dict[str, Any] | None:
-    """The event in a line of JSON logs; None if it is no event."""
+    """The event in a line of JSON logs; None if the line is no event."""
     if not line.startswith("{"):
         return None
     try:
@@ -105,7 +105,7 @@ def parse_record(line: str) -> dict[str, Any] | None:
 
 
 def _output_event(child: str, line: str) -> str:
-    """A line that is no event, as an event, so that every line of the output is JSON."""
+    """A JSON event for a line that is none, so that every line of the output is JSON."""
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
     return json.dumps(event, ensure_ascii=False)

@@ -1,7 +1,7 @@
 """Runtime directories: one private directory per ``ringline serve``, with its sockets, its state and a lock.
 
-A stack holds the lock as long as it lives. The kernel releases the lock however the process dies, so the
-directory of a dead stack is recognized, and removed by the next process that lists them.
+A stack holds the lock as long as it lives. The kernel releases the lock however the process dies, so the next process
+that lists the directories recognizes those of dead stacks and removes them.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _HINT = "set XDG_RUNTIME_DIR to a directory of yours"
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """One service of a stack."""
+    """A running service of a stack."""
 
     pid: int
     address: str
-    """Where to dial it."""
+    """The address to dial."""
     metrics: str | None
     """URL for Prometheus; None without metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """What a running ``ringline serve`` writes about itself."""
+    """The state that a running ``ringline serve`` writes to its directory."""
 
     pid: int
     model: str
     started: float
     """Seconds since 1970."""
     address: str
-    """Of the processor, from this machine, whether it runs at this moment or not."""
+    """The processor's address from this machine, even while it does not run."""
     services: Mapping[str, ProcessState]
-    """Those of engine, detokenizer and processor that run."""
+    """The running services among engine, detokenizer and processor, keyed by name."""
 
 
 class RuntimeDirectory:
@@ -96,17 +96,17 @@ def _new_locked() -> tuple[Path, IO[str]]:
             raise FatalError(f"cannot create a directory for sockets in {base}: {error.strerror}; {_HINT}") from None
         lock = _lock(path, "a")
         if lock is None:
-            continue  # another process took it for a dead stack's, and is removing it
+            continue  # another process mistook it for a dead stack's directory, and is removing it
         if os.fstat(lock.fileno()).st_nlink:
             return path, lock
-        lock.close()  # or has removed it already
+        lock.close()  # another process has removed it already
 
 
 def running_stacks() -> list[StackState]:
     """The stacks that this user runs on this machine; directories of dead ones are removed."""
     found: list[StackState] = []
     if not os.path.lexists(_base_path()):
-        return found  # none was ever started
+        return found  # this user has never started a stack
     for path in sorted(_base_directory().glob("serve-*")):
         lock = _lock(path, "r+")
         if lock is not None:  # its stack is dead
@@ -116,7 +116,7 @@ def running_stacks() -> list[StackState]:
         try:
             found.append(_read(path / _STATE))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it is starting or ending at this moment
+            continue  # the stack is starting or ending
     return found
 
 

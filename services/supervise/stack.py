@@ -1,5 +1,5 @@
-"""A stack: the ring on one machine. Three child processes linked by unix sockets in a private directory, the processor
-on TCP, run under a supervisor until a signal, or until ``on_ready`` is done with it.
+"""A stack: the ring on one machine. A supervisor runs the three services, linked by unix sockets in a private
+directory, with the processor on TCP, until a signal or until ``on_ready`` returns an exit code.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from services.supervise.runtime_directory import ProcessState, RuntimeDirectory,
 from services.supervise.supervisor import ChildSpec, Supervisor
 
 SERVICES = ("engine", "detokenizer", "processor")
-"""In order of dependence, the processor last."""
+"""The services; each may depend on those before it."""
 _METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20}
-"""From the processor's metrics port: by default, they give the same ports as services started one by one."""
+"""Offsets from the processor's metrics port. The defaults are the same ports as for services started one by one."""
 _ATTEMPTS = 100
-"""To find ports that are free together."""
+"""Attempts to find ports that are all free."""
 
 _PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
-"""Options for the processor alone: the links between the services are private unix sockets."""
+"""Options that only the processor gets: the links between the services are private unix sockets."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger()
@@ -43,21 +43,21 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What a stack is started with."""
+    """The options of a stack."""
 
     host: str
     port: int
-    """Of the processor; not 0."""
+    """The processor's port; not 0."""
     metrics_port: int | None
-    """Of the processor's metrics; None for no metrics at all."""
+    """The port of the processor's metrics; None: no service has metrics."""
     engine_settings: tuple[Setting, ...]
     """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
     values: Mapping[str, Any]
-    """Options that were given, by name; each child gets those that it knows."""
+    """The given options, keyed by name; each child gets those that it knows."""
 
     @property
     def processor_address(self) -> str:
-        """Of the processor, from this machine."""
+        """The processor's address from this machine."""
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
@@ -70,14 +70,14 @@ class StackOptions:
 
     @property
     def metrics_ports(self) -> dict[str, int]:
-        """By service; empty without metrics."""
+        """Metrics ports keyed by service; empty without metrics."""
         if self.metrics_port is None:
             return {}
         return {name: self.metrics_port + offset for name, offset in _METRICS_OFFSETS.items()}
 
 
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
-    """The engine, the detokenizer and the processor, in order of dependence."""
+    """Specs of the engine, the detokenizer and the processor, in this order."""
     engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
     own: dict[str, dict[str, Any]] = {
         "engine": {"uds": directory.socket("engine")},
@@ -109,7 +109,7 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
 
 
 def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
-    """Address of each service from this machine, in order of dependence."""
+    """Address of each service from this machine, in the order of ``SERVICES``."""
     links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
     return {**links, "processor": options.processor_address}
 
@@ -135,8 +135,10 @@ def _default_metrics_port(port: int) -> int:
 
 
 def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
-    """The processor's port and its metrics port. Those that are 0 or follow from such a one are free at this moment,
-    and so are the metrics ports of the other services.
+    """Choose the processor's port and its metrics port.
+
+    ``port`` 0 stands for a free port, ``metrics_port`` None for the default that follows from ``port``, and 0 for a
+    free one. Unless the user gave the number that the metrics ports follow from, those of all services are free, too.
     """
     for _ in range(_ATTEMPTS):
         chosen = port or _free_port(host)
@@ -177,7 +179,7 @@ class ReadyStack:
 
     address: str
     seconds: float
-    """From the start of the first child."""
+    """Seconds since the start of the first child."""
     state: StackState
 
 
@@ -192,7 +194,7 @@ async def run_stack(
 
     ``on_ready`` is awaited once every service serves. If it returns a code, the stack ends with it; with None the stack
     runs until a signal. A second signal ends it at once. ``grace``: seconds that requests have to finish. Raises
-    ``ChildFailed`` if the stack cannot go on.
+    ``ChildFailed`` if the stack cannot continue.
     """
     loop = asyncio.get_running_loop()
     received: list[int] = []
@@ -232,7 +234,7 @@ async def run_stack(
 
 
 async def _run_beside(supervisor: Supervisor, work: asyncio.Task[int | None]) -> int:
-    """Run the supervisor until it ends, or until ``work`` returns a code (or raises)."""
+    """Run the supervisor until it ends, or until ``work`` returns an exit code or raises."""
     supervising = asyncio.create_task(supervisor.run())
     stopping = asyncio.create_task(supervisor.stopping.wait())
     try:

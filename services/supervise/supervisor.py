@@ -1,9 +1,9 @@
 """Keeps child processes running: starts, watches, restarts and stops them, and leaves no orphans.
 
-Until restarts are allowed (when everything has served once) a death ends everything: a person has to see why it cannot
-start. From then on a child that dies is restarted after a pause, and one that dies too often ends everything. Children
-are stopped in reverse order: each drains while those it depends on still run. A child without heartbeats is killed. If
-the supervisor itself is killed, the kernel kills its children (``services.process.run.die_with_parent``).
+Until restarts are allowed (once all children have served), a death ends all children, because the user has to see why
+one cannot start. From then on a child that dies is restarted after a pause, and one that dies too often ends all.
+Children are stopped in reverse order: each drains while those it depends on still run. A child without heartbeats is
+killed. If the supervisor itself is killed, the kernel kills its children (``services.process.run.die_with_parent``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChildSpec:
     name: str
     argv: Sequence[str]
     env: Mapping[str, str]
-    """The whole environment; the supervisor adds the variables of heartbeats and of its pid."""
+    """The child's whole environment, to which the supervisor adds variables for heartbeats and its pid."""
 
 
 class ChildFailed(FatalError):
@@ -53,10 +53,10 @@ class Child:
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.pid: int | None = None
-        """None while it does not run."""
+        """The pid of its process; None while it does not run."""
         self.restarts = RestartPolicy(Backoff(0.2, 5.0))
         self.hung: str | None = None
-        """Why the supervisor killed its present or last process, if it did."""
+        """Why the supervisor killed its present or last process; None if it did not."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         """Last lines of output of its present or last process."""
         self.ended = asyncio.Event()
@@ -69,7 +69,7 @@ class Child:
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """Kill it and everything that it started."""
+        """Kill the child and all processes that it started."""
         if self.pid is not None:
             _kill_group(self.pid)
 
@@ -87,23 +87,23 @@ class Supervisor:
         death_reason: Callable[[Sequence[str]], str] = "\n".join,
         limits: HeartbeatLimits = HEARTBEAT_LIMITS,
     ) -> None:
-        """``specs``: in order of dependence; a child may depend on those before it.
+        """``specs``: a child may depend on those before it.
 
-        ``grace``: seconds that a child gets to drain. ``on_line(name, line)`` gets the children's output, and
-        ``on_change()`` is called when a child started or died. ``death_reason(lines)`` finds in a child's last lines
-        why it died, in one line; "" if they do not show it.
+        ``grace``: seconds that a child has to drain. ``on_line(name, line)`` gets the children's output, and
+        ``on_change()`` is called when a child started or died. ``death_reason(lines)`` returns, in one line, the reason
+        of a death found in the child's last lines; "" if there is none.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
         self._on_line, self._on_change, self._death_reason = on_line, on_change, death_reason
         self._limits = limits
         self.stopping = asyncio.Event()
-        """Set when the supervisor begins to stop, for whatever reason."""
+        """Set when the supervisor begins to stop, for any reason."""
         self._cut = asyncio.Event()
         self._may_restart = False
 
     def allow_restarts(self) -> None:
-        """Call when everything has served once: from now on a child that dies is restarted."""
+        """Call once all children have served: from now on a child that dies is restarted."""
         self._may_restart = True
 
     def stop(self) -> None:
@@ -147,7 +147,7 @@ class Supervisor:
             cut.cancel()
 
     async def _keep_running(self, child: Child) -> None:
-        """Start ``child`` again and again until the supervisor stops."""
+        """Start ``child``, and restart it whenever it dies, until the supervisor stops."""
         while not self.stopping.is_set():
             started = time.monotonic()
             code = await self._run_once(child)
@@ -168,7 +168,7 @@ class Supervisor:
     async def _run_once(self, child: Child) -> int:
         """Start ``child`` and wait for its end; returns its exit code, or the negative number of a signal."""
         spec = child.spec
-        # A pipe of our own: with asyncio's, ``wait`` would wait until its last holder is gone, grandchildren included.
+        # Use our own pipe: with asyncio's, ``wait`` would wait until all of its holders are gone, even grandchildren.
         reading, writing = os.pipe()
         heartbeats = HeartbeatMonitor(self._limits)
         try:
@@ -195,10 +195,10 @@ class Supervisor:
         reader = asyncio.create_task(self._read(child, reading))
         monitor = asyncio.create_task(self._monitor(child, heartbeats))
         try:
-            if self.stopping.is_set():  # requested while it was being started
+            if self.stopping.is_set():  # the stop was requested during the start of this child
                 child.signal(signal.SIGTERM)
             code = await process.wait()
-            _kill_group(process.pid)  # what it started and left behind
+            _kill_group(process.pid)  # processes that the child started and that still run
             await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
             reader.cancel()
@@ -228,7 +228,7 @@ class Supervisor:
             while True:
                 try:
                     raw = await stream.readline()
-                except ValueError:  # a line beyond the limit, which the reader dropped
+                except ValueError:  # the reader dropped a line beyond the limit
                     continue
                 if not raw:
                     return
@@ -241,7 +241,7 @@ class Supervisor:
             transport.close()
 
     def _after_death(self, child: Child, code: int) -> float:
-        """Seconds until ``child`` is restarted; raises ``ChildFailed`` if it will not be."""
+        """Seconds until ``child`` is restarted; raises ``ChildFailed`` if it is not restarted."""
         reason, exit_code = self._reason(child, code), code if code > 0 else ExitCode.FAILURE
         if not self._may_restart:
             raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
@@ -263,13 +263,13 @@ class Supervisor:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the process group of the child ``pid``, if any of it is left."""
+    """Kill the process group of the child ``pid``, if any of its processes is left."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 class RestartPolicy:
-    """When a process that died is restarted, and when it died too often. Reads no clock."""
+    """Decides when a process that died is restarted, and whether it died too often. The caller gives the time."""
 
     def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:
         """``deaths`` within ``window`` seconds are too many."""

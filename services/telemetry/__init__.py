@@ -1,6 +1,6 @@
-"""What a process reports about itself.
+"""Logs, metrics and traces of a process.
 
-logs               structured logs on stderr: formats, levels, events that are limited in rate
+logs               structured logs on stderr: formats, levels, rate-limited events
 metrics            histograms, and the metrics of every service; each service's own are in its ``metrics.py``
 metrics_endpoint   the HTTP port of ``/metrics``, ``/health`` and the dashboard
 tracing            OpenTelemetry spans of requests

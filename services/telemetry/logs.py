@@ -1,8 +1,8 @@
-"""Structured logs on stderr: levels, the two formats, and events that are limited in rate.
+"""Structured logs on stderr: levels, the two formats, and rate-limited events.
 
-One line per event, as JSON (``{"time", "level", "service", "event", …}``) or for people. Modules log with
-``structlog.get_logger()``; what is bound with ``structlog.contextvars.bound_contextvars(request_id=…)`` is on every
-line that is written inside the block, in whatever module.
+One line per event, as JSON (``{"time", "level", "service", "event", …}``) or in console format. Modules log with
+``structlog.get_logger()``; fields bound with ``structlog.contextvars.bound_contextvars(request_id=…)`` are on every
+line that any module writes inside the block.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,  # a second configuration (tests, the demo) must reach every module's logger
     )
-    # Libraries log through the standard library; theirs become the same lines, from warnings up.
+    # Libraries log through the standard library; their warnings and errors get the same format.
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -80,7 +80,7 @@ def configure_logs(settings: TelemetrySettings, service: str, stream: TextIO | N
 
 
 def _is_not_a_disconnect(record: logging.LogRecord) -> bool:
-    """False for what gRPC logs, with a traceback, when a client disconnects while its status is written."""
+    """False for the traceback that gRPC logs when a client disconnects while its status is written."""
     return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
@@ -91,12 +91,12 @@ def warn_of_unknown_variables() -> None:
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put first the fields that every line has, so that lines align."""
+    """Move the fields that every line has to the front, so that lines align."""
     return {**{key: event[key] for key in ("time", "level", "service", "event") if key in event}, **event}
 
 
 def console_renderer(colors: bool) -> Processor:
-    """Renders an event for people: sizes have units, ``time`` is local, and empty fields are left out."""
+    """Renders an event in console format: sizes have units, ``time`` is local, and empty fields are left out."""
     render = structlog.dev.ConsoleRenderer(
         colors=colors,
         timestamp_key="time",
@@ -113,9 +113,9 @@ def console_renderer(colors: bool) -> Processor:
 
 
 def _for_people(key: str, value: Any) -> Any:
-    """Sizes (``bytes``, ``…_bytes``) with a unit, times local, and control characters escaped."""
+    """A value in console format: sizes (``bytes``, ``…_bytes``) with units, local times, control characters escaped."""
     if key == "time":
-        with suppress(TypeError, ValueError):  # another program's line
+        with suppress(TypeError, ValueError):  # a line of another program may have any type here
             return datetime.fromisoformat(value).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     if key.rpartition("_")[2] == "bytes" and isinstance(value, int):
         return human_bytes(value)
@@ -125,7 +125,7 @@ def _for_people(key: str, value: Any) -> Any:
 
 
 def human_bytes(count: int) -> str:
-    """Such as ``7.3 MiB``."""
+    """A size with a unit, such as ``7.3 MiB``."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -134,7 +134,7 @@ def human_bytes(count: int) -> str:
 
 
 def report_fatal(message: str) -> None:
-    """Log why the process ends: one JSON event ``fatal`` with ``error``, or one plain line for people.
+    """Log why the process ends: as one JSON event ``fatal`` with ``error``, or as one plain line.
 
     Before ``configure_logs`` (the options are not known yet) the line is plain.
     """

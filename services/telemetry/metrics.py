@@ -1,4 +1,4 @@
-"""Histograms, and the metrics of every service; named as in vLLM where it has them, so that its dashboards fit."""
+"""Histograms, and the metrics of every service; named as in vLLM where it has them, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ GAP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.
 
 
 class Histogram:
-    """Counts of values by bucket. One thread observes, others may read; they are at most one observation behind."""
+    """Counts of values per bucket. One thread observes; others may read, and may miss the latest observation."""
 
     def __init__(self, name: str, documentation: str, buckets: Sequence[float]) -> None:
-        """``buckets``: upper bounds, ascending; a last bucket without one is added."""
+        """``buckets``: upper bounds, ascending; a last bucket without an upper bound is added."""
         if list(buckets) != sorted(set(buckets)) or not buckets:
             raise ValueError(f"{name}: buckets must ascend")
         self._name, self._documentation = name, documentation
@@ -50,13 +50,13 @@ class Histogram:
 
 
 class ServiceMetrics(Collector):
-    """The metrics of every service, in a registry of their own, with those of the process."""
+    """The metrics that all services have, and those of the process, in a separate registry."""
 
     def __init__(self) -> None:
         self.model_name = ""
         """The served model; set when it is known."""
         self.serving = False
-        """Whether requests are taken, as health reports it; set when that changes."""
+        """Whether the service takes requests, as health reports it; set on each change."""
         self.open_calls: Callable[[], int] = lambda: 0
         """Number of RPCs that gRPC has not released; set when there is a server. Called from another thread."""
         self.registry = CollectorRegistry()

@@ -1,7 +1,7 @@
-"""The metrics port: an HTTP server in threads of its own, so that no request waits for the event loop.
+"""The metrics port: an HTTP server in its own threads, so that no request waits for the event loop.
 
-``/metrics`` is for Prometheus; a service adds its other pages (health, the dashboard). Its cost is bounded: at most
-``MAX_CONNECTIONS``, each for one request; when one more comes, the oldest is cut.
+``/metrics`` is for Prometheus; a service adds its other pages (health, the dashboard). The server's cost is bounded: at
+most ``MAX_CONNECTIONS``, each for one request; one more closes the oldest.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_CONNECTIONS = 16
 READ_TIMEOUT = 10.0
 """Seconds that a client may neither read nor send."""
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' own format, whatever the client accepts: OpenMetrics allows no colon in names, so ours would change."""
+"""Prometheus' text format, whatever the client accepts: OpenMetrics allows no colons in names, which ours have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The answer of one path."""
+    """The answer to requests for one path."""
 
     content_type: str
     body: Callable[[], bytes]
     """Called for each request, in a thread of the server."""
     headers: Mapping[str, str] = field(default_factory=dict)
     status: Callable[[], HTTPStatus] = lambda: HTTPStatus.OK
-    """Called like ``body``."""
+    """The answer's status; called like ``body``."""
 
 
 def server_header(service: str) -> str:
@@ -49,7 +49,7 @@ def server_header(service: str) -> str:
 def start_metrics(
     settings: ServiceSettings, registry: CollectorRegistry, pages: Mapping[str, Page] | None = None
 ) -> MetricsEndpoint | None:
-    """The metrics endpoint that ``settings`` ask for, if any; raises ``FatalError`` if its port cannot be bound."""
+    """Start the metrics endpoint, unless ``settings`` disable it; raises ``FatalError`` if its port cannot be bound."""
     if settings.metrics_address is None:
         return None
     host, port = settings.metrics_address
@@ -74,7 +74,7 @@ class MetricsEndpoint:
     ) -> None:
         """Listen on ``host:port`` (0 takes a free port); raises ``OSError`` if it cannot be bound.
 
-        ``pages``: by path, beside ``/metrics``. ``name``: the header ``Server`` of each answer.
+        ``pages``: pages in addition to ``/metrics``, keyed by path. ``name``: the header ``Server`` of each answer.
         """
         metrics = Page(_TEXT, lambda: generate_latest(registry))
         self._server = _Server(host, port, {"/metrics": metrics, **(pages or {})}, name)
@@ -101,17 +101,17 @@ class _Server(ThreadingHTTPServer):
         self.pages = pages
         self.name = name
         self._open: dict[Any, None] = {}
-        """Connections, the oldest first."""
+        """Open connections, oldest first."""
         self._lock = Lock()
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's own resolves the host's name by DNS
+        socketserver.TCPServer.server_bind(self)  # HTTPServer.server_bind would resolve the host's name by DNS
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS:
-                with suppress(OSError):  # its thread sees the end, and removes it
+                with suppress(OSError):  # its thread notices the end, and removes it from the list
                     next(iter(self._open)).shutdown(socket.SHUT_RDWR)
                 self._open.pop(next(iter(self._open)))
             self._open[request] = None
@@ -123,11 +123,11 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Does not log disconnects."""
+        """Do not log disconnects."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers one request, and closes."""
+    """Answers one request, then closes the connection."""
 
     server: _Server
     timeout = READ_TIMEOUT
@@ -153,4 +153,4 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.name
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Does not log requests."""
+        """Do not log requests."""

@@ -1,8 +1,8 @@
 """OpenTelemetry traces: spans are made from recorded times, and sent in batches by OTLP.
 
-OpenTelemetry is imported only if traces are asked for. Processes pass a request's place in its trace on as a
-``traceparent`` (W3C Trace Context); a request without one is not traced. Times are monotonic seconds everywhere else;
-here they become wall-clock times.
+OpenTelemetry is imported only if tracing is configured. Processes pass a request's trace context on as a
+``traceparent`` (W3C Trace Context); a request without one is not traced. All other modules use monotonic seconds; this
+one converts them to wall-clock times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 MAX_TRACEPARENT = 128
-"""Characters; those of today's version have 55."""
+"""Characters; version 00 of the format has 55."""
 _CLOSE_TIMEOUT = 5.0
 """Seconds to send the last spans when the process ends."""
 _CLOCK_TRIES, _CLOCK_INTERVAL = 5, 60.0
@@ -29,7 +29,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 def start_tracing(settings: ServiceSettings) -> Tracing | None:
-    """The process's traces, or None if none are asked for; raises ``FatalError`` if OpenTelemetry is not installed."""
+    """The process's tracing; None if it is not configured. Raises ``FatalError`` if OpenTelemetry is not installed."""
     if settings.telemetry.otlp_traces_endpoint is None:
         return None
     try:
@@ -88,7 +88,7 @@ class Tracing:
     def span(self, name: str, traceparent: str, start: float, end: float, attributes: Attributes) -> None:
         """Record a finished span under the parent ``traceparent``. Times are monotonic seconds."""
         context = self._propagator.extract({"traceparent": traceparent})
-        if not context:  # malformed; a trace of its own would be of no use
+        if not context:  # malformed; a separate trace would be useless
             return
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=self.nanoseconds(start))
         span.end(self.nanoseconds(max(start, end)))

@@ -2,8 +2,8 @@
 
 In reading order:
 
-tokenizer_files, special_tokens, tokenizer         a checkpoint's tokenizer, loaded as transformers loads it
+tokenizer_files, special_tokens, tokenizer         a checkpoint's tokenizer, loaded like in transformers
 chat_templates, template_sandbox                   messages → prompt text, within bounds of time and size
 pieces, incremental_decoder, stop_strings          ids → text one by one; stop strings in growing text
-choice_decoder                                     all of that for one choice: ids in, deltas out
+choice_decoder                                     combines these for one choice: ids in, deltas out
 """

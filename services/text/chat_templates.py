@@ -1,4 +1,4 @@
-"""Chat templates: messages in, the prompt's text out, equal to transformers' ``apply_chat_template``."""
+"""Chat templates: render messages to the prompt's text, as transformers' ``apply_chat_template`` does."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from services.text.template_sandbox import MAX_RENDERED_CHARS, TIME_LIMIT_S, Bou
 from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 
 Message = Mapping[str, Any]
-"""``role``, ``content`` (text, or a list of parts), and as needed ``tool_calls``, ``tool_call_id``, ``name``, …"""
+"""A message: ``role``, ``content`` (text or a list of parts); optional ``tool_calls``, ``tool_call_id``, ``name``, …"""
 
 MAX_TEMPLATE_CHARS = 1 << 20
 
 _OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys under which a message may have its reasoning; the first present wins."""
+"""Keys that a message may use for its reasoning; the first one present is used."""
 _CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
 """Appended to the message to be continued; its trailing blank shows whether the template trims."""
 
@@ -40,7 +40,7 @@ _PROBE: list[dict[str, Any]] = [
         "tool_calls": [{"id": "probe0001", "type": "function", "function": _PROBED_CALL}],
     },
 ]
-"""A message that only calls a tool, by a name and with an argument that no template has in itself."""
+"""Messages that call a tool; tool name and argument occur in no template's own text."""
 
 
 class ChatTemplateError(ValueError):
@@ -62,15 +62,15 @@ class TemplateSource:
 
 @dataclass(frozen=True, slots=True)
 class _CallForm:
-    """What a template takes messages that call tools to be, where templates differ."""
+    """The form in which a template expects messages that call tools; templates differ in it."""
 
     null_content: bool = False
-    """Missing content is null, as in OpenAI's API. Such a template shows the calls of no other message."""
+    """Missing content must be null, as in OpenAI's API; otherwise the template does not show the calls."""
     text_arguments: bool = False
-    """A call's arguments are JSON text."""
+    """A call's arguments must be JSON text."""
 
     def of(self, message: dict[str, Any]) -> dict[str, Any]:
-        """``message`` in this form, if it calls tools."""
+        """``message`` converted to this form if it calls tools, else unchanged."""
         calls = message.get("tool_calls")
         if not calls:
             return message
@@ -99,7 +99,7 @@ class ChatTemplates:
         special_tokens: Mapping[str, str] | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``special_tokens``: variables such as ``bos_token``; ``now`` is what ``strftime_now`` formats.
+        """``special_tokens``: variables such as ``bos_token``; ``now`` returns the time that ``strftime_now`` formats.
 
         Raises ``ChatTemplateError`` for a template that cannot be compiled.
         """
@@ -108,11 +108,11 @@ class ChatTemplates:
         self._environment = _environment(now)
         self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
         self._call_forms: dict[str, _CallForm] = {}
-        """By the template's name, of those that had to render calls."""
+        """The call form of each template that has rendered tool calls, keyed by the template's name."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
-        """From a tokenizer's files; separate template files replace those in ``tokenizer_config.json``.
+        """Load from a tokenizer's files; separate template files override those in ``tokenizer_config.json``.
 
         Raises ``ChatTemplateError`` or ``TokenizerError``, naming the file.
         """
@@ -137,8 +137,8 @@ class ChatTemplates:
     ) -> str:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
-        A message that calls tools is given in the form in which the template shows the calls: DeepSeek V3's wants null
-        for missing content and JSON text for arguments, and others fail on these.
+        A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
+        missing content and JSON text for arguments, on which other templates fail.
 
         ``tools`` and ``documents`` are passed to the template unchanged. ``template_name`` defaults to ``tool_use`` if
         there are tools and the model has such a template, else to ``default``. ``add_generation_prompt`` opens the
@@ -185,9 +185,9 @@ class ChatTemplates:
         return name
 
     def _call_form(self, name: str) -> _CallForm:
-        """The first form in which a template shows a call; the plain one if it shows none, or takes too long."""
+        """The first form with which the template shows a call; the plain one if none does, or if it takes too long."""
         if name not in self._call_forms:
-            end = time.monotonic() + TIME_LIMIT_S  # of all forms: each rendering has as much again
+            end = time.monotonic() + TIME_LIMIT_S  # for all forms together; each rendering has its own limit, too
             in_time = takewhile(lambda _: time.monotonic() < end, _CALL_FORMS)
             self._call_forms[name] = next((form for form in in_time if self._shows_call(name, form)), _CALL_FORMS[0])
         return self._call_forms[name]
@@ -199,7 +199,8 @@ class ChatTemplates:
             rendered = self._render(name, variables | {"add_generation_prompt": False}, MAX_RENDERED_CHARS)
         except ChatTemplateError:
             return False
-        # Who prints arguments as they are expects JSON text; who prints the whole call gets what transformers prints.
+        # A template that prints the arguments unchanged expects JSON text. One that prints the whole call is fine: its
+        # output equals that of transformers.
         in_pythons_notation = str(_PROBED_CALL["arguments"]) in rendered.replace(str(_PROBED_CALL), "")
         return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
 
@@ -257,7 +258,7 @@ def _decoded(file: str, content: bytes) -> str:
 
 
 def _normalized(message: Message) -> dict[str, Any]:
-    """A copy without null fields, and with its reasoning under the keys that templates use."""
+    """A copy without null fields, and with the reasoning under the keys that templates read."""
     if not isinstance(message, Mapping):
         raise ChatTemplateError("every message must be an object")
     chat = {key: value for key, value in message.items() if value is not None}

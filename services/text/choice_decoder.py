@@ -23,9 +23,9 @@ class DecodeOptions:
     context: tuple[int, ...] = ()
     """The end of the prompt: the left context of the first text (see ``incremental_decoder.left_context``)."""
     stop: tuple[str, ...] = ()
-    """Stop strings."""
+    """The request's stop strings."""
     include_stop_str_in_output: bool = False
-    """Deliver the text of the stop string, or of the eos or stop token."""
+    """Whether to deliver the text of the stop string, or of the eos or stop token."""
     min_tokens: int = 0
     """Stop strings that end within the first ``min_tokens`` output tokens do not count."""
 
@@ -37,7 +37,7 @@ class Delta(NamedTuple):
     """Output position of the first id."""
     token_ids: tuple[int, ...]
     text: str
-    """In the last delta, cut at the stop string."""
+    """The text that the ids complete; in the last delta, cut at the stop string."""
     stop: str | None = None
     """The stop string that ended the choice with this delta; its last id completes it."""
 
@@ -51,8 +51,9 @@ class ChoiceDecoder:
     """Turns the ids of one choice into deltas.
 
     Feed ids from position 0 on. The first ``delivered`` ids, which another decoder delivered before, only restore its
-    state and are not delivered again. The last of them is decoded only when it is known what follows: if it is the eos
-    or stop token that ended the choice, its text is neither searched nor delivered, as when it came with that end.
+    state and are not delivered again. The last of these is decoded only once the next id or the end arrives: if it is
+    the eos or stop token that ended the choice, its text must be neither searched nor delivered, as in the decoder
+    before.
     """
 
     __slots__ = (
@@ -77,29 +78,29 @@ class ChoiceDecoder:
         self._partial_stop = ""
         """The suffix of the text that may become a stop string."""
         self._silent = delivered
-        """How many ids at the start are decoded but not delivered."""
+        """Number of ids at the start that are decoded but not delivered."""
         self._aside: tuple[int, ...] = ()
-        """The last of these, until it is known what follows."""
+        """The last of these ids, set aside until the next id or the end arrives."""
         self._ids: list[int] = []
         """Held-back ids."""
         self._text = ""
-        """Their text, as far as it is complete."""
+        """The completed text of the held-back ids."""
         self._boundaries: list[tuple[int, int]] = []
-        """Boundaries within them, as (ids, characters) before each."""
+        """Boundaries within the held-back ids: (ids, characters) before each."""
         self._decoded = 0
-        """Ids fed, without the one set aside."""
+        """Number of ids fed, without the one set aside."""
         self.delivered = delivered
-        """Ids delivered, by this decoder or the one before."""
+        """Number of ids delivered, by this decoder or the one before."""
         self.stopped = False
-        """A stop string was found: nothing follows."""
+        """Whether a stop string was found, which ends the output."""
 
     @property
     def received(self) -> int:
-        """Ids fed."""
+        """Number of ids fed."""
         return self._decoded + len(self._aside)
 
     def feed(self, token_ids: Sequence[int]) -> Delta | None:
-        """Take the next ids; returns what can be delivered now, if anything."""
+        """Take the next ids; returns the delta that can be delivered now, if any."""
         if self.stopped:
             return None
         if self._decoded < self._silent:
@@ -107,7 +108,7 @@ class ChoiceDecoder:
         return self._absorb(token_ids) or self._deliver()
 
     def finish(self, token_ids: Sequence[int] = (), *, stop_token: bool = False) -> Delta:
-        """Take the last ids, at the end of the choice; returns everything left, possibly nothing.
+        """Take the last ids, at the end of the choice; returns the rest as a delta, which may be empty.
 
         ``stop_token``: the last id is the eos or stop token that ended the choice. Its id is delivered, its text only
         with ``include_stop_str_in_output``. A stop string found before it is reported as usual.
@@ -152,7 +153,7 @@ class ChoiceDecoder:
                 if self._ids:
                     self._add_boundary(at_boundary)
                 elif decoder.boundary_offset is not None:
-                    own = text[decoder.boundary_offset :]  # the rest was delivered with the ids before
+                    own = text[decoder.boundary_offset :]  # the text before belongs to earlier ids
                 self._ids.append(token_id)
                 self._text += own
             if searching and text:
@@ -162,7 +163,7 @@ class ChoiceDecoder:
         return None
 
     def _add_boundary(self, at_boundary: bool) -> None:
-        """Record a boundary before the last id pushed, if it is one; ``at_boundary``: known before that id."""
+        """Record a boundary before the last pushed id, if there is one; ``at_boundary``: known before that id."""
         boundary_offset = 0 if at_boundary else self._decoder.boundary_offset
         if boundary_offset is not None:
             self._boundaries.append((len(self._ids), len(self._text) + boundary_offset))

@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time, for one choice.
+"""Incremental detokenization of one choice: token ids to text, one id at a time.
 
 The text of ids is ``tokenizer.decode(context + ids)`` minus ``tokenizer.decode(context)``; the context is the end of
 the prompt. Ids are delivered up to a *boundary*: a point at which their text is certain, whatever ids follow. A point
@@ -18,8 +18,8 @@ One more difference from ``decode``: text is never taken back. In a run of ``<0x
 to be UTF-8, characters before the first ill-formed byte stand, and from there each byte of the run is U+FFFD, as it is
 after a character given up. (``decode`` of the whole run would make all of it U+FFFD.)
 
-The state is a function of context and ids alone, whatever calls they came in: feeding delivered ids again and throwing
-the text away restores it.
+The state depends only on context and ids, not on how the ids were split into calls. So feeding delivered ids again and
+discarding their text restores it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_UNFINISHED_TOKENS = 4
 """Ids that may be held back for a character to be finished, or for a boundary."""
 
 CONTEXT_TOKENS = 8
-"""Tokens at the end of a prompt that affect the text after it: does text precede it, is a character unfinished?"""
+"""Tokens at the end of a prompt that affect the text after it: whether text precedes it, or an unfinished character."""
 
 _REPLACEMENT = "\ufffd"
 
@@ -56,7 +56,7 @@ def left_context(pieces: Pieces, prompt_token_ids: Sequence[int]) -> list[int]:
 
 
 class IncrementalDecoder:
-    """The text of a growing list of ids."""
+    """Decodes a growing list of ids."""
 
     __slots__ = (
         "_at_start",
@@ -77,11 +77,11 @@ class IncrementalDecoder:
         self.at_boundary = True
         """Whether a boundary follows the last id: the text returned so far is that of all ids."""
         self.boundary_offset: int | None = None
-        """Set if the last id showed that there is a boundary before it: how many characters of the text it completed
-        belong to the ids before it."""
+        """If the last id revealed a boundary before itself: the number of characters, of the text it completed, that
+        belong to the ids before it. Otherwise None."""
         self._pieces = pieces
         self._at_start = True
-        """No token has added to the text yet."""
+        """Whether no token has added to the text yet."""
         self._strip = pieces.form.strip
         """Characters that may still be stripped from the start of the text."""
         self._pending = b""
@@ -91,11 +91,11 @@ class IncrementalDecoder:
         self._held_tokens = 0
         """Ids since the last boundary."""
         self._broken = False
-        """The current run of byte-fallback tokens is not UTF-8."""
+        """Whether the current run of byte-fallback tokens is not UTF-8."""
         self._context_replacements = 0
-        """Leading U+FFFD that belong to the context: its unfinished character may turn out ill-formed."""
+        """Number of leading U+FFFD that belong to the context, if its unfinished character turns out ill-formed."""
         self._plain = False
-        """Fast path: none of the above matters to a token that is text."""
+        """Fast path: whether the fields above do not affect a token that is text."""
         for token_id in context:
             self.push(token_id)
             self._held_tokens, self._pending_tokens, self.at_boundary = 0, 0, True  # context ids are never held back
@@ -133,8 +133,8 @@ class IncrementalDecoder:
     def _join(self, piece: str | bytes) -> tuple[str, str]:
         """Add a piece to the pending bytes.
 
-        Returns U+FFFD for the unfinished character if the piece shows that it stays so, and the text completed after
-        it (characters, or U+FFFD for ill-formed bytes).
+        Returns U+FFFD for the unfinished character if the piece shows that it stays unfinished, and the text completed
+        after it (characters, or U+FFFD for ill-formed bytes).
         """
         if self._pieces.form.byte_level:
             was_pending = bool(self._pending)
@@ -155,7 +155,7 @@ class IncrementalDecoder:
         return unfinished, self._replaced(piece)
 
     def _decode(self, data: bytes, errors: str) -> str:
-        """Add bytes to the pending ones; returns the characters that are complete."""
+        """Add bytes to the pending ones; returns the characters that are now complete."""
         data = self._pending + data
         text, used = utf_8_decode(data, errors, False)
         left = data[used:]
@@ -163,7 +163,7 @@ class IncrementalDecoder:
             # Two bytes of a surrogate can never be well-formed, but Python waits for a third.
             text, used = utf_8_decode(data, errors, True)
         if text:
-            self._pending_tokens = 0  # what is pending now began with these bytes
+            self._pending_tokens = 0  # the pending bytes now begin within these bytes
         self._pending = data[used:]
         return text
 
@@ -191,7 +191,7 @@ class IncrementalDecoder:
         return text
 
     def _trim_start(self, text: str) -> str:
-        """Remove from newly completed text what is stripped at the start or belongs to the context."""
+        """Remove characters stripped at the start, or belonging to the context, from newly completed text."""
         while self._strip and text:
             if text[0] != self._strip[0]:
                 self._strip = ""

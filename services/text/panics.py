@@ -1,4 +1,4 @@
-"""Panics of the ``tokenizers`` library, which is written in Rust, as errors.
+"""Converts panics of the ``tokenizers`` library, which is written in Rust, to errors.
 
 PyO3 raises a panic as a ``BaseException``, so that it passes by handlers of errors: a thread or task would end, and
 code that waits for its result would never return.
@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 
 class TokenizerPanic(RuntimeError):
-    """The library failed in a way that it did not expect itself."""
+    """The library panicked: it has a bug, or got input that it does not handle."""
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Around calls of the library: raise ``TokenizerPanic`` for a panic."""
+    """Context for calls of the library: raises ``TokenizerPanic`` for a panic."""
     try:
         yield
     except BaseException as panic:

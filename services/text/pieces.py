@@ -1,9 +1,9 @@
 """The text of each token (its piece), computed once per token from the tokenizer's decoder.
 
 A ``tokenizers`` decoder turns a list of vocabulary entries into text. Every decoder supported here works entry by
-entry, except for two things that need neighbors: bytes that are joined into characters, and the start of the text,
-where a space may be dropped. So a piece is either *text* (``str``) or *bytes* that are a part of a character
-(``bytes``), and the first token's piece may differ. Then decoding a stream is one table lookup per token.
+entry, with two exceptions: bytes are joined into characters, and a space may be dropped at the start of the text. So a
+piece is either *text* (``str``) or *bytes* that are a part of a character (``bytes``), and the first token's piece may
+differ. Then decoding a stream takes one table lookup per token.
 
 Two ways of joining bytes exist:
 
@@ -30,7 +30,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True, slots=True)
 class DecoderForm:
-    """A tokenizer's decoder in the parts that streaming needs."""
+    """A tokenizer's decoder, split into the parts that streaming needs."""
 
     per_token: decoders.Decoder
     """The part that works on single vocabulary entries (and may treat the first one differently)."""
@@ -62,7 +62,7 @@ def decoder_form(decoder: decoders.Decoder | None) -> DecoderForm:
 
 
 class Pieces(dict[int, str | bytes | None]):
-    """What each token id adds within a text; filled lazily.
+    """The piece that each token id adds within a text; filled lazily.
 
     ``str``: complete text. ``bytes``: a part of a character that other tokens begin or end. ``None``: nothing (a
     skipped special token, or an id outside the vocabulary).
@@ -83,7 +83,7 @@ class Pieces(dict[int, str | bytes | None]):
         return piece
 
     def first(self, token_id: int) -> str | bytes | None:
-        """What the token adds as the first one, before stripping."""
+        """The piece of the token at the start of a text, before stripping."""
         piece = self[token_id]
         if not isinstance(piece, str) or self.form.byte_level:
             return piece
@@ -115,7 +115,7 @@ def _known(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(rest: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
-    """Remove and return the leading parts of ``rest`` that are of ``types``."""
+    """Remove and return the leading parts of ``rest`` whose types are in ``types``."""
     count = next((i for i, part in enumerate(rest) if part["type"] not in types), len(rest))
     taken, rest[:] = rest[:count], rest[count:]
     return taken

@@ -24,11 +24,11 @@ class SpecialTokens:
     """The declarations of the configuration files."""
 
     named: Mapping[str, str]
-    """Text by role, such as ``bos_token``; variables of chat templates."""
+    """Text of tokens keyed by role, such as ``bos_token``; variables of chat templates."""
     special: tuple[AddedToken, ...]
     """Tokens with a role, then special tokens without one."""
     listed: tuple[AddedToken, ...] | None
-    """The added vocabulary by ascending id, if ``tokenizer_config.json`` lists it."""
+    """The added vocabulary in order of ids; None if ``tokenizer_config.json`` does not list it."""
 
     def to_add(self, existing: Iterable[AddedToken]) -> list[AddedToken]:
         """The tokens to add to a tokenizer whose added vocabulary is ``existing``.
@@ -71,7 +71,7 @@ def _listed(declared: Any) -> tuple[AddedToken, ...] | None:
 
 
 def _with_role(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The seven roles that transformers knows, then the model's own."""
+    """Tokens with the seven roles of transformers, then those with the model's own roles."""
     for role in _ROLES:
         if config.get(role) is not None:
             yield role, config[role]

@@ -1,8 +1,8 @@
 """Finds stop strings in growing text, and the partial match at its end that must be held back.
 
-Text before a possible match is skipped with one regular-expression search for first characters. From there on the state
-is the longest suffix of the text that is a prefix of a stop string, extended by a binary search in the sorted stop
-strings. So there is no automaton to build per request, which would take 10 ms for the largest set.
+One regular-expression search for first characters skips the text before a possible match. From there on the state is
+the longest suffix of the text that is a prefix of a stop string; a binary search in the sorted stop strings extends it.
+An automaton, by contrast, would take 10 ms to build for the largest set of a request.
 
 Of several matches the one that *ends first* counts, and of those that end together the longest. That match is known
 earliest, and does not depend on how the text was split into tokens or calls.
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MAX_STOP_STRINGS = 64
-"""Per request."""
+"""Stop strings of one request."""
 MAX_STOP_STRING_BYTES = 1024
-"""UTF-8 bytes of one stop string; at least 1."""
+"""UTF-8 bytes of one stop string, which must not be empty."""
 MAX_STOP_STRINGS_TOTAL_BYTES = 8192
 """UTF-8 bytes of a request's stop strings together."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """A stop string found."""
+    """A stop string that was found."""
 
     stop: str
     end: int
@@ -80,7 +80,7 @@ class StopStrings:
         return text
 
     def _is_partial_stop(self, text: str) -> bool:
-        """Whether ``text`` is a proper prefix of a stop string: then the next one in sorted order starts with it."""
+        """Whether ``text`` is a proper prefix of a stop string; if so, the next one in sorted order starts with it."""
         after = bisect_right(self._sorted, text)
         return after < len(self._sorted) and self._sorted[after].startswith(text)
 

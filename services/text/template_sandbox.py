@@ -2,9 +2,9 @@
 
 A chat template comes with a checkpoint and is untrusted data. jinja2's immutable sandbox keeps it from Python's
 internals and from ranges beyond 100,000, but not from running for a minute or building a string of terabytes. Here each
-rendering has a deadline, checked in every loop iteration and call, and a budget of characters and list items that
-joining, repeating, formatting and replacing are charged to *before* they run. Operations that only multiply their input
-and have no place in a chat template (padding filters and methods, ``lipsum``) are removed. Nothing is evaluated at
+rendering has a deadline, checked in every loop iteration and call, and a budget of characters and list items. Joining,
+repeating, formatting and replacing are charged to the budget *before* they run. Operations that only multiply their
+input and that no chat template needs (padding filters and methods, ``lipsum``) are removed. Nothing is evaluated at
 compile time.
 
 Single operations of the interpreter on data within the budget are not bounded further; they take time in
@@ -30,9 +30,9 @@ from jinja2.visitor import NodeTransformer
 TIME_LIMIT_S = 5.0
 """Seconds one rendering may take."""
 MAX_RENDERED_CHARS = 4 << 20
-"""Default bound on the characters that one rendering produces."""
+"""Default bound on the characters of one rendering's result."""
 MAX_WORK_CHARS = 64 << 20
-"""Characters and list items that one rendering may create in between."""
+"""Characters and list items that one rendering may create, intermediate values included."""
 
 _MAX_INTEGER_BITS = 4096
 _MAX_DIGITS = 1000
@@ -48,7 +48,7 @@ class LimitExceededError(Exception):
 
 
 class _Budget:
-    """The time and characters left to one rendering."""
+    """The time and characters that one rendering has left."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + TIME_LIMIT_S
@@ -81,7 +81,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["string"] = text_of
 
     def template(self, source: str) -> Template:
-        """Compile; raises ``jinja2.TemplateSyntaxError``."""
+        """Compile a template; raises ``jinja2.TemplateSyntaxError``."""
         tree = _Instrument().visit(self.parse(source))
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
@@ -95,7 +95,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """jinja2 calls this to join the output of macros and assigned blocks."""
+        """Called by jinja2 to join the output of macros and assigned blocks."""
         return _concat(parts)
 
     def tick(self) -> str:
@@ -180,13 +180,13 @@ def charge_for(value: Any) -> None:
 
 
 def text_of(value: Any) -> str:
-    """``str(value)``, charged."""
+    """``str(value)``, charged to the budget."""
     if not isinstance(value, str):
         charge_for(value)
     return str(value)
 
 
-@pass_context  # which also keeps jinja2 from evaluating constants when it compiles
+@pass_context  # also keeps jinja2 from evaluating constants at compile time
 def _finalize(context: Context, value: Any) -> str:
     return text_of(value)
 

@@ -1,4 +1,4 @@
-"""A model's tokenizer, over the ``tokenizers`` library."""
+"""A model's tokenizer, based on the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["TOKENIZER_FILES", "Tokenizer", "TokenizerError"]
 
 
 class Tokenizer:
-    """Immutable and thread-safe.
+    """A model's tokenizer; immutable and thread-safe.
 
-    ``encode``, ``encode_batch`` and ``decode`` release the GIL, so they can run in threads beside an
-    event loop. Encoding equals that of transformers' ``PreTrainedTokenizerFast`` on the same files. Decoding equals the
-    ``tokenizers`` library's: ``clean_up_tokenization_spaces`` is not applied, since it would take back spaces that a
-    stream has already delivered.
+    ``encode``, ``encode_batch`` and ``decode`` release the GIL, so they can run in threads without blocking an event
+    loop. Encoding gives the same ids as transformers' ``PreTrainedTokenizerFast`` on the same files. Decoding gives the
+    same text as the ``tokenizers`` library: ``clean_up_tokenization_spaces`` is not applied, because it would remove
+    spaces that a stream has already delivered.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -35,13 +35,13 @@ class Tokenizer:
         form = decoder_form(self._tokenizer.decoder)
         self._pieces = {skip: Pieces(self._tokenizer, form, skip_special_tokens=skip) for skip in (False, True)}
         self.special_tokens: Mapping[str, str] = special.named
-        """Text of the special tokens by role, such as ``bos_token``."""
+        """Text of the special tokens, keyed by role (such as ``bos_token``)."""
         self.eos_token_ids = self._eos_token_ids(files)
         """The tokenizer's eos token and those that ``generation_config.json`` adds."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
-        """From contents by file name; all of ``TOKENIZER_FILES`` but ``tokenizer.json`` are optional.
+        """Load from contents keyed by file name; of ``TOKENIZER_FILES`` only ``tokenizer.json`` is required.
 
         Raises ``TokenizerError`` if they are damaged, or if their decoder cannot decode a stream.
         """
@@ -106,12 +106,12 @@ class Tokenizer:
         return self._pieces[skip_special_tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token, special or not, adds within a text; possibly a part of a character."""
+        """The bytes that a token, special or not, adds within a text; they may be a part of a character."""
         piece = self._pieces[False][token_id]
         return piece.encode() if isinstance(piece, str) else piece or b""
 
     def token_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry, such as a special token's."""
+        """The id of a vocabulary entry; None if there is no such entry."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
@@ -150,7 +150,7 @@ def _load(files: Mapping[str, bytes], special: SpecialTokens) -> tokenizers.Toke
         raise TokenizerError("the tokenizer has no tokenizer.json")
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"])
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises plain Exceptions
         raise TokenizerError(f"tokenizer.json cannot be read: {error}") from error
     tokenizer.add_tokens(special.to_add(tokenizer.get_added_tokens_decoder().values()))
     tokenizer.encode_special_tokens = bool(load_json(files, "tokenizer_config.json").get("split_special_tokens"))

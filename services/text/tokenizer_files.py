@@ -1,4 +1,4 @@
-"""The files of a checkpoint that make its tokenizer: the allow-list, how they are read, and their fingerprint.
+"""A checkpoint's tokenizer files: their allow-list, reading them, and their fingerprint.
 
 The engine sends these files, and no others, to the CPU tiers.
 """
@@ -36,7 +36,7 @@ def is_tokenizer_file(name: str) -> bool:
 
 
 def read_tokenizer_files(directory: str | Path) -> dict[str, bytes]:
-    """The allow-listed files of ``directory``, by relative name."""
+    """Contents of the allow-listed files of ``directory``, keyed by relative name."""
     root = Path(directory)
     paths = [root / name for name in TOKENIZER_FILES]
     paths += sorted((root / ADDITIONAL_TEMPLATES).glob("*.jinja"))

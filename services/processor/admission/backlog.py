@@ -1,9 +1,9 @@
 """The admission limit: how many requests may wait for an engine to begin them, and for how long.
 
-A request that would wait too long is refused before anything is done for it. The wait is estimated from the throughput
-in tokens while requests wait, and from the tokens that a tenant's requests have: tokens flow evenly, whereas requests
-begin and end in bursts. So the estimate accounts for all that holds engines up: full batches, a full KV cache, other
-processors' requests.
+A request that would wait too long is refused before any work is done for it. The wait is estimated from the throughput
+in tokens while requests wait, and from the average tokens of a tenant's requests: the token rate is even, whereas
+requests begin and end in bursts. The measured rate includes everything that slows engines: full batches, a full KV
+cache, other processors' requests.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _DECAY = 0.02
 _MARGIN = 1.25
 """A request is refused if this many times its estimated duration exceeds the time until its deadline."""
 _TENANTS_REMEMBERED = 1024
-"""Tenants with averages of their own; the averages over all are used for others."""
+"""The most tenants with their own averages; for others the averages over all tenants are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogLimits:
-    """How much may wait."""
+    """Limits on waiting requests."""
 
     max_requests: int
     max_seconds: float
-    """Longest estimated wait with which a request is taken."""
+    """A request with a longer estimated wait is refused."""
 
 
 @dataclass(slots=True)
@@ -51,18 +51,18 @@ class Backlog:
     """Counts waiting requests by tenant: engines serve tenants in turns, so a request waits for its tenant's own."""
 
     def __init__(self, limits: BacklogLimits, on_leave: Callable[[str], None] | None = None) -> None:
-        """``on_leave`` is called with the id of each request that waits no longer."""
+        """``on_leave`` is called with the id of each request that no longer waits."""
         self._limits = limits
         self._on_leave = on_leave
         self._places = DynamicThreshold(limits.max_requests)
         self._waiting: dict[str, str] = {}
-        """Tenants by request id."""
+        """Tenants of waiting requests, keyed by request id."""
         self._throughput = Throughput()
         self._fresh_tokens = 0
-        """Computed since the last tick."""
+        """Tokens computed since the last tick."""
         self._all = _Averages()
         self._by_tenant: OrderedDict[str, _Averages] = OrderedDict()
-        """Of the tenants active last: a tenant with small requests is not refused for the large ones of others."""
+        """Averages of recently active tenants: small requests are not refused because other tenants' are large."""
 
     @property
     def num_waiting(self) -> int:
@@ -72,7 +72,7 @@ class Backlog:
     def check(self, tenant: str, timeout: float | None, max_tokens: int | None) -> None:
         """Raise ``Refused`` if one more request of ``tenant`` would exceed a limit, or wait beyond its deadline.
 
-        ``timeout``: seconds until its deadline; ``max_tokens``: of its output; None where it has none.
+        ``timeout``: seconds until its deadline; ``max_tokens``: limit on its output; None: no deadline, no limit.
         """
         if not self._places.has_room(tenant, 1):
             raise Refused(

@@ -15,7 +15,7 @@ class Sized(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
 
 
 _T = TypeVar("_T", bound=Sized)
@@ -27,19 +27,19 @@ class _Queue(Generic[_T]):
     def __init__(self) -> None:
         self.work: OrderedDict[str, _T] = OrderedDict()
         self.credit = 0
-        """Bytes that it may still take in this round."""
+        """Bytes that the tenant may still take in this round."""
         self.served = False
-        """Whether it got its quantum in this round."""
+        """Whether the tenant got its quantum in this round."""
 
 
 class DeficitRoundRobin(Generic[_T]):
-    """Tenants are remembered while they have work."""
+    """Queues of work per tenant. A tenant without work takes no memory here."""
 
     def __init__(self, quantum: int) -> None:
         """``quantum``: bytes per tenant and round."""
         self._quantum = quantum
         self._queues: OrderedDict[str, _Queue[_T]] = OrderedDict()
-        """By tenant; the first one is next."""
+        """Queues keyed by tenant; the first one is served next."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
@@ -49,7 +49,7 @@ class DeficitRoundRobin(Generic[_T]):
         self._queues.setdefault(tenant, _Queue()).work[key] = work
 
     def remove(self, tenant: str, key: str) -> _T | None:
-        """Remove the work of a key; None if there is none."""
+        """Remove and return the work with a key; None if there is none."""
         if (queue := self._queues.get(tenant)) is None or (work := queue.work.pop(key, None)) is None:
             return None
         if not queue.work:
@@ -60,7 +60,7 @@ class DeficitRoundRobin(Generic[_T]):
         self._queues.clear()
 
     def take(self) -> list[_T]:
-        """Take the next work, up to a quantum together; larger work comes alone."""
+        """Take the next work, up to one quantum in total; a larger item comes alone."""
         taken: list[_T] = []
         size = 0
         while self._queues:

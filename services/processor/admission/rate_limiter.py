@@ -1,7 +1,7 @@
-"""Rate limits and concurrency limits of each tenant, on this processor alone.
+"""Rate limits and concurrency limits per tenant. Each processor applies them separately.
 
-Requests and tokens per minute are token buckets that hold a minute's worth. Tokens are taken out afterwards, when their
-number is known; a tenant with an empty bucket begins nothing until something has flowed back.
+Requests and tokens per minute are limited by token buckets that hold one minute's amount. Tokens are charged when their
+number is known; a tenant with an empty bucket begins no request until one unit has flowed back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from services.processor.admission.tenant_policy import TenantPolicies
 from services.ring.errors import Code, Reason, Refused
 
 RETRY_AFTER_MS = 1000
-"""For limits on concurrent requests and queued tokens: when one ends or begins is not known."""
+"""Retry delay at the limits on concurrent requests and queued tokens: it is not known when a request ends or begins."""
 
 
 @dataclass(slots=True)
@@ -25,18 +25,18 @@ class _TokenBucket:
     per_second: float = 0.0
 
     def missing(self, now: float) -> float:
-        """Units until it is full."""
+        """Units missing until the bucket is full."""
         if not self.missing_then:
             return 0.0
         return max(0.0, self.missing_then - (now - self.updated_at) * self.per_second)
 
     def take(self, amount: int, per_minute: int, now: float) -> None:
-        """Take units out, whether they are there or not."""
+        """Take units out; the bucket may go below empty."""
         self.per_second = per_minute / 60
         self.missing_then, self.updated_at = self.missing(now) + amount, now
 
     def check(self, what: str, per_minute: int | None, now: float) -> None:
-        """Raise ``Refused`` while less than one unit is in it. ``per_minute`` None: no limit."""
+        """Raise ``Refused`` while the bucket holds less than one unit. ``per_minute`` None: no limit."""
         if per_minute is None:
             return
         self.per_second = per_minute / 60
@@ -59,22 +59,22 @@ class _Usage:
     tokens: _TokenBucket = field(default_factory=_TokenBucket)
 
     def idle(self, now: float) -> bool:
-        """Whether it has no live requests and full buckets: it can be forgotten."""
+        """Whether the tenant has no live requests and full buckets, so that its record can be dropped."""
         return not (self.live_requests or self.requests.missing(now) or self.tokens.missing(now))
 
 
 class RateLimiter:
-    """Tracks usage by tenant. Times are seconds on the monotonic clock."""
+    """Tracks usage per tenant. Times are seconds on the monotonic clock."""
 
     def __init__(self, policies: TenantPolicies) -> None:
         self._policies = policies
         self._usage: dict[str, _Usage] = {}
         self._tenants: dict[str, str] = {}
-        """Of the live requests, by request id."""
+        """Tenants of the live requests, keyed by request id."""
         self._queued: dict[str, tuple[str, int]] = {}
-        """Tenants and prompt tokens by request id, of requests that no engine has begun."""
+        """Tenant and prompt tokens of requests that no engine has begun, keyed by request id."""
         self._token_rates: dict[str, int | None] = {}
-        """Tokens per minute by tenant, cached until the next tick: the policy file is not checked for every delta."""
+        """Tokens per minute, keyed by tenant; cached until the next tick to avoid checking the file for every delta."""
 
     def check(self, tenant: str, now: float) -> None:
         """Raise ``Refused`` if a tenant may not begin one more request."""

@@ -1,6 +1,6 @@
-"""Resolves a request: prompt ids, every default, and the messages for client, engine and detokenizer.
+"""Resolves a request: prompt ids, defaults, and the messages for client, engine and detokenizer.
 
-Pure except for the random seed of a request that has none. Runs in a worker thread: tokenizing takes time.
+Pure, except that a request without a seed gets a random one. Runs in a worker thread: tokenizing takes time.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def resolve_request(
 ) -> ResolvedRequest:
     """Check, tokenize and resolve; raises ``Refused`` naming the field that is wrong.
 
-    ``reply_to``: this processor. ``traceparent``: of a traced request.
+    ``reply_to``: this processor. ``traceparent``: trace context; empty if the request is not traced.
     """
     limits, model = served_model.limits, served_model.model
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
     prompt = prompt_ids(request, served_model)
     check_prompt_length(len(prompt), limits)
-    check_token_ids("prompt", prompt, limits)  # a tokenizer may know more tokens than the model
+    check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
     choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
     room = limits.max_model_len - len(prompt)
     if any(len(ids) > room for ids in choices.values()):
@@ -125,7 +125,7 @@ def resolve_request(
 
 
 def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> list[int]:
-    """The prompt as ids, the last ``truncate_prompt_tokens`` of them if given."""
+    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
@@ -161,7 +161,7 @@ def render_chat(chat: inference_pb2.Chat, served_model: ServedModel) -> str:
 
 
 def cache_salt(tenant: str, client_salt: str) -> bytes:
-    """Prefix-cache blocks are shared within a tenant and salt only; empty where there is neither."""
+    """The salt of the prefix cache: only requests of the same tenant and salt share blocks. Empty without either."""
     if not tenant and not client_salt:
         return b""
     digest = hashlib.blake2b(digest_size=16)
@@ -221,7 +221,7 @@ def _resolve_sampling(
 
 
 def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:
-    """The engine's part of resolved parameters."""
+    """The resolved parameters that the engine needs."""
     params = engine_pb2.SamplingParams(
         **{name: getattr(sampling, name) for name in (*_NEUTRAL, "seed")},
         allowed_token_ids=sampling.allowed_token_ids,
@@ -237,7 +237,7 @@ def _resolve_stopping(
     resolved = inference_pb2.StoppingParams()
     resolved.CopyFrom(given)
     resolved.max_tokens = given.max_tokens if given.HasField("max_tokens") else room
-    if not is_resume:  # which goes on as it was admitted, also by an earlier release, that did not clip
+    if not is_resume:  # a resumed request keeps its limit: an earlier release may have admitted it unclipped
         resolved.max_tokens = min(resolved.max_tokens, room)
     resolved.min_tokens = given.min_tokens
     if resolved.min_tokens > resolved.max_tokens:
@@ -262,8 +262,8 @@ def _resolve_output(given: inference_pb2.OutputParams) -> inference_pb2.OutputPa
 def _bad_words(words: list[str], served_model: ServedModel) -> list[list[int]]:
     """The ids of each word, at the beginning of a text and after a space.
 
-    As in vLLM, the form after a space counts only if it has the same length and another first id: otherwise it would
-    forbid the space rather than the word.
+    As in vLLM, the form after a space is used only if it has the same length and another first id: otherwise it would
+    ban the space rather than the word.
     """
     sequences: list[list[int]] = []
     for word in words:

@@ -16,15 +16,15 @@ FLAG = "--tenants-file"
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """None is no limit."""
+    """One tenant's models and limits; None: no limit."""
 
     models: frozenset[str] | None = None
     max_concurrent_requests: int | None = None
     max_queued_tokens: int | None = None
-    """Of the prompts that no engine has begun to compute."""
+    """Limit on the prompt tokens of requests that no engine has begun to compute."""
     max_requests_per_minute: int | None = None
     max_tokens_per_minute: int | None = None
-    """Of prompts and outputs together."""
+    """Limit on prompt and output tokens together."""
 
 
 class TenantPolicies:
@@ -58,7 +58,7 @@ _KNOWN = frozenset(field.name for field in fields(TenantPolicy))
 
 
 def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
-    """Policies by tenant; the default is under None."""
+    """Policies keyed by tenant; the default policy has the key None."""
     try:
         document = tomllib.loads(contents[FLAG].decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def _parse(contents: Mapping[str, bytes]) -> Mapping[str | None, TenantPolicy]:
 
 
 def _policy(place: str, values: Any, default: TenantPolicy) -> TenantPolicy:
-    """``default`` with the values of a table."""
+    """A policy from a table's values; the rest is taken from ``default``."""
     if not isinstance(values, dict):
         raise UnusableFile(FLAG, f"{place}: expected a table")
     if unknown := values.keys() - _KNOWN:

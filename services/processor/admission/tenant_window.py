@@ -1,8 +1,8 @@
-"""Bounds how many requests of a tenant go ahead, to be tokenized and queued at engines; others are held back unparsed.
+"""Bounds how many requests of a tenant are tokenized and queued at engines; the others are held back unparsed.
 
-Tokenizing a request, submitting it and holding it in an engine costs several times what reading it does. So requests of
-a flood go ahead only as engines will soon need them: otherwise other tenants would wait for all that work, which would
-be wasted if the flood were dropped. Requests of higher priority (lower number) go first here, too.
+Tokenizing a request, submitting it and holding it in an engine costs several times as much as reading it. So the
+requests of a flood go ahead only when engines will soon need them. Otherwise other tenants would wait for that work,
+and it would be wasted if the client dropped the flood. Requests of higher priority (lower number) go first here, too.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 MIN_AHEAD = 64
-"""Requests of a tenant that may be ahead at least, however few engines compute at a time."""
+"""The least number of a tenant's requests that may be ahead, even if engines compute fewer at a time."""
 
 _T = TypeVar("_T")
 
 
 class TenantWindow(Generic[_T]):
-    """Tenants are remembered while they have requests here."""
+    """The requests ahead and held back, per tenant. A tenant without requests takes no memory here."""
 
     def __init__(self) -> None:
         self._ranks: dict[str, tuple[str, int]] = {}
-        """Tenant and priority by request id, of requests ahead and held back."""
+        """Tenant and priority of requests ahead and held back, keyed by request id."""
         self._ahead: dict[str, Counter[int]] = {}
-        """Number of requests by tenant and priority."""
+        """Number of requests ahead, keyed by tenant and priority."""
         self._held_back: dict[str, dict[int, OrderedDict[str, _T]]] = {}
-        """By tenant, priority and request id, in order of arrival."""
+        """Work held back, keyed by tenant, priority and request id, in order of arrival."""
 
     def __bool__(self) -> bool:
         """Whether anything is held back."""
         return bool(self._held_back)
 
     def enter(self, tenant: str, priority: int, request_id: str, work: _T, max_ahead: int | None) -> bool:
-        """Returns whether a request may go ahead at once; if not, it is held back. ``max_ahead`` None: no bound."""
+        """Return whether a request may go ahead at once; if not, it is held back. ``max_ahead`` None: no bound."""
         self._ranks[request_id] = tenant, priority
         if max_ahead is None or self._has_room(tenant, priority, max_ahead):
             self._go_ahead(tenant, priority)
@@ -54,7 +54,7 @@ class TenantWindow(Generic[_T]):
         return work
 
     def leave(self, request_id: str) -> None:
-        """A request that was ahead has begun, or ended. Idempotent."""
+        """An engine has begun a request that was ahead, or it has ended. Idempotent."""
         if (rank := self._ranks.pop(request_id, None)) is None:
             return
         tenant, priority = rank
@@ -87,7 +87,7 @@ class TenantWindow(Generic[_T]):
         self._held_back.clear()
 
     def _has_room(self, tenant: str, priority: int, most: int) -> bool:
-        """Only requests of at least the same priority count: engines begin them first."""
+        """Only requests of the same or a higher priority count: engines begin those first."""
         ahead = self._ahead.get(tenant)
         return ahead is None or sum(count for each, count in ahead.items() if each <= priority) < most
 

@@ -7,9 +7,9 @@ import math
 _MEMORY = 5.0
 """Time constant of the average, seconds."""
 _MIN_MEASURED = 1.0
-"""Seconds of measurement, with the queue never empty, before there is a value."""
+"""Seconds of measurement, with the queue never empty, before there is an estimate."""
 _MAX_PAUSE = 1.0
-"""Longer pauses count as this many seconds: an engine that was gone has not become slow."""
+"""Longer pauses count as this many seconds: a pause means that engines were away, not that they became slow."""
 
 
 class Throughput:
@@ -31,5 +31,5 @@ class Throughput:
         self._last = now
 
     def per_second(self) -> float | None:
-        """None until it has been measured for long enough."""
+        """Units per second; None until the measurement is long enough."""
         return self._units / self._seconds if self._seconds >= _MIN_MEASURED else None

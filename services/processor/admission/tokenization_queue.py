@@ -6,8 +6,8 @@ to a thread; a large message does not hold up later ones, because there are seve
 work, requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as
 it leaves free, so a flood from one tenant neither holds up nor turns away the others.
 
-What waits is held as bytes, its smallest form. Texts take up to 220 times their size while they are tokenized, so few
-large ones are in threads at a time; those whose clients have gone count until their threads are done.
+Waiting messages are held as bytes, their smallest form. Tokenizing a text takes up to 220 times its size, so few large
+ones are in threads at a time; if a client leaves, its text counts until its thread is done.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 OnResolved = Callable[[Request, ResolvedRequest | Status], None]
-"""Takes the outcome of a request, on the event loop: resolved, or the error that it ends with."""
+"""Receives the outcome of a request on the event loop: the resolved request, or the error that ends it."""
 
 THREADS = 4
 BATCH_BYTES = 64 << 10
@@ -49,9 +49,9 @@ BATCH_BYTES = 64 << 10
 MAX_WAITING_BYTES = 64 << 20
 """Bound on the total size of messages that wait for a thread."""
 MAX_BEGUN_BYTES = THREADS * BATCH_BYTES
-"""While threads work on more than this, no other thread begins."""
+"""While threads work on more bytes than this, no further batch is started."""
 MIN_BYTES = 64
-"""Smaller messages are charged with this: even an empty one takes time."""
+"""The least that a message is charged: even an empty one takes time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class _Job:
     key: str
     tenant: str
     size: int
-    """Bytes that it is charged with."""
+    """Bytes that the job is charged."""
     prepare: Callable[[], Callable[[], object] | None]
-    """On the event loop, when its turn has come: returns what the thread is to call; None if it must be parked."""
+    """Called on the event loop at the job's turn: returns the function for the thread; None if it must be parked."""
     finish: Callable[[Any], None]
-    """On the event loop: takes what the thread's call returned, or what it raised, without its traceback."""
+    """Called on the event loop with the result of that function, or with its exception (without traceback)."""
 
 
 class TokenizationQueue:
@@ -81,11 +81,11 @@ class TokenizationQueue:
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         engine_capacity: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """``route_timeout``: seconds that a request is parked for an engine that takes work.
+        """``route_timeout``: seconds that a request is parked until an engine takes work.
 
-        ``max_waiting_bytes``: bound on what waits; one larger message may wait alone.
+        ``max_waiting_bytes``: bound on waiting messages; one larger message may wait alone.
 
-        ``engine_capacity``: choices that engines compute at a time; None where there is no engine, or it is not known.
+        ``engine_capacity``: choices that engines compute at a time; None without engines, or if it is not known.
         """
         self._models = models
         self._policies = policies
@@ -97,18 +97,18 @@ class TokenizationQueue:
         self._urgent: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
         self._waiting: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
         self._urgent_was_last = False
-        """Whether the last batch was of urgent jobs."""
+        """Whether the last batch consisted of urgent jobs."""
         self._look_ups = itertools.count(1)
         self._parked: dict[str, tuple[_Job, float]] = {}
-        """Requests that wait for an engine, and since when, by id; the oldest first."""
+        """Requests parked without an engine, and since when, keyed by request id; oldest first."""
         self._window: TenantWindow[_Job] = TenantWindow()
         self._release_scheduled = False
         self._bytes = DynamicThreshold(max_waiting_bytes)
-        """Of what waits here, by tenant."""
+        """Bytes of waiting messages, per tenant."""
         self._begun_bytes = 0
-        """Of what threads work on, even if its client has gone."""
+        """Bytes of messages that threads work on, even if their client has gone."""
         self._throughput = Throughput()
-        """Bytes that leave per second, while any wait."""
+        """Bytes per second that leave the queue, measured while any wait."""
 
     def close(self) -> None:
         self._window.clear()
@@ -132,7 +132,7 @@ class TokenizationQueue:
             self._append(job)
 
     def remove(self, request: Request) -> None:
-        """Drop a request that ended, if it still waits: its message may be large."""
+        """Drop a request that has ended, if it still waits: its message may be large."""
         held_back = self._window.remove(request.request_id)
         job, _ = self._parked.pop(request.request_id, (held_back, 0.0))
         if job is not None:
@@ -141,9 +141,9 @@ class TokenizationQueue:
             self._remove(self._waiting, request.tenant, request.request_id)
 
     def left_backlog(self, request_id: str) -> None:
-        """An engine has begun a request, or it has ended: another of its tenant may go ahead.
+        """An engine has begun a request, or it has ended: another request of its tenant may go ahead.
 
-        Where many do so at a time, ``release`` runs once for all.
+        If many leave in one turn of the event loop, ``release`` runs once for all of them.
         """
         self._window.leave(request_id)
         if self._window and not self._release_scheduled:
@@ -151,7 +151,7 @@ class TokenizationQueue:
             asyncio.get_running_loop().call_soon(self.release)
 
     def release(self) -> None:
-        """Let requests go ahead that engines may soon need. Call a few times a second: engines come and go."""
+        """Queue held-back requests that engines may soon need. Call a few times a second: engines come and go."""
         self._release_scheduled = False
         for job in self._window.release(self._max_ahead):
             self._append(job)
@@ -163,9 +163,9 @@ class TokenizationQueue:
     async def run_in_thread(self, function: Callable[[], _T], tenant: str, size: int, *, urgent: bool = False) -> _T:
         """Run other work on a tenant's message of ``size`` bytes in a thread, in its turn.
 
-        ``urgent``: before what waits to be tokenized, for work that takes milliseconds and holds up a stream. Batches
-        of the two alternate while there is always urgent work.
-        Raises ``Refused`` while too much waits already, and what ``function`` raises.
+        ``urgent``: ahead of messages to be tokenized; for work that takes milliseconds while a stream waits for it.
+        Under constant urgent work, urgent and other batches alternate.
+        Raises ``Refused`` while too much waits already, and any exception of ``function``.
         """
         size = max(size, MIN_BYTES)
         self._reserve(tenant, size)
@@ -178,14 +178,14 @@ class TokenizationQueue:
             return await answer
         finally:
             self._remove(waiting, tenant, key)
-            del answer  # an error in it refers to this frame: they would stay until the garbage collector runs
+            del answer  # if it holds an error, this breaks the reference cycle with this stack frame
 
     # Room
 
     def _max_ahead(self, tenant: str) -> int | None:
         """Requests of a tenant that may wait at engines; None for any number.
 
-        There is no bound without an engine, where each request has its own route timeout, nor where the tenant's policy
+        There is no bound without an engine, when each request has its own route timeout, nor if the tenant's policy
         bounds the queued tokens.
         """
         capacity = self._engine_capacity()
@@ -208,7 +208,7 @@ class TokenizationQueue:
         self._bytes.take(tenant, size)
 
     def _wait_seconds(self, tenant: str) -> float | None:
-        """Until a tenant's waiting bytes have left, in turns with others'; None while that is not known."""
+        """Estimated seconds until a tenant's waiting bytes have left the queue; None while there is no estimate."""
         speed = self._throughput.per_second()
         return self._bytes.held(tenant) * len(self._bytes) / speed if speed else None
 
@@ -257,7 +257,7 @@ class TokenizationQueue:
         self._start_batches()
 
     def _check_parked(self, now: float) -> None:
-        """Queue parked requests that engines take now; end those that have waited too long."""
+        """Queue parked requests that engines now accept; end those that have waited too long."""
         served = self._models.preferred()
         for key, (job, since) in list(self._parked.items()):
             if job.prepare() is not None:
@@ -282,7 +282,7 @@ class TokenizationQueue:
         )
 
     def _prepare(self, request: Request, message: RequestMessage) -> Callable[[], ResolvedRequest] | None:
-        """Choose the model: the one that the request began on, else the one for new requests."""
+        """Choose the model (the one that a resumed request began on, else the one for new requests)."""
         name, digest = message.model, message.resumed_model_digest
         model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
         if model is not None:
@@ -292,7 +292,7 @@ class TokenizationQueue:
     def _resolve(self, request: Request, packed: bytes, model: ServedModel) -> ResolvedRequest:
         """Runs in a worker thread."""
         if request.finished:
-            raise Refused(Code.CANCELLED, "it ended while it waited")  # not delivered to anyone
+            raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
         self._policies.check_model(request.tenant, model.limits.name)
         traceparent = request.trace.traceparent if request.trace is not None else ""
         message = inference_pb2.GenerateRequest.FromString(packed)
@@ -339,12 +339,12 @@ def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:
 def _run(key: str, function: Callable[[], object]) -> object:
     try:
         return function()
-    except BaseException as raised:  # whatever it is: without an outcome, the whole batch would wait for ever
+    except BaseException as raised:  # of any kind: without an outcome, the whole batch would wait forever
         error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
         if not isinstance(error, Refused | MalformedMessage):
             log.exception("work failed", work=key)
-        # Its traceback refers to the frames that hold it: with them, the whole request would stay until the garbage
-        # collector runs.
+        # Drop the traceback: it refers to the stack frames that hold the error, a cycle that would keep the whole
+        # request until the garbage collector runs.
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return error
 

@@ -1,4 +1,4 @@
-"""Validation of requests. Each error names the field, what it holds, and what it accepts."""
+"""Validation of requests. Each error names the field, its value, and the values that it accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_PROBLEM_LENGTH = 1000
 
 
 def refuse(field: str, problem: str) -> Refused:
-    """INVALID_ARGUMENT, naming the field. Short enough for a status, whatever ``problem`` quotes."""
+    """INVALID_ARGUMENT, naming the field; ``problem`` is cut to a status message's length."""
     return invalid_field(field, problem[:MAX_PROBLEM_LENGTH])
 
 
@@ -43,21 +43,21 @@ def check_request(request: inference_pb2.GenerateRequest, limits: ModelLimits) -
 
 
 def check_request_id(request_id: str) -> None:
-    """The client's id comes back with every response, so it must be short."""
+    """The client's id is limited in length, because every response repeats it."""
     size = len(request_id.encode())
     if size > MAX_REQUEST_ID_BYTES:
         raise refuse("request_id", f"{size} bytes: expected at most {MAX_REQUEST_ID_BYTES}")
 
 
 def check_model(name: str, limits: ModelLimits) -> None:
-    """NOT_FOUND for a model that is not served."""
+    """Raise NOT_FOUND for a model that is not served."""
     if name and name != limits.name:
         problem = f"{name[:200]!r} is not served here: expected {limits.name!r}"
         raise Refused(Code.NOT_FOUND, f"model: {problem}", reason=Reason.MODEL_NOT_FOUND, field="model")
 
 
 def check_chat(chat: inference_pb2.Chat) -> None:
-    """A conversation has messages, and each has a role."""
+    """A conversation must have messages, and each message a role."""
     if not chat.messages:
         raise refuse("chat.messages", "empty: expected at least one message")
     for index, message in enumerate(chat.messages):
@@ -68,7 +68,7 @@ def check_chat(chat: inference_pb2.Chat) -> None:
 
 
 def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> None:
-    """Every id is in the vocabulary."""
+    """Every id must be in the vocabulary."""
     if ids and max(ids) >= limits.vocab_size:
         position, token = next((i, token) for i, token in enumerate(ids) if token >= limits.vocab_size)
         problem = f"{token} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}"
@@ -76,7 +76,7 @@ def check_token_ids(field: str, ids: Collection[int], limits: ModelLimits) -> No
 
 
 def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
-    """Tokenizing takes many times a text's size in memory, so the text must not exceed what the context could hold."""
+    """Limit a text to the largest that the context could hold: tokenizing takes many times its size in memory."""
     size = len(text.encode())
     if size > limits.max_text_bytes:
         context = f"for a context of {limits.max_model_len} tokens"
@@ -84,7 +84,7 @@ def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
 
 
 def check_prompt_length(length: int, limits: ModelLimits) -> None:
-    """A prompt leaves room for one token."""
+    """A prompt must leave room for one token."""
     if length == 0:
         raise refuse("prompt", "empty: expected at least one token")
     if length >= limits.max_model_len:
@@ -96,7 +96,7 @@ def check_prompt_length(length: int, limits: ModelLimits) -> None:
 
 
 def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) -> None:
-    """Ranges of the sampling parameters."""
+    """Check the ranges of the sampling parameters."""
     _check_float("sampling.temperature", sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
     _check_float("sampling.top_p", sampling, "top_p", 0.0, 1.0, low_open=True)
     _check_float("sampling.min_p", sampling, "min_p", 0.0, 1.0)
@@ -133,7 +133,7 @@ def check_candidates(
     eos_token_ids: Iterable[int],
     limits: ModelLimits,
 ) -> None:
-    """Bans, once everything is resolved and tokenized, must leave a first token to sample."""
+    """At least one token must be left to sample first. Call it once bans are resolved and tokenized."""
     together = sum(map(len, bad_words))
     if together > MAX_BAD_WORD_TOKENS_TOGETHER:
         raise refuse(
@@ -272,13 +272,13 @@ def _check_float(
         lower = f"more than {_number(low)}" if low_open else f"at least {_number(low)}"
         upper = f"less than {_number(high)}" if high_open else f"at most {_number(high)}"
         accepted = f"{lower} and {upper}" if low_open or high_open else f"{_number(low)} to {_number(high)}"
-        if high_open and not too_high:  # the upper bound is only where float32 ends
+        if high_open and not too_high:  # the upper bound is only the largest float32
             accepted = lower
         raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
 
 
 def _number(value: float) -> str:
-    """A float32 in the fewest digits that identify it, as the client probably wrote it."""
+    """A float32 in the fewest digits that identify it: probably what the client wrote."""
     if math.isfinite(value) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     texts = (f"{value:.{digits}g}" for digits in range(1, 9))

@@ -17,7 +17,7 @@ from services.telemetry.metrics_endpoint import Page
 
 
 def pages(snapshot: DashboardSnapshot) -> Mapping[str, Page]:
-    """The pages of the metrics port beside ``/metrics``, by path."""
+    """The pages that the metrics port serves in addition to ``/metrics``, keyed by path."""
     html = files(__package__).joinpath("page.html").read_text()
     policy = {
         "Content-Security-Policy": f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -33,6 +33,6 @@ def pages(snapshot: DashboardSnapshot) -> Mapping[str, Page]:
 
 
 def _hash(html: str, element: str) -> str:
-    """The content security policy source of the only element of its kind."""
+    """The hash of the page's only ``element``, in the syntax of a content security policy."""
     (content,) = re.findall(rf"<{element}>(.*?)</{element}>", html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -21,7 +21,7 @@ INTERVAL = 1.0
 HISTORY = 120
 """Samples that the page plots."""
 RATE_SAMPLES = 5
-"""Intervals over which a rate is measured: reports of peers come every half second, and not evenly."""
+"""Intervals over which a rate is measured; several, because peers report unevenly, about every half second."""
 LATENCY_SAMPLES = 60
 
 
@@ -32,7 +32,7 @@ class _Rate:
         self._points: deque[tuple[float, int]] = deque(maxlen=RATE_SAMPLES + 1)
 
     def add(self, now: float, count: int) -> float:
-        """Add a reading; returns the recent growth per second. A counter that fell was reset, and so is the rate."""
+        """Add a reading; returns the recent growth per second. A counter that fell was reset, which resets the rate."""
         if self._points and count < self._points[-1][1]:
             self._points.clear()
         self._points.append((now, count))
@@ -41,7 +41,7 @@ class _Rate:
 
 
 class DashboardSnapshot:
-    """Samples taken every second, the latest as JSON."""
+    """Samples taken every second; serves the latest one as JSON."""
 
     def __init__(self, name: str, peers: Peers, metrics: ProcessorMetrics) -> None:
         self._name = name
