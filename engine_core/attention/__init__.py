@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache: a backend owns the layout of the cache, and nobody else indexes into it.
+"""Attention over a paged KV cache: a backend owns the layout of the cache, and nothing else indexes into it.
 
 base               the interface, and what a step says of its sequences   (read first)
 native             on a CPU, by the native kernels

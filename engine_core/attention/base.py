@@ -1,6 +1,6 @@
 """The interface of an attention backend.
 
-The backend owns the layout of the KV cache: nobody else indexes into it. Symbols used for shapes below:
+The backend owns the layout of the KV cache: nothing else indexes into it. Symbols used for shapes below:
 T rows (tokens) of a step, S sequences of a step, Hq query heads, Hkv key/value heads, D head size. Latents: R numbers,
 from which all heads' keys and values are made, and P numbers that are rotated.
 """
@@ -98,7 +98,7 @@ class AttentionOptions:
     """How a layer attends."""
 
     scale: float
-    """Of scores; positive."""
+    """The factor of scores; positive."""
     sliding_window: int | None = None
     """How many tokens a token sees, itself included; None: all before it."""
     logit_softcap: float | None = None
@@ -181,7 +181,7 @@ class AttentionBackend(ABC):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """As ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
+        """Like ``forward``, for ``heads`` that are not rotated yet; they may be overwritten."""
         query, key, value = rotate(heads, angles)
         return self.forward(query, key, value, kv_cache, metadata, options)
 

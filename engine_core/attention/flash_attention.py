@@ -63,7 +63,7 @@ class FlashAttention(PagedAttention):
             metadata.max_query_len,
             metadata.max_seq_len,
             scale=options.scale,
-            # A single row sees all keys; told so, the kernel computes heads that share keys as rows of one program.
+            # A single row sees all keys. Without a mask, heads that share keys become rows of one program.
             window_size=_ALL if metadata.max_query_len == 1 else _CAUSAL,
             enable_gqa=True,
             seqused_k=metadata.seq_lens,

@@ -46,7 +46,7 @@ class Pages:
 
     @staticmethod
     def of(metadata: AttentionMetadata, block_size: int, size: int) -> Pages:
-        """Pages of ``size`` sequences; those beyond the step's are padding: one token of block 0, read for nobody."""
+        """Pages of ``size`` sequences; those beyond the step's are padding, which reads one token of block 0."""
         lengths = np.ones(size, np.int32)
         lengths[: len(metadata.seq_lens)] = metadata.seq_lens.numpy()
         counts = -(-lengths // block_size)

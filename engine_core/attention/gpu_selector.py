@@ -23,9 +23,9 @@ class Demand:
     block_size: int
     max_model_len: int
     deterministic: bool
-    """A row's bits must not depend on its batch."""
+    """A row's result must not depend on what else is in its batch."""
     plain: bool = True
-    """As ``ArchitectureConfig.is_plainly_attending``."""
+    """See ``ArchitectureConfig.is_plainly_attending``."""
 
 
 def check_attention(asked: str | None, demand: Demand) -> None:
@@ -36,22 +36,22 @@ def check_attention(asked: str | None, demand: Demand) -> None:
 
     if asked in (None, "triton"):
         if not SMALLEST_HEAD <= demand.heads.head_dim <= LARGEST_HEAD:
-            kernels = f"kernels for GPUs compute heads of {SMALLEST_HEAD} to {LARGEST_HEAD}"
-            raise ConfigError("device", "cuda", f"cpu, because {kernels}, and the model's have {demand.heads.head_dim}")
+            needed = f"head_dim from {SMALLEST_HEAD} to {LARGEST_HEAD}; the model's is {demand.heads.head_dim}"
+            raise ConfigError("device", "cuda", f"cpu, because kernels for GPUs need a {needed}")
         return
     if asked in ("native", "torch"):
-        raise refuse("the device is a GPU")
+        raise refuse(f"{asked} runs only on CPUs")
     if demand.deterministic:
-        raise refuse("of the others nobody promises what --deterministic does")
+        raise refuse(f"--deterministic needs results that do not depend on the batch, which {asked} does not promise")
     if not demand.plain:
         raise refuse(
-            f"{asked} is not used for sliding windows, sinks, capped scores, or other scales than 1 / √head_dim"
+            f"{asked} is not used with sliding windows, sinks, capped scores, or a scale other than 1 / √head_dim"
         )
     if demand.heads.dtype == torch.float32:
-        raise refuse(f"{asked} computes bfloat16 and float16")
+        raise refuse(f"{asked} computes bfloat16 and float16, not float32")
     if asked == "varlen":
         if varlen_function() is None:
-            raise refuse(f"varlen_attn takes block tables and splits from torch 2.12 on; this is {torch.__version__}")
+            raise refuse(f"varlen needs torch 2.12 or later; this is {torch.__version__}")
         if demand.block_size % PAGE:
             needed = f"a multiple of {PAGE} with --attention-backend varlen"
             raise ConfigError("block_size", demand.block_size, needed)
@@ -59,7 +59,8 @@ def check_attention(asked: str | None, demand: Demand) -> None:
         if importlib.util.find_spec("flashinfer") is None:
             raise refuse("flashinfer is not installed")
         if demand.heads.head_dim not in HEADS:
-            raise refuse(f"flashinfer has kernels for heads of {', '.join(map(str, HEADS))}")
+            sizes = ", ".join(map(str, HEADS))
+            raise refuse(f"flashinfer needs head_dim to be one of {sizes}; the model's is {demand.heads.head_dim}")
 
 
 def choose_gpu_attention(

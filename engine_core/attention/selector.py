@@ -19,7 +19,7 @@ def choose_attention(
     Raises ``ConfigError`` if the backend ``asked`` for cannot be used here.
     """
     if asked in ("triton", "varlen", "flashinfer"):
-        raise ConfigError("attention_backend", asked, "native or torch, because the device is a CPU")
+        raise ConfigError("attention_backend", asked, "native or torch on a CPU")
     if asked == "torch":
         return TorchAttention(), "attention by torch, as asked for"
     backend, why = _fastest(head_dim, dtype, library)

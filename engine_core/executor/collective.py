@@ -17,14 +17,14 @@ from engine_core.errors import ExecutorError
 from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.platforms.kv_cache_size import Profile, size_as_told, size_by_profile
+from engine_core.platforms.kv_cache_size import Profile, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
 from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _T = TypeVar("_T")
 _UNSTABLE = (
-    "WARNING: a row's bits depend on its batch here (on a GPU, --deterministic changes that), so a request that moves "
-    "to another engine goes on with a valid sample, but perhaps not with the tokens it would have had"
+    "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
+    "that moves to another engine may continue with other tokens than it would have had, which are as valid"
 )
 
 
@@ -108,7 +108,7 @@ class CollectiveExecutor(Executor):
         limits = self._limits
         self.step_bytes = 0
         if cache.kv_cache_memory_bytes is not None:
-            sizes = [size_as_told(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
+            sizes = [size_as_given(cache.kv_cache_memory_bytes, limits, model.bytes_per_block) for model in models]
         else:
             with progress.stage("profile") as stage:
                 profiles: list[Profile] = self.collective_rpc("profile")
@@ -131,7 +131,7 @@ class CollectiveExecutor(Executor):
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
         self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
         longest = f"the largest step takes about {float(f'{self.largest_step_seconds:.1g}'):g} s"
-        found = "a row's bits do not depend on its batch"
+        found = "results do not depend on what else is in the batch"
         if not all(each.is_bitwise_stable for each in ready):
             self.numerics = f"unstable {uuid.uuid4().hex}"
             found = _UNSTABLE

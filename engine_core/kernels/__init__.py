@@ -1,4 +1,4 @@
-"""Native kernels: C++ behind a plain C interface, built where the engine runs and loaded with ctypes.
+"""Native kernels: C++ with a plain C interface, built where the engine runs and loaded with ctypes.
 
 README.md          the ideas, and an order in which to read cpu/   (read first)
 cpu/               the kernels in C++; triton/: those for NVIDIA GPUs, which Triton compiles

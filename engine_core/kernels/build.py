@@ -65,7 +65,7 @@ def build(directory: Path) -> Path:
     """
     compiler = shutil.which("g++")
     if compiler is None:
-        raise BuildError("there is no g++")
+        raise BuildError("g++ is not installed")
     try:
         return _build(compiler, directory)
     except OSError as error:

@@ -40,9 +40,9 @@ from engine_core.kernels.capture import capturable
 from engine_core.kernels.provision import PACKAGE, find_library, provide_library
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
-"""Those that the kernels are compiled for, best first."""
+"""The instruction sets that the kernels are compiled for, best first."""
 INT8_INSTRUCTION_SETS = ("avx512_vnni", "avx2", "portable")
-"""Those that 8-bit linear layers are compiled for, best first."""
+"""The instruction sets that 8-bit linear layers are compiled for, best first."""
 
 
 class KernelsUnavailableError(Exception):
@@ -88,7 +88,7 @@ class Int8Kernels:
     """0, or 1 when there was no memory."""
     pack: Callable[[Int8Packing], None]
     experts: Callable[[ExpertsArguments], int]
-    """As ``linear``."""
+    """Like ``linear``."""
 
 
 class KernelLibrary:
@@ -155,8 +155,11 @@ def load_kernels(instruction_set: str | None = None, library: KernelLibrary | No
 def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> CpuKernels:
     """The best kernels. Raises ``KernelsUnavailableError`` also where they cannot compute such heads."""
     if head_dim > MAX_HEAD_DIM or dtype not in NUMBER_TYPES:
-        asked = f"{head_dim} of {dtype}"
-        raise KernelsUnavailableError(f"native kernels compute heads of up to {MAX_HEAD_DIM}, not {asked}")
+        name = str(dtype).removeprefix("torch.")
+        raise KernelsUnavailableError(
+            f"native kernels need float32, bfloat16 or float16, and head_dim up to {MAX_HEAD_DIM}; the model has "
+            f"{name} and head_dim {head_dim}"
+        )
     return load_kernels(library=library)
 
 

@@ -61,7 +61,7 @@ class Place:
             self.directory.mkdir(mode=0o700, exist_ok=True)
             self._require_own()
         if not os.access(self.directory, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, "it may not be written")
+            raise PermissionError(errno.EACCES, "it is not writable")
 
     def _require_own(self) -> None:
         _require_own(self.directory.stat())
@@ -102,7 +102,7 @@ def provide_library(cache: str | None = None, package: Path = PACKAGE) -> Path:
             return place.path
         except OSError as error:
             problems.append(f"{place.directory}: {error.strerror}")
-    raise BuildError(f"there is no folder for them ({'; '.join(problems)})")
+    raise BuildError(f"no directory can hold them ({'; '.join(problems)})")
 
 
 def _source_digest() -> str:
@@ -113,7 +113,7 @@ def _source_digest() -> str:
 
 
 def _build_at(place: Place) -> None:
-    """Build in a temporary directory, so that an engine that is killed meanwhile leaves nothing behind there."""
+    """Build in a temporary directory, so that an engine that is killed meanwhile leaves no partial library there."""
     # A lock holds on this machine only, and others may share the folder.
     draft = place.directory / f"new-{platform.node()}-{LIBRARY}"
     try:
@@ -164,4 +164,4 @@ def _require_own(status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it belongs to another user, so nothing in it is trusted")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(errno.EPERM, "other users may write it, so nothing in it is trusted")
+        raise PermissionError(errno.EPERM, "other users can write to it, so nothing in it is trusted")

@@ -22,7 +22,7 @@ class Activation(enum.IntEnum):
     """(up + 1) · gate · σ(α · gate), with both limited: of experts alone (gpt-oss)."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Of each element, by torch."""
+        """Apply it to each element, with torch."""
         match self:
             case Activation.SILU:
                 return torch.nn.functional.silu(x)
@@ -32,7 +32,7 @@ class Activation(enum.IntEnum):
                 return torch.nn.functional.gelu(x, approximate="tanh")
             case Activation.RELU:
                 return torch.relu(x)
-        raise ValueError(f"{self.name} is no function of one number")
+        raise ValueError(f"{self.name} is not a function of one number")
 
 
 NAMES = {
@@ -49,5 +49,5 @@ NAMES = {
 def read_activation(field: str, name: Any) -> Activation:
     """The activation that a configuration's ``field`` names. Raises ``UnsupportedModelError``."""
     if not isinstance(name, str) or name not in NAMES:
-        raise UnsupportedModelError(f"{field} {name!r} is not supported; known are {', '.join(NAMES)}")
+        raise UnsupportedModelError(f"{field} {name!r} is not supported: expected one of {', '.join(NAMES)}")
     return NAMES[name]

@@ -86,9 +86,9 @@ class Routing:
     renormalize: bool = False
     """Whether the weights of a row's experts are divided by their sum."""
     scale: float = 1.0
-    """Of the weights."""
+    """The factor of the chosen experts' weights."""
     num_groups: int = 1
-    """Of neighbouring experts (group-limited routing, https://arxiv.org/abs/2405.04434)."""
+    """Groups of neighbouring experts (group-limited routing, https://arxiv.org/abs/2405.04434)."""
     topk_groups: int = 1
     """Groups whose experts may be chosen."""
     group_best: int = 1
@@ -106,7 +106,7 @@ class ExpertsShape:
     activation: Activation
     bias: bool = False
     swiglu_limit: float = 0.0
-    """Of ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
+    """For ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
     swiglu_alpha: float = 0.0
 
     @property
@@ -118,7 +118,7 @@ class ExpertsShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Of one expert."""
+    """The weights of one expert."""
 
     tensors: Iterator[torch.Tensor]
     """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
@@ -175,7 +175,7 @@ class HeadsShape:
     head_dim: int
     """Without padding."""
     rotary_dim: int
-    """Elements of a head that are rotated: the first ones; 0: positions are not told (NoPE)."""
+    """Elements of a head that are rotated: the first ones; 0 where nothing is rotated (NoPE)."""
     interleaved: bool = False
     """As in ``RopeParameters``."""
 

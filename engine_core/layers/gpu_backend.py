@@ -97,7 +97,6 @@ class GpuRotary:
     def into_cache(
         self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """As ``CachingRotation`` of ``attention/paged.py`` says."""
         self._launch(heads, angles, kv_cache, slots)
         return heads[:, : self._split[0]]
 

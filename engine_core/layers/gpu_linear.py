@@ -29,7 +29,7 @@ class GpuLinear(LinearLayer):
 
 
 class LibraryLinear(GpuLinear):
-    """By torch: the fastest there is, but a row's bits may depend on how many rows there are."""
+    """Computed by torch: the fastest, but a row's result may depend on the number of rows."""
 
     def __call__(
         self,
@@ -39,7 +39,7 @@ class LibraryLinear(GpuLinear):
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """As ``LinearLayer`` says; ``residual`` is overwritten."""
+        """``residual`` is overwritten."""
         if dtype is not None and dtype != x.dtype:
             y = torch.mm(x, self.weight.t(), out_dtype=dtype)
             y = (y if self.bias is None else y + self.bias).mul_(scale)
@@ -71,7 +71,7 @@ class ProductTiles:
 
 
 class InvariantLinear(GpuLinear):
-    """By our own kernel: a row's bits depend on that row alone."""
+    """Computed by Ringline's kernel: a row's result depends on that row alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, processors: int) -> None:
         """``processors``: multiprocessors of the device."""
@@ -88,7 +88,6 @@ class InvariantLinear(GpuLinear):
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """As ``LinearLayer`` says."""
         x = x.contiguous()
         output = torch.empty(len(x), self.out_features, dtype=dtype or x.dtype, device=x.device)
         tiles = self._tiles

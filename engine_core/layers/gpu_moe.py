@@ -141,7 +141,7 @@ class GpuExperts(ExpertsLayer):
 
 
 class LibraryGroupedLinear(GroupedLinearLayer):
-    """By torch: a row's bits may depend on how many rows there are."""
+    """Computed by torch: a row's result may depend on the number of rows."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         """Keep a copy of ``weight`` [G, N, K]."""

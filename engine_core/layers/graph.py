@@ -88,7 +88,6 @@ class KernelGraph:
         rows: torch.Tensor | None,
         per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``DecoderStack`` says."""
         graph = self._graph
         if self._capturable and (graph is None or not graph.fits(len(hidden), kv_caches)):
             graph = self._graph = self._capture(hidden, angles, kv_caches, metadata, per_layer)

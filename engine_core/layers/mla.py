@@ -74,7 +74,7 @@ class MultiHeadLatentAttention(Part):
         self._values = self._layers.grouped_linear(self._padded(values))
 
     def _padded(self, weight: torch.Tensor) -> torch.Tensor:
-        """``weight`` [Hq, N, R] with zeros behind N and R."""
+        """``weight`` [Hq, N, R] with zeros after N and R."""
         _, rows, columns = weight.shape
         padded = self._layers.padded
         return torch.nn.functional.pad(weight, (0, padded(columns) - columns, 0, padded(rows) - rows))

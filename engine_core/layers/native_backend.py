@@ -92,7 +92,7 @@ class NativeLinear(LinearLayer):
             raise MemoryError("no memory for the inputs of a linear layer")
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """As ``LinearLayer`` says; the first NaN where there is one. No output is written."""
+        """The first NaN where there is one. No outputs are written."""
         places = torch.empty(x.shape[0], dtype=torch.int64)
         self._call(self._kernels.argmax, x.contiguous(), places)
         return places

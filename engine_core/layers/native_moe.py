@@ -62,7 +62,7 @@ def route(
     correction_bias: torch.Tensor | None,
     expert_scales: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``LayerBackend.route`` says."""
+    """``LayerBackend.route`` with native kernels."""
     rows, num_experts = logits.shape
     ids, weights = empty(rows, routing.top_k, torch.int32), empty(rows, routing.top_k, torch.float32)
     arguments = RoutingArguments(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 PANEL = 16
-"""Outputs of a panel; the kernels also take inputs in multiples of it."""
+"""Outputs of a panel; the kernels also need a multiple of this many inputs."""
 TILE = 64
 """Outputs of a tile; a weight has whole ones."""
 
@@ -31,13 +31,13 @@ def interleave(rows: torch.Tensor, tiles: torch.Tensor) -> None:
 
 
 def pack_rows(weight: torch.Tensor, target: torch.Tensor) -> None:
-    """Write ``weight`` [N, K] to ``target`` of its ``packed_shape``, with zeros behind its rows."""
+    """Write ``weight`` [N, K] to ``target`` of its ``packed_shape``, with zeros after its rows."""
     num_rows, width = weight.shape
     together = target.shape[-1]
     # Elements that are packed together are moved as one.
     words = torch.int32 if together == 2 else weight.dtype
     weight = weight.contiguous()
-    if weight.storage_offset() % together:  # as behind the scales of layers in a file of Gemma 4
+    if weight.storage_offset() % together:  # as after the scales of layers in files of Gemma 4
         weight = weight.clone()
     source, packed = weight.view(words), target.view(words).squeeze(-1)
     whole = num_rows // PANEL

@@ -26,7 +26,7 @@ class StepWeights:
 
     count: int
     nbytes: float
-    """As they are kept, without padding."""
+    """Bytes as they are stored, without padding."""
     num_experts: int = 1
     top_k: int = 1
     """Experts of a row."""
@@ -223,7 +223,7 @@ class Norm(Part):
 
 
 class RMSNorm(Norm):
-    """By the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
+    """Divides by the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """By mean and deviation, with a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
+    """Subtracts the mean, divides by the deviation, and adds a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
 
     def __init__(
         self, name: str | None, features: Features, eps: float, backend: LayerBackend, device: torch.device

@@ -23,9 +23,9 @@ from engine_core.attention.base import Angles
 from engine_core.errors import CheckpointError, UnsupportedModelError
 
 MOST_POSITIONS = 2**31 - 1
-"""Of a sequence of any model."""
+"""The most positions of a sequence of any model."""
 _LEAST, _MOST = 1e-12, 1e18
-"""Of any number of a rotation."""
+"""Bounds of any number in ``rope_parameters``."""
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
 
 
@@ -65,17 +65,20 @@ class RopeParameters:
         """
         rope_type = str(parameters.get("rope_type", "default"))
         if rope_type not in ROPE_TYPES:
-            raise UnsupportedModelError(f"rope type {rope_type!r} is not supported; known are {', '.join(ROPE_TYPES)}")
+            raise UnsupportedModelError(
+                f"rope type {rope_type!r} is not supported: expected one of {', '.join(ROPE_TYPES)}"
+            )
         if rope_type != "yarn" and (beta := parameters.get("llama_4_scaling_beta")) is not None:
             raise UnsupportedModelError(
-                f"rope_parameters: llama_4_scaling_beta={beta!r} is known with rope type 'yarn', not with {rope_type!r}"
+                f"rope_parameters: llama_4_scaling_beta={beta!r} is not supported with rope type "
+                f"{rope_type!r}, only with 'yarn'"
             )
         share = read_number(parameters, "partial_rotary_factor", 1.0)
         rotated = int(head_dim * share)
         if not 2 <= rotated <= head_dim or rotated % 2:
             raise CheckpointError(
-                f"rope_parameters: partial_rotary_factor={share:g} of heads of {head_dim} is {rotated}: expected an "
-                f"even number up to {head_dim} (head_dim)"
+                f"rope_parameters: partial_rotary_factor={share:g} × head_dim={head_dim} is {rotated}: expected an "
+                f"even number from 2 to {head_dim}"
             )
         rotary_dim = head_dim if rope_type == "proportional" else rotated
         theta = read_number(parameters, "rope_theta")
@@ -92,7 +95,9 @@ class RopeParameters:
         if rope_type == "llama3":
             low, high = read_number(parameters, "low_freq_factor"), read_number(parameters, "high_freq_factor")
             if not low < high:
-                raise CheckpointError(f"rope_parameters: low_freq_factor {low} must be below high_freq_factor {high}")
+                raise CheckpointError(
+                    f"rope_parameters: low_freq_factor={low} is not usable: expected less than high_freq_factor={high}"
+                )
             return RopeParameters(
                 rope_type, theta, rotary_dim, interleaved, factor, original, low_freq_factor=low, high_freq_factor=high
             )
@@ -109,7 +114,9 @@ class RopeParameters:
                 long_factor=_factors(parameters, "long_factor", rotary_dim // 2),
             )
         if theta <= 1:
-            raise CheckpointError(f"rope_parameters: rope_theta={theta:g} is not usable: YaRN divides by its logarithm")
+            raise CheckpointError(
+                f"rope_parameters: rope_theta={theta:g} is not usable: expected more than 1 with rope type 'yarn'"
+            )
         beta = parameters.get("llama_4_scaling_beta")
         return RopeParameters(
             rope_type,
@@ -154,7 +161,7 @@ class Rotary:
             self._query_scales = 1 + beta * torch.log1p(turns)[:, None]
 
     def angles(self, positions: torch.Tensor) -> Angles:
-        """Those of ``positions`` [T] int64."""
+        """The angles of ``positions`` [T] int64."""
         scales = self._query_scales
         return Angles(
             self._cos.index_select(0, positions)[:, None],
@@ -164,7 +171,7 @@ class Rotary:
 
 
 def rotate(x: torch.Tensor, angles: Angles, *, interleaved: bool = False) -> torch.Tensor:
-    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and what is not rotated behind."""
+    """[T, heads, D] float32: ``x`` with each pair of a head rotated by its angle, and then what is not rotated."""
     count = 2 * angles.cos.shape[-1]
     turned, rest = torch.split(x.float(), [count, x.shape[-1] - count], dim=-1)
     first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
@@ -228,7 +235,7 @@ def yarn_scale(weight: float, factor: float) -> float:
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """As given; else by ``mscale`` and ``mscale_all_dim`` where both are set; else the paper's 0.1 ln(factor) + 1."""
+    """The one given; else by ``mscale`` and ``mscale_all_dim`` if both are set; else the paper's 0.1 ln(factor) + 1."""
     if parameters.get("attention_factor") is not None:
         return read_number(parameters, "attention_factor")
 
@@ -239,13 +246,15 @@ def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> floa
 
 
 def _longrope_attention_factor(parameters: Mapping[str, Any], factor: float, original: int) -> float:
-    """As given; else √(1 + ln(factor) / ln(original length))."""
+    """The one given, else √(1 + ln(factor) / ln(original length))."""
     if parameters.get("attention_factor") is not None:
         return read_number(parameters, "attention_factor")
     if factor <= 1:
         return 1.0
     if original == 1:
-        raise CheckpointError("rope_parameters: original_max_position_embeddings=1 needs an attention_factor")
+        raise CheckpointError(
+            "rope_parameters: original_max_position_embeddings=1 is not usable without an attention_factor"
+        )
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
@@ -253,8 +262,8 @@ def _factors(parameters: Mapping[str, Any], name: str, count: int) -> tuple[floa
     """``count`` numbers."""
     values = parameters.get(name)
     if not isinstance(values, list) or len(values) != count:
-        told = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
-        raise CheckpointError(f"rope_parameters: {name} is {told}: expected {count}, one for each pair that rotates")
+        given = f"has {len(values)} numbers" if isinstance(values, list) else f"is {values!r}"
+        raise CheckpointError(f"rope_parameters: {name} {given}: expected {count} numbers, one per rotated pair")
     return tuple(read_number({name: value}, name) for value in values)
 
 

@@ -34,5 +34,7 @@ def choose_quant_method(
     try:
         kernels = load_int8_kernels(library=library)
     except KernelsUnavailableError as error:
-        raise ConfigError("quantization", quantization, f"nothing, because it needs native kernels: {error}") from error
+        raise ConfigError(
+            "quantization", quantization, f"no value, because it needs native kernels: {error}"
+        ) from error
     return Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}"

@@ -238,6 +238,6 @@ class TorchBackend(LayerBackend):
 
 
 def _greatest(x: torch.Tensor, count: int) -> torch.return_types.sort:
-    """As ``topk`` does, the first of equals first."""
+    """Like ``topk``, but of equal values the first comes first."""
     values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
     return torch.return_types.sort((values[..., :count], indices[..., :count]))

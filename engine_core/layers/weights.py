@@ -29,7 +29,7 @@ class Weights(Protocol):
         """Like ``take``, for a tensor of which rows will be read: in its own type if that has 16 bits."""
 
     def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
-        """As ``take_row``, of a tensor of bytes, which stay what they are."""
+        """Like ``take_row``, from a tensor of bytes, which are not converted."""
 
     def take_float32(self, name: str) -> torch.Tensor:
         """A copy in float32 of the tensor as it is stored: what must not be rounded to the model's type."""

@@ -44,7 +44,7 @@ class Checkpoint:
     """What runs it."""
     config: ModelShape
     dtype: torch.dtype
-    """Of weights, activations and KV cache."""
+    """The type of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
     expanded_quantization: str | None
@@ -52,7 +52,7 @@ class Checkpoint:
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
-    """Of dummy weights."""
+    """For dummy weights."""
 
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
@@ -257,12 +257,14 @@ def _dtype_name(
         dtype = _first_dtype(path) if has_weights else torch.bfloat16 if expanded else torch.float32
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise UnsupportedModelError(f"{path} is in {name}; set --dtype to one of {', '.join(_DTYPES)}")
+        raise UnsupportedModelError(
+            f"{path} has weights in {name}, which is not supported: set --dtype to one of {', '.join(_DTYPES)}"
+        )
     return name
 
 
 def _first_dtype(path: Path) -> torch.dtype:
-    """Of the first tensor of numbers; float32 where there is none, which is refused for other reasons later."""
+    """The type of the first floating-point tensor; float32 where there is none, which is refused later."""
     dtypes = (tensor.dtype for tensor in find_tensors(path).values())
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), torch.float32)
 
@@ -279,11 +281,11 @@ def _max_model_len(config: ModelConfig, architecture: str, limits: ModelShape) -
             f"(max_position_embeddings {limits.max_position_embeddings}{_rope_types(limits)})",
         )
     if length >= 2**31:
-        raise UnsupportedModelError(f"{architecture} takes {length} tokens here; --max-model-len has to be below 2³¹")
+        raise UnsupportedModelError(f"{architecture} would take {length} tokens: set --max-model-len to less than 2³¹")
     if length < 2:
         raise UnsupportedModelError(
-            f"{architecture} takes {length} token here (max_position_embeddings {limits.max_position_embeddings}), but "
-            "a prompt and its output are two"
+            f"{architecture} takes {length} token (max_position_embeddings {limits.max_position_embeddings}): a prompt "
+            "and its output need at least 2"
         )
     return length
 
@@ -320,7 +322,7 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
     directory = path if own else tokenizer_source(config)
     declared = _read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")
-    if listed is None:  # of those days when special_tokens_map.json counted
+    if listed is None:  # older tokenizers name them in special_tokens_map.json
         declared |= _read_object(directory / "special_tokens_map.json", optional=True)
     eos = declared.get("eos_token")
     if eos is None:

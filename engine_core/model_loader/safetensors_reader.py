@@ -41,7 +41,7 @@ class StoredTensor:
     """In the file."""
     shape: tuple[int, ...]
     type_name: str
-    """As files name it: any that safetensors knows."""
+    """The name that the file has for it: any of safetensors' types."""
     start: int
     """Byte of the file at which it begins."""
     nbytes: int
@@ -103,7 +103,7 @@ class SafetensorsWeights:
         found = find_tensors(directory)
         self._tensors = {renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[renamed(name)].name != name]:
-            raise CheckpointError(f"{directory}: tensors that are there by another name, too: {_some(twice)}")
+            raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {_some(twice)}")
         _check(directory, self._tensors, shapes, is_redundant)
         self._dtype = dtype
         self._staging = Staging(dtype, device)
@@ -126,7 +126,7 @@ class SafetensorsWeights:
         if not same_kind or self._content(name) != self._content(original):
             raise CheckpointError(
                 f"{stored.file}: {stored.name} differs from {expected.name}, but config.json says that they are one "
-                "(tie_word_embeddings); set that to false, or remove the tensor that is not meant"
+                "(tie_word_embeddings); set that to false, or remove one of the two tensors"
             )
         self._files.clear()  # all of both was read
 
@@ -277,9 +277,9 @@ def _check(
         if name in found and found[name].shape != shape
     ]
     problems = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
-    told = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
-    if told:
-        raise CheckpointError(f"{directory}: tensors do not fit config.json: {'; '.join(told)}")
+    found_problems = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
+    if found_problems:
+        raise CheckpointError(f"{directory}: tensors do not fit config.json: {'; '.join(found_problems)}")
     if wrong := next((found[name] for name in shapes if found[name].dtype is None), None):
         raise _wrong_type(wrong, _TYPES)
 

@@ -8,11 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.checkpoint import tokenizer_source
+from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem
 from engine_core.model_loader.tekken import TEKKEN_FILE
 
 _OTHER_KINDS = (
@@ -38,6 +40,7 @@ def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
     """
     directory = tokenizer_source(config)
     if (directory / "tokenizer.json").is_file():
+        _require_no_pointer(directory / "tokenizer.json")
         yield directory
         return
     with tempfile.TemporaryDirectory() as converted:
@@ -45,8 +48,15 @@ def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
         yield Path(converted)
 
 
+def _require_no_pointer(file: Path) -> None:
+    if is_lfs_pointer(file):
+        raise CheckpointError(lfs_problem(file))
+
+
 def _convert(directory: Path, target: str) -> None:
     kinds = [kind for kind in _OTHER_KINDS if all((directory / name).is_file() for name in kind)]
+    for name in chain.from_iterable(kinds):
+        _require_no_pointer(directory / name)
     if (ranks := _tiktoken_file(directory)) and all(kind == (ranks.name,) for kind in kinds):
         raise CheckpointError(
             f"{directory} has its tokenizer in {ranks.name}, in tiktoken's format, which is not supported: it does not "
@@ -66,7 +76,9 @@ def _convert(directory: Path, target: str) -> None:
             f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}; {_OTHERWISE}"
         )
     if not Path(target, "tokenizer.json").is_file():
-        raise CheckpointError(f"{directory} has no tokenizer.json, and its tokenizer has no fast form to convert to")
+        raise CheckpointError(
+            f"{directory} has no tokenizer.json, and transformers cannot make one of its tokenizer; {_OTHERWISE}"
+        )
 
 
 def _tiktoken_file(directory: Path) -> Path | None:

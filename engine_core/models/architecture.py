@@ -53,7 +53,7 @@ class ModelShape:
 
     @property
     def caching_layers(self) -> tuple[int, ...]:
-        """Those that keep something, in ascending order."""
+        """The layers with a cache of their own, in ascending order."""
         return tuple(sorted(set(self.cache_owners)))
 
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
@@ -64,7 +64,6 @@ class ModelShape:
 
     @property
     def largest_head_dim(self) -> int:
-        """Of any layer."""
         return max(
             (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
         )
@@ -105,13 +104,13 @@ class ArchitectureConfig(ModelShape):
     ropes: tuple[RopeParameters | None, ...]
     """How each layer rotates queries and keys; None: it does not."""
     softmax_scale: float | None = None
-    """Of attention's scores; None: 1 / √head_dim."""
+    """The factor of attention's scores; None: 1 / √head_dim."""
     attn_logit_softcap: float | None = None
     """Scores s become c · tanh(s / c)."""
     attention_sinks: bool = False
     """Whether each head has a logit that takes part in the softmax and has no value."""
     residual_scale: float = 1.0
-    """Of what attention and feed-forward blocks add to the residual."""
+    """The factor of what attention and feed-forward blocks add to the residual."""
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -155,8 +154,8 @@ def common_fields(
             f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
         )
     if head_dim is None:
-        told = getattr(config, "head_dim", None) is not None
-        head_dim = positive(config, "head_dim") if told else hidden_size // num_heads
+        is_given = getattr(config, "head_dim", None) is not None
+        head_dim = positive(config, "head_dim") if is_given else hidden_size // num_heads
     if head_dim < 2 or head_dim % 2:
         sizes = f"hidden_size={hidden_size}, num_attention_heads={num_heads}"
         raise CheckpointError(f"head_dim={head_dim} is not an even number from 2 on ({sizes})")
@@ -193,10 +192,10 @@ def require_like_layers(config: PretrainedConfig) -> None:
         return
     if changed := sorted(config.per_layer_attributes or ()):
         raise UnsupportedModelError(
-            f"per_layer_config changes {', '.join(changed)}: {config.model_type} has the same in all layers"
+            f"per_layer_config: {', '.join(changed)} may not differ between layers of {config.model_type}"
         )
     if any(getattr(layer, "skip", None) for layer in config.per_layer_config):
-        raise UnsupportedModelError("per_layer_config skips parts of layers, which have all of them")
+        raise UnsupportedModelError("per_layer_config: skip is not supported: expected layers with all of their parts")
 
 
 def interleaved(ropes: Sequence[RopeParameters | None]) -> tuple[RopeParameters | None, ...]:
@@ -212,10 +211,12 @@ def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | 
     unused = getattr(config, "use_sliding_window", True) is False
     windows = {"full_attention": None, "sliding_attention": None if unused else sliding_window(config)}
     if unknown := set(kinds) - set(windows):
-        raise UnsupportedModelError(f"layer_types names {', '.join(sorted(unknown))}; known are {', '.join(windows)}")
+        raise UnsupportedModelError(
+            f"layer_types: {', '.join(sorted(unknown))} is not supported: expected {' or '.join(windows)}"
+        )
     if "sliding_attention" in kinds and windows["sliding_attention"] is None:
         missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
-        raise CheckpointError(f"layer_types names sliding_attention, which has no window: set {missing}")
+        raise CheckpointError(f"layer_types has sliding_attention, but no window is set: set {missing}")
     return tuple(windows[kind] for kind in kinds)
 
 
@@ -227,8 +228,8 @@ def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | No
     kind = "full_attention" if window is None else "sliding_attention"
     if others := set(getattr(config, "layer_types", None) or ()) - {kind}:
         raise UnsupportedModelError(
-            f"layer_types names {', '.join(sorted(others))}: with sliding_window={window}, {config.model_type} has "
-            f"only {kind}"
+            f"layer_types: {', '.join(sorted(others))} is not supported for {config.model_type} with "
+            f"sliding_window={window}: expected {kind} for all layers"
         )
     return (window,) * num_layers
 
@@ -238,7 +239,7 @@ def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
     kinds = config.layer_types
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         named = f"names {len(kinds)} layers" if isinstance(kinds, list) else f"is {kinds!r}"
-        raise CheckpointError(f"layer_types {named}, num_hidden_layers is {num_layers}")
+        raise CheckpointError(f"layer_types {named}: expected one for each of num_hidden_layers={num_layers}")
     return [str(kind) for kind in kinds]
 
 
@@ -248,7 +249,7 @@ def sliding_window(config: PretrainedConfig) -> int | None:
 
 
 def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
-    """A size of at most ``most``: what is beyond every model is refused before anything is made of it."""
+    """A size from 1 to ``most``: sizes beyond those of any model are refused before anything is allocated."""
     value = getattr(config, name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive whole number")
@@ -298,16 +299,17 @@ def _ropes(
         config.standardize_rope_params()
     except TypeError as error:  # a field may have the name of what this calls
         raise CheckpointError(f"rope_parameters cannot be read: {error}") from error
-    told: Mapping[str, Any] = config.rope_parameters or {}
-    by_kind: list[Mapping[str, Any]] = [parameters for parameters in told.values() if isinstance(parameters, dict)]
+    given: Mapping[str, Any] = config.rope_parameters or {}
+    by_kind: list[Mapping[str, Any]] = [parameters for parameters in given.values() if isinstance(parameters, dict)]
     if by_kind and not hasattr(config, "layer_types"):
         raise CheckpointError(
-            f"rope_parameters has parameters for kinds of layers, which {config.model_type} does not have"
+            f"rope_parameters has one entry per layer type: expected a single one, as {config.model_type} has no types"
         )
-    for parameters in by_kind or [told]:
+    for parameters in by_kind or [given]:
         if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
             raise UnsupportedModelError(
-                f"partial_rotary_factor={factor!r} is not supported: {config.model_type} rotates heads whole"
+                f"partial_rotary_factor={factor!r} is not supported: expected 1, as {config.model_type} rotates "
+                "whole heads"
             )
         if not query_scaling and (beta := parameters.get("llama_4_scaling_beta")) is not None:
             raise UnsupportedModelError(
@@ -315,14 +317,14 @@ def _ropes(
                 "position"
             )
     if not by_kind:
-        return tuple(RopeParameters.read(told, max_position_embeddings, head_dim) for head_dim in head_dims)
+        return tuple(RopeParameters.read(given, max_position_embeddings, head_dim) for head_dim in head_dims)
     for parameters in by_kind:
         if parameters.get("truncate", True) is not True:
             raise UnsupportedModelError(
-                f"rope_parameters: truncate={parameters['truncate']!r} is not supported for one type of layers"
+                f"rope_parameters: truncate={parameters['truncate']!r} is not supported with one entry per layer type"
             )
     kinds = layer_types(config, len(head_dims))
-    if missing := sorted({kind for kind in kinds if not isinstance(told.get(kind), dict)}):
-        raise CheckpointError(f"rope_parameters has nothing for layers of type {', '.join(missing)}")
+    if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
+        raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
     of_layers = zip(kinds, head_dims, strict=True)
-    return tuple(RopeParameters.read(told[kind], max_position_embeddings, head_dim) for kind, head_dim in of_layers)
+    return tuple(RopeParameters.read(given[kind], max_position_embeddings, head_dim) for kind, head_dim in of_layers)

@@ -44,15 +44,15 @@ class CausalLM(LanguageModel):
     model_type: ClassVar[str]
     """What config.json calls the family."""
     prefix: ClassVar[str] = "model"
-    """With which the names of tensors begin, but for the head's."""
+    """What the names of all tensors but the head's begin with."""
     config: ArchitectureConfig
     rotaries: list[Rotary]
-    """Those of ``config.distinct_ropes``; set by ``load``."""
+    """One for each of ``config.distinct_ropes``; set by ``load``."""
 
     @classmethod
     @abstractmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        """As ``LanguageModel`` says."""
+        """What ``config`` describes. Raises ``CheckpointError``, ``UnsupportedModelError``."""
 
     def __init__(self, config: ArchitectureConfig, layers: LayerFactory, max_model_len: int) -> None:
         """Make the parts, in the order in which they load."""
@@ -99,10 +99,7 @@ class CausalLM(LanguageModel):
         return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching
 
     def is_redundant(self, name: str) -> bool:
-        """As ``LanguageModel`` says.
-
-        These are rotary frequencies, which older releases saved, and the output projection where embeddings are tied.
-        """
+        """True for rotary frequencies, which older releases saved, and for a tied output projection."""
         return name.endswith(".rotary_emb.inv_freq") or self.repeats(name) is not None
 
     def repeats(self, name: str) -> str | None:
@@ -113,7 +110,7 @@ class CausalLM(LanguageModel):
         return name.startswith(f"{self.prefix}.layers.")
 
     def load(self, weights: Weights) -> None:
-        """As ``LanguageModel`` says; before that, compute the angles of all positions."""
+        """Compute the angles of all positions, and then load as ``LanguageModel`` does."""
         self.rotaries = [Rotary(rope, self._max_model_len, self._factory.device) for rope in self.config.distinct_ropes]
         super().load(weights)
 
@@ -192,13 +189,12 @@ class LayersAndNorm:
         rows: torch.Tensor | None,
         per_layer: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``DecoderStack`` says."""
         embeddings, given = self._embeddings, None
         if embeddings is not None and per_layer is not None:
             given = embeddings.of_layers(per_layer, hidden)
         for each in self._layers:
             own = None if each.rotation is None else angles[each.rotation]
-            last = each is self._layers[-1]  # after its attention, no other row needs those that nobody wants
+            last = each is self._layers[-1]  # after its attention, the other rows are not needed
             wanted = rows if last else None
             hidden = each.layer(hidden, own, kv_caches[each.cache], metadata[each.group], wanted)
             if embeddings is not None and given is not None:

@@ -1,4 +1,4 @@
-"""What the layers of decoders are made of: attention, feed-forward blocks, and norms before, after or behind them."""
+"""What the layers of decoders are made of: attention, feed-forward blocks, and norms before and after them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class TransformerLayer:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``DecoderLayer`` says."""
         norms = self._norms
         x = hidden if norms.before_attention is None else norms.before_attention(hidden)
         if norms.after_attention is None:
@@ -95,7 +94,6 @@ class PostNormLayer:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``DecoderLayer`` says."""
         hidden = self._attention_norm(self._attention(hidden, hidden, angles, kv_cache, metadata, rows))
         return self._mlp_norm(self._mlp(hidden, hidden))
 
@@ -168,7 +166,6 @@ class SelfAttention:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``TokenMixer`` says."""
         attended = self.attn(self.project(x), angles, kv_cache, metadata)
         if rows is not None:
             attended = self._select_rows(attended, rows)
@@ -215,7 +212,6 @@ class GatedMLP:
         self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """As ``FeedForward`` says."""
         inner = self._act_and_mul(self.gate_up_proj(x), self._activation)
         return self.down_proj(inner, residual, self._residual_scale)
 
@@ -235,6 +231,5 @@ class MLP:
         self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """As ``FeedForward`` says."""
         inner = self._activate(self.up_proj(x), self._activation)
         return self.down_proj(inner, residual, self._residual_scale)

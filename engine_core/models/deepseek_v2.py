@@ -47,7 +47,9 @@ def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
 
 def _routing(config: PretrainedConfig, experts: ExpertsShape) -> Routing:
     if config.norm_topk_prob:
-        raise UnsupportedModelError("norm_topk_prob=True is not supported: deepseek_v2 does not renormalize")
+        raise UnsupportedModelError(
+            "norm_topk_prob=True is not supported: expected false, as deepseek_v2 does not renormalize expert weights"
+        )
     if config.mlp_bias:
         raise UnsupportedModelError("mlp_bias=True is not supported: experts of deepseek_v2 have no biases")
     match config.topk_method:
@@ -56,5 +58,5 @@ def _routing(config: PretrainedConfig, experts: ExpertsShape) -> Routing:
         case "group_limited_greedy":
             return grouped_routing(config, experts, 1)
     raise UnsupportedModelError(
-        f"topk_method {config.topk_method!r} is not supported; known are greedy, group_limited_greedy"
+        f"topk_method {config.topk_method!r} is not supported: expected greedy or group_limited_greedy"
     )

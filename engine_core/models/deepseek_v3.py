@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: latent attention; experts behind some dense layers, chosen by sigmoids and groups, one shared."""
+"""DeepSeek V3 and R1: latent attention; experts after some dense layers, chosen by sigmoids and groups, one shared."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def deepseek_mlp(
 
 
 def is_unused(name: str, mixture: Mixture) -> bool:
-    """Whether a tensor belongs to the layers behind the last, which predict further tokens (MTP) and are not run, or
-    is an empty one of no shared experts.
+    """Whether a tensor belongs to layers after the last, which predict further tokens (MTP) and are not run, or is an
+    empty tensor of shared experts that the model does not have.
     """
     found = re.match(r"model\.layers\.(\d+)\.(mlp\.shared_experts\.)?", name)
     if found is None:

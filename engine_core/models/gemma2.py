@@ -27,7 +27,7 @@ NORM_OFFSET = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaConfig(ArchitectureConfig):
-    """Of Gemma 2 and 3."""
+    """The configuration of Gemma 2 and 3."""
 
     attention_bias: bool
     qk_norm: bool = False

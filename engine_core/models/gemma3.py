@@ -8,7 +8,7 @@ from engine_core.models.gemma2 import Gemma2ForCausalLM, GemmaConfig, gemma_fiel
 
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
-    """As ``model_type`` gemma3_text."""
+    """Each type of layers has an entry in ``rope_parameters``."""
 
     model_type = "gemma3_text"
 

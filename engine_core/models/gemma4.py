@@ -54,7 +54,7 @@ class Gemma4Config(ArchitectureConfig):
     """Whether layers without a cache of their own have feed-forward blocks of twice the size."""
     per_layer: PerLayerShape | None
     mixture: Mixture | None
-    """Beside the dense blocks of all layers."""
+    """Experts beside the dense blocks of all layers."""
 
     @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
@@ -66,7 +66,7 @@ class Gemma4Config(ArchitectureConfig):
 
 
 class Gemma4ForCausalLM(CausalLM):
-    """As ``model_type`` gemma4_text."""
+    """Only text is read: no images, no sound."""
 
     model_type = "gemma4_text"
     reads_per_layer_config = True
@@ -115,7 +115,7 @@ class Gemma4ForCausalLM(CausalLM):
             head_norms=HeadNormNames(f"{attention}.q_norm", keys, config.norm_eps, of_values=True),
             qkv_names=("q_proj", "k_proj", "k_proj" if config.keys_as_values[index] else "v_proj"),
         )
-        scale = f"{prefix}.layer_scalar" if config.per_layer is None else 1.0  # it is behind all that a layer does
+        scale = f"{prefix}.layer_scalar" if config.per_layer is None else 1.0  # it is applied to a layer's result
         norms = LayerNorms(
             before_attention=self._norm_named(f"{prefix}.input_layernorm", layers),
             after_attention=self._norm_named(f"{prefix}.post_attention_layernorm", layers),
@@ -130,7 +130,7 @@ class Gemma4ForCausalLM(CausalLM):
         return TransformerLayer(SelfAttention(config, index, attention, layers, variant), mlp, norms, layers)
 
     def is_redundant(self, name: str) -> bool:
-        """As ``LanguageModel`` says; keys and values of layers that have none of their own may be there, too."""
+        """True also for keys and values of layers that attend over another layer's."""
         found = re.fullmatch(rf"{self.prefix}\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.\w+", name)
         owners = self.config.owners
         shares = found is not None and (index := int(found[1])) < len(owners) and owners[index] != index
@@ -166,7 +166,7 @@ class ExpertsBeside:
         self._experts = layers.fused_moe(mixture.shape, mixture.routing, tensors, StackedExperts(f"{prefix}.experts"))
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """As ``FeedForward`` says; ``residual`` is None, because a norm follows."""
+        """``residual`` is None, because a norm follows."""
         dense = self._after_dense(self._dense(self._before_dense(x), residual))
         experts = self._experts(self._before_experts(x), None, self._before_router(x))
         return self._after_experts(experts, dense)
@@ -176,25 +176,31 @@ def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpe
     """Raises ``CheckpointError`` for impossible sizes, or where layers of one type differ."""
     if unknown := (config.per_layer_attributes or set()) - {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModelError(
-            f"per_layer_config changes {', '.join(sorted(unknown))}; known are head_dim and num_key_value_heads"
+            f"per_layer_config: {', '.join(sorted(unknown))} may not differ between layers; only head_dim and "
+            "num_key_value_heads may"
         )
     count, by_kind = positive(config, "num_attention_heads"), dict[str, AttentionSpec]()
     for index, kind in enumerate(kinds):
         layer = config.per_layer_config[index]
         if skipped := getattr(layer, "skip", None):
-            raise UnsupportedModelError(f"per_layer_config skips {', '.join(skipped)}; layers have all of their parts")
+            raise UnsupportedModelError(
+                f"per_layer_config: skip={', '.join(skipped)} is not supported: expected layers with all of their parts"
+            )
         spec = AttentionSpec(positive(layer, "num_key_value_heads"), positive(layer, "head_dim"))
         if count % spec.num_kv_heads:
             raise CheckpointError(
-                f"num_attention_heads={count} is not a multiple of {spec.num_kv_heads}, the key/value heads of layers "
-                f"of type {kind} (num_key_value_heads, num_global_key_value_heads)"
+                f"num_attention_heads={count} is not a multiple of {spec.num_kv_heads}, the key/value heads of "
+                f"{kind} layers (num_key_value_heads, num_global_key_value_heads)"
             )
         if spec.head_dim % 2:
             raise CheckpointError(
-                f"heads of {spec.head_dim} in layers of type {kind} are not of an even size (head_dim, global_head_dim)"
+                f"head_dim={spec.head_dim} of {kind} layers is not usable: expected an even number (head_dim, "
+                "global_head_dim)"
             )
         if by_kind.setdefault(kind, spec) != spec:
-            raise CheckpointError(f"per_layer_config: layers of type {kind} are not alike")
+            raise CheckpointError(
+                f"per_layer_config: {kind} layers differ in head_dim or num_key_value_heads: expected the same in all"
+            )
     return tuple(by_kind[kind] for kind in kinds)
 
 
@@ -204,12 +210,12 @@ def _check_ropes(config: PretrainedConfig, kinds: Sequence[str]) -> None:
     for kind in dict.fromkeys(kinds):
         parameters = (config.rope_parameters or {}).get(kind)
         if not isinstance(parameters, dict):
-            raise CheckpointError(f"rope_parameters has nothing for layers of type {kind}")
+            raise CheckpointError(f"rope_parameters has no entry for {kind} layers")
         rope_type, share = parameters.get("rope_type", "default"), parameters.get("partial_rotary_factor", 1.0)
         if rope_type != "proportional" and share != 1.0:
             raise UnsupportedModelError(
-                f"rope_parameters: partial_rotary_factor={share!r} is known with rope type 'proportional', not with "
-                f"{rope_type!r}"
+                f"rope_parameters: partial_rotary_factor={share!r} is not supported with rope type {rope_type!r}, only "
+                "with 'proportional'"
             )
 
 
@@ -224,8 +230,8 @@ def _owners(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[int, ...]:
     last = {kind: index for index, kind in enumerate(kinds[:first])}
     if missing := sorted(set(kinds) - set(last)):
         raise CheckpointError(
-            f"num_kv_shared_layers={shared} is not usable: expected less, because layer_types names "
-            f"{', '.join(missing)} for none of the first {first} layers"
+            f"num_kv_shared_layers={shared} is not usable: expected less, as the first {first} layers keep the KV "
+            f"caches, and none of them is of type {', '.join(missing)} (layer_types)"
         )
     return (*range(first), *(last[kind] for kind in kinds[first:]))
 

@@ -41,5 +41,5 @@ class GlmForCausalLM(CausalLM):
         )
 
     def layer_norms(self, prefix: str, layers: LayerFactory) -> LayerNorms:
-        """Those of the layer whose tensors' names begin with ``prefix``."""
+        """The norms of the layer whose tensors' names begin with ``prefix``."""
         return pre_norms(prefix, self.config, layers)

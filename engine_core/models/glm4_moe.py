@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: heads that are rotated in part; experts behind some dense layers, one of them shared."""
+"""GLM-4.5 and 4.6: heads that are rotated in part; experts after some dense layers, one of them shared."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _SPARSE, _DENSE = "sparse", "dense"
 
 
 class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
-    """As DeepSeek V3 otherwise."""
+    """Dense and sparse layers are chosen by ``mlp_layer_types``."""
 
     model_type = "glm4_moe_lite"
 
@@ -21,8 +21,12 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
         fields = latent_fields(config, interleaved=bool(config.rope_interleave))
         kinds, count = config.mlp_layer_types, fields["num_layers"]
         if len(kinds) != count:
-            raise CheckpointError(f"mlp_layer_types names {len(kinds)} layers, num_hidden_layers is {count}")
+            raise CheckpointError(
+                f"mlp_layer_types has {len(kinds)} entries: expected one for each of num_hidden_layers={count}"
+            )
         if unknown := sorted(set(kinds) - {_SPARSE, _DENSE}):
-            raise UnsupportedModelError(f"mlp_layer_types names {', '.join(unknown)}; known are {_DENSE}, {_SPARSE}")
+            raise UnsupportedModelError(
+                f"mlp_layer_types: {', '.join(unknown)} is not supported: expected {_DENSE} or {_SPARSE}"
+            )
         mixture = deepseek_mixture(config, fields, is_sparse=tuple(kind == _SPARSE for kind in kinds))
         return LatentConfig(**fields, mixture=mixture)

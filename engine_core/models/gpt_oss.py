@@ -36,7 +36,7 @@ class GptOssForCausalLM(MixtralForCausalLM):
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> GptOssConfig:
         if config.hidden_act != "silu":
-            raise UnsupportedModelError(f"hidden_act {config.hidden_act!r} is not supported; known is silu")
+            raise UnsupportedModelError(f"hidden_act {config.hidden_act!r} is not supported: expected silu")
         fields, biased = common_fields(config), config.attention_bias
         experts = replace(
             read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size"),

@@ -32,7 +32,7 @@ class LanguageModel(ABC):
 
     config: ModelShape
     expanded_quantizations: ClassVar[tuple[str, ...]] = ()
-    """Of checkpoints: methods whose weights are expanded to the model's type when they are loaded."""
+    """Methods of quantized checkpoints whose weights are expanded to the model's type when they are loaded."""
     reads_per_layer_config: ClassVar[bool] = False
     """Whether ``read_config`` knows ``per_layer_config``; for the others it is refused."""
 
@@ -77,7 +77,7 @@ class LanguageModel(ABC):
 
     @property
     def layer_parts(self) -> tuple[Part, ...]:
-        """Those of the layers that have tensors."""
+        """The parts of layers that have tensors."""
         return tuple(part for part in self.parts if any(self.is_of_layer(name) for name in part.tensors()))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:

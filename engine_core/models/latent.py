@@ -21,7 +21,7 @@ from engine_core.models.mixture import Mixture
 from engine_core.quantization.base import Features
 
 _LATENT_EPS = 1e-6
-"""Of the norms of latents, whatever the other norms have."""
+"""The epsilon of the norms of latents; ``rms_norm_eps`` is that of the other norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, A
     fields = common_fields(config, head_dim=rope)
     if fields["num_kv_heads"] != fields["num_heads"]:
         raise CheckpointError(
-            f"num_key_value_heads={fields['num_kv_heads']} is not usable: latent attention has a key and a value for "
-            f"each of num_attention_heads={fields['num_heads']}"
+            f"num_key_value_heads={fields['num_kv_heads']} is not usable with latent attention: expected "
+            f"num_attention_heads={fields['num_heads']}"
         )
     shape = MLAShape(
         fields["num_heads"], positive(config, "kv_lora_rank"), nope, rope, positive(config, "v_head_dim"), interleaved
@@ -64,18 +64,18 @@ def latent_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, A
     }
 
 
-def _softmax_scale(told: Mapping[str, Any], ropes: tuple[RopeParameters | None, ...], head_dim: int) -> float:
+def _softmax_scale(parameters: Mapping[str, Any], ropes: tuple[RopeParameters | None, ...], head_dim: int) -> float:
     """1 / √head size, times the square of YaRN's factor for all dimensions, where there is one.
 
     Every type of rotation has it but ``default``, also ``dynamic``, whose angles no factor changes here.
     """
-    scale, weight = 1 / math.sqrt(head_dim), told.get("mscale_all_dim")
+    scale, weight = 1 / math.sqrt(head_dim), parameters.get("mscale_all_dim")
     rope = next((each for each in ropes if each is not None), None)
     if rope is None or rope.rope_type == "default" or not weight:
         return scale
-    if told.get("factor") is None:
-        raise CheckpointError(f"rope_parameters: mscale_all_dim {weight} needs a factor, which is missing")
-    return scale * yarn_scale(read_number(told, "mscale_all_dim"), read_number(told, "factor")) ** 2
+    if parameters.get("factor") is None:
+        raise CheckpointError(f"rope_parameters: mscale_all_dim={weight} needs a factor: set factor")
+    return scale * yarn_scale(read_number(parameters, "mscale_all_dim"), read_number(parameters, "factor")) ** 2
 
 
 class LatentAttention:
@@ -119,7 +119,6 @@ class LatentAttention:
         metadata: AttentionMetadata,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As ``TokenMixer`` says."""
         *query_latent, latent, rope = torch.split(self.a_proj(x), self._split, dim=1)
         queries = self.q_proj(self.q_a_norm(query_latent[0]) if query_latent else x)
         heads = queries.view(len(x), self._num_heads, -1)

@@ -18,7 +18,7 @@ from engine_core.models.decoder import FeedForward
 from engine_core.quantization.base import Features
 
 _MOST_EXPERTS = 4096
-"""Of a layer: each has tensors with names of their own."""
+"""The most experts of a layer, each of which has tensors of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def read_experts(
     intermediate_size: str,
     top_k: str = "num_experts_per_tok",
 ) -> ExpertsShape:
-    """The experts that a configuration describes; the last three name fields of it. Raises ``CheckpointError``."""
+    """The experts that ``config`` describes; the last three arguments name its fields. Raises ``CheckpointError``."""
     count, chosen = positive(config, num_experts, _MOST_EXPERTS), positive(config, top_k)
     if chosen > count:
         raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
@@ -71,8 +71,8 @@ def check_only(raw: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     Raises ``UnsupportedModelError``.
     """
     for name, value in known.items():
-        if (told := raw.get(name)) is not None and told != value:
-            raise UnsupportedModelError(f"{name} {told!r} is not supported; known is {value}")
+        if (given := raw.get(name)) is not None and given != value:
+            raise UnsupportedModelError(f"{name}={given!r} is not supported: expected {value!r}")
 
 
 def grouped_routing(config: PretrainedConfig, shape: ExpertsShape, group_best: int, **options: Any) -> Routing:
@@ -87,8 +87,8 @@ def grouped_routing(config: PretrainedConfig, shape: ExpertsShape, group_best: i
         raise CheckpointError(f"topk_group={chosen} is not usable: expected at most n_group={groups}")
     if shape.top_k > chosen * size:
         raise CheckpointError(
-            f"num_experts_per_tok={shape.top_k} is not usable: topk_group={chosen} of n_group={groups} groups have "
-            f"{chosen * size} of n_routed_experts={shape.num_experts}"
+            f"num_experts_per_tok={shape.top_k} is not usable: expected at most {chosen * size}, the experts in "
+            f"topk_group={chosen} of n_group={groups} groups (n_routed_experts={shape.num_experts})"
         )
     if group_best > size and chosen < groups:
         raise CheckpointError(f"n_group={groups} is not usable: expected groups of at least {group_best} experts")
@@ -122,7 +122,6 @@ class SharedExperts:
         self._gate = None if gate is None else layers.row_gate(gate, Features(1, config.hidden_size))
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """As ``FeedForward`` says."""
         if self._gate is None:
             return self._routed(x, self._shared(x, residual))
         assert residual is not None

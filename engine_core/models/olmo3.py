@@ -20,10 +20,10 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
-        told, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
-        if isinstance(told, dict) and told and not told.keys() & {"full_attention", "sliding_attention"}:
+        given, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
+        if isinstance(given, dict) and given and not given.keys() & {"full_attention", "sliding_attention"}:
             raise CheckpointError(
-                f"rope_parameters has {', '.join(sorted(told))}: expected full_attention and sliding_attention"
+                f"rope_parameters has {', '.join(sorted(given))}: expected full_attention and sliding_attention"
             )
         if isinstance(scaling, dict) and "rope_type" not in scaling:
             raise CheckpointError("rope_scaling has no rope_type")

@@ -1,5 +1,5 @@
 """OPT (https://arxiv.org/abs/2205.01068): learned positions, layer norms, a feed-forward block without a gate, and, in
-one of its sizes, norms behind the residual and embeddings narrower than the layers. Galactica has this format, too.
+one of its sizes, norms after the residual, and embeddings narrower than the layers. Galactica has this format, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OPTConfig(ArchitectureConfig):
     bias: bool
     norm_weights: bool
     pre_norm: bool
-    """Norms stand before the blocks, instead of behind the residual."""
+    """Norms are before the blocks, instead of after the residual."""
     final_norm: bool
     embedding_size: int
 
@@ -134,7 +134,7 @@ class OPTForCausalLM(CausalLM):
 
 
 class OPTOutput:
-    """The norm behind the last layer and the projection to the size of embeddings; None where there is none."""
+    """The norm after the last layer and the projection to the size of embeddings; None where there is none."""
 
     def __init__(self, norm: Norm | None, project_out: ColumnParallelLinear | None) -> None:
         self._norm = norm

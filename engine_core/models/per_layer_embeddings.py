@@ -1,7 +1,7 @@
 """Per-layer embeddings: what every layer is given of a token besides hidden states (Gemma 3n and 4).
 
 A second table has a short embedding of each token for every layer. To it a projection of the token's own embedding is
-added, and behind each layer the sum goes through a gate into the residual. Symbols in shapes: T rows of a step, R rows
+added, and after each layer the sum goes through a gate into the residual. Symbols in shapes: T rows of a step, R rows
 that are wanted, H hidden size, L layers of the model, P numbers of a layer's embedding, padded.
 """
 
@@ -43,7 +43,7 @@ class PerLayerEmbeddings:
     """The table, the projection, and the gates of all layers."""
 
     def __init__(self, shape: PerLayerShape, prefix: str, layers: LayerFactory) -> None:
-        """``prefix`` is that of all tensors of the model; each layer has a ``layer_scalar`` behind its gate."""
+        """``prefix`` is that of all tensors of the model; each layer has a ``layer_scalar`` after its gate."""
         self._shape = shape
         self._layers = layers
         self._table = layers.vocab_parallel_embedding(

@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; experts, and one that every row goes through, behind a gate."""
+"""Qwen1.5-MoE and Qwen2-MoE: Qwen2's attention; experts, and a shared one, whose output a gate scales."""
 
 from __future__ import annotations
 

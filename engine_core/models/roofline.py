@@ -1,7 +1,7 @@
 """What a step of a model must read and compute, and the shortest time in which a machine could do that (the roofline
 model: Williams, Waterman and Patterson, 2009, https://doi.org/10.1145/1498765.1498785).
 
-A step reads once every weight that a row of it meets, and what the cache holds of every sequence; a token costs two
+A step reads once every weight that any of its rows uses, and what the cache holds of every sequence; a token costs two
 operations per weight that it meets. Of experts a row meets those that it is routed to, and a step those of its rows: a
 share that is estimated as if all experts were equally likely. A step takes the longer of the two times. Activations,
 norms and sampling are left out, so this is a lower bound, but for sliding windows: attention is taken to read and see
@@ -48,9 +48,9 @@ class StepCost:
     """What a model's steps cost."""
 
     layers: tuple[StepWeights, ...]
-    """Those of all layers, one entry for each way in which rows choose."""
+    """The weights of all layers, one entry for each way in which rows choose experts."""
     heads: tuple[StepWeights, ...]
-    """Those of the output projection."""
+    """The weights of the output projection."""
     kv_bytes: int
     """Bytes of what all layers keep of one token."""
     kv_read: int

@@ -27,7 +27,7 @@ class Platform(ABC):
     attention: AttentionBackend
     layers: LayerBackend
     quant_method: QuantMethod | None
-    """Of linear layers; None: they keep the model's type."""
+    """The method for linear layers; None: they keep the model's type."""
     usable: int
     """Bytes of memory that this process may take in all, measured before anything was loaded."""
 

@@ -26,9 +26,9 @@ from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
 
 _WITHOUT_KERNELS = (
-    "Torch computes the model instead: several times slower, and a result depends on what else is in its batch. "
-    "To change that, install g++ (the package g++ or gcc-c++) if it is missing, let --kernel-cache-dir name a folder "
-    "of this user's own if there is none for the kernels, and start again."
+    "Torch computes the model instead: several times slower, and results depend on what else is in the batch. "
+    "To use native kernels, install g++ (the package g++ or gcc-c++) if it is missing; if no directory can hold them, "
+    "set --kernel-cache-dir to one that belongs to this user; then start again."
 )
 
 
@@ -73,7 +73,7 @@ class CpuPlatform(Platform):
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         wanted, usable = num_blocks * self.attention.bytes_per_block(spec), usable_memory()
         if now and wanted > usable:
-            raise RuntimeError(f"it has {size(usable)}")
+            raise RuntimeError(f"only {size(usable)} are free")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)
         for cache in _distinct(caches) if now else ():
             take_now(cache)
@@ -82,7 +82,7 @@ class CpuPlatform(Platform):
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
         """Run the largest step through one layer of each kind, head and sampler, and read the peak.
 
-        Layers leave nothing behind but their output, so one of each kind gives the peak of all, and the time.
+        Layers keep no memory but their output, so one of each kind gives the peak of all, and the time.
         """
         limits = self._limits
         runs = []

@@ -30,9 +30,9 @@ _LARGEST_CONTEXT = 1 << 30
 """Bytes. A context takes 0.3 to 0.7 GiB, by GPU and driver."""
 _LARGEST_LATENT, _LARGEST_ROPE = 512, 128
 _LEAST_CAPABILITY = (8, 0)
-"""Of Ampere: the first with bfloat16 and asynchronous copies to shared memory."""
+"""That of Ampere, the first with bfloat16 and asynchronous copies to shared memory."""
 COMPILED_CAPABILITIES = ((8, 0), (9, 0))
-"""Those for which all kernels were compiled and inspected, without a GPU; nobody has seen the code for others."""
+"""Capabilities for which all kernels were compiled and their code inspected, without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CudaMemoryProfile:
     total: int
     """The GPU's memory."""
     free_at_start: int
-    """How much of it was free at the start, with this process's CUDA context already created."""
+    """Bytes free at the start, with this process's CUDA context already created."""
     context: int
     """The most that the context takes."""
     taken: int
@@ -72,12 +72,12 @@ class CudaMemoryProfile:
         return budget - self.context - self.taken - self.step_peak - self.graphs
 
     def describe(self, utilization: float) -> str:
-        """The numbers behind ``left``, for a person."""
+        """The numbers from which ``left`` is calculated, for a person."""
         return (
-            f"{utilization:g} (--gpu-memory-utilization) of the GPU's {size(self.total)} is "
-            f"{size(self.total * utilization)}; weights take {size(self.weights)} (--model, --dtype), the CUDA context "
-            f"up to {size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
-            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), CUDA graphs about "
+            f"the budget is {size(self.total * utilization)}, {utilization:g} (--gpu-memory-utilization) of the GPU's "
+            f"{size(self.total)}; weights take {size(self.weights)} (--model, --dtype), the CUDA context up to "
+            f"{size(self.context)}, libraries {size(self.taken - self.weights)}, the largest step "
+            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), and CUDA graphs about "
             f"{size(self.graphs)} (--max-num-seqs, --enforce-eager)"
         )
 
@@ -100,8 +100,8 @@ def graphs_estimate(first: int, first_two: int, *, count: int) -> int:
 def suggestion(budget: int, taken: int, cache_bytes: int) -> str:
     """What is left of ``budget`` when all is ready, and the option that uses it to the last block, for a person."""
     left = budget - taken
-    told = f"{size(left)} of the budget are left" if left >= 0 else f"the budget is exceeded by {size(-left)}"
-    return f"{told}: --kv-cache-memory-bytes {max(0, cache_bytes + left)} would use it exactly"
+    state = f"{size(left)} of the budget are left" if left >= 0 else f"the budget is exceeded by {size(-left)}"
+    return f"{state}: --kv-cache-memory-bytes {max(0, cache_bytes + left)} would use it exactly"
 
 
 def difference(before: Sequence[int], after: Sequence[int]) -> int:
@@ -117,24 +117,29 @@ def check_gpu(
     """
     if capability < _LEAST_CAPABILITY:
         has = ".".join(map(str, capability))
-        raise ConfigError("device", "cuda", f"cpu, because {name} has compute capability {has}, and 8.0 is needed")
+        raise ConfigError(
+            "device", "cuda", f"cpu, because {name} has compute capability {has}; 8.0 or higher is needed"
+        )
     if not has_triton:
-        raise ConfigError("device", "cuda", "cpu, because triton is not installed, which torch for CUDA brings")
+        needed = "cpu, because triton is not installed: install torch built for CUDA, which brings it"
+        raise ConfigError("device", "cuda", needed)
     if checkpoint.quantization is not None:
-        raise ConfigError("quantization", checkpoint.quantization, "nothing on a GPU; or --device cpu")
+        needed = "no value on a GPU: leave the option out, or set --device cpu"
+        raise ConfigError("quantization", checkpoint.quantization, needed)
     for spec in checkpoint.config.cache_specs:
         if isinstance(spec, MLAAttentionSpec):
             _check_latents(spec, checkpoint.dtype)
             continue
         if not 16 <= spec.head_dim <= 256 or spec.head_dim % 16:
             raise ConfigError(
-                "device", "cuda", f"cpu, because heads of {spec.head_dim} are not multiples of 16 up to 256"
+                "device", "cuda", f"cpu, because head_dim={spec.head_dim} is not a multiple of 16 up to 256"
             )
 
 
 def _check_latents(spec: MLAAttentionSpec, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
-        raise ConfigError("dtype", "float32", "bfloat16 or float16, in which GPUs compute latent attention")
+        needed = "bfloat16 or float16, as latent attention is not computed in float32 on GPUs"
+        raise ConfigError("dtype", "float32", needed)
     for name, width, most in (
         ("kv_lora_rank", spec.kv_lora_rank, _LARGEST_LATENT),
         ("qk_rope_head_dim", spec.qk_rope_head_dim, _LARGEST_ROPE),
@@ -144,7 +149,7 @@ def _check_latents(spec: MLAAttentionSpec, dtype: torch.dtype) -> None:
 
 
 def untried(capability: tuple[int, int]) -> str:
-    """A warning where nobody has seen what the compiler makes of the kernels for ``capability``; else empty."""
+    """A warning where the compiled kernels were not inspected for ``capability``; else empty."""
     if capability in COMPILED_CAPABILITIES:
         return ""
     has, known = (
@@ -198,8 +203,8 @@ class CudaPlatform(Platform):
     def describe(self) -> str:
         products = "own products of matrices" if self.batch_invariant else "products of matrices by cuBLAS"
         steps = "no CUDA graphs" if self._eager else "CUDA graphs"
-        told = f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}; {self._attends}; {products}; {steps}"
-        return told + self._warning
+        gpu = f"{self.torch_device}, {self._name}, CUDA {torch.version.cuda}"
+        return f"{gpu}; {self._attends}; {products}; {steps}{self._warning}"
 
     def request_memory(self, utilization: float) -> RequestMemory:
         """A share of the host's memory, where the cache is not."""

@@ -93,7 +93,6 @@ class DeviceForward:
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
-        """As ``Forward`` says."""
         wanted = None if rows is None else upload([rows], self._device)[0]
         count = len(inputs.input_ids)
         any_group = inputs.metadata[0]

@@ -48,7 +48,7 @@ class Profile(Protocol):
         """What remains for the KV cache of a budget of that share of the memory."""
 
     def describe(self, utilization: float) -> str:
-        """The numbers behind ``left``, for a person."""
+        """The numbers from which ``left`` is calculated, for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,15 @@ class MemoryProfile:
         return room.logprob_bytes + room.id_bytes
 
     def describe(self, utilization: float) -> str:
-        """The numbers behind ``left``, each with the flags that change it, for a person."""
+        """The numbers from which ``left`` is calculated, each with the options that change it, for a person."""
         return (
-            f"{utilization:g} (--gpu-memory-utilization) of the {size(self.usable)} this process may use is "
-            f"{size(self.usable * utilization)}; weights take {size(self.weights)} (--model, --dtype, --quantization), "
-            f"the runtime {size(self.resident - self.weights)}, the largest step {size(self.step_peak)} "
-            f"(--max-num-batched-tokens, --max-num-seqs), the batch's state {size(self.batch_state)} (--max-num-seqs, "
-            f"--max-model-len); {size(self._requests(utilization))} are set aside for requests' token ids and log "
-            f"probabilities (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}: --gpu-memory-utilization), "
-            f"{size(RESERVE_BYTES)} in reserve"
+            f"the budget is {size(self.usable * utilization)}, {utilization:g} (--gpu-memory-utilization) of the "
+            f"{size(self.usable)} that this process may use; weights take {size(self.weights)} (--model, --dtype, "
+            f"--quantization), the runtime {size(self.resident - self.weights)}, the largest step "
+            f"{size(self.step_peak)} (--max-num-batched-tokens, --max-num-seqs), the batch's state "
+            f"{size(self.batch_state)} (--max-num-seqs, --max-model-len), token ids and log probabilities of requests "
+            f"{size(self._requests(utilization))} (a sixteenth of the budget, at most {size(2 * _REQUESTS_MOST)}), and "
+            f"the reserve {size(RESERVE_BYTES)}"
         )
 
 
@@ -122,7 +122,7 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
     """The KV cache that fits into the budget.
 
     It never has more blocks than ``max_num_seqs`` sequences of ``max_model_len`` fill, or twice that with prefix
-    caching: as many again for prefixes that nobody uses at the moment. Raises ``OutOfMemoryError`` when one sequence
+    caching: as many again for cached prefixes that no sequence uses. Raises ``OutOfMemoryError`` when one sequence
     of ``max_model_len`` does not fit.
     """
     utilization = cache.gpu_memory_utilization
@@ -139,14 +139,14 @@ def size_by_profile(profile: Profile, cache: CacheConfig, limits: BatchLimits, b
     return KVCacheConfig(min(blocks, useful), limits.block_size, bytes_per_block, limits.kv_cache_groups)
 
 
-def size_as_told(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
+def size_as_given(kv_cache_memory_bytes: int, limits: BatchLimits, bytes_per_block: int) -> KVCacheConfig:
     """The KV cache of the size that ``kv_cache_memory_bytes`` asks for.
 
     Raises ``OutOfMemoryError`` when one sequence of ``max_model_len`` does not fit into it.
     """
     blocks = kv_cache_memory_bytes // bytes_per_block
-    told = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
-    _require_longest(blocks, limits, bytes_per_block, told, "--kv-cache-memory-bytes")
+    given = f"--kv-cache-memory-bytes is {kv_cache_memory_bytes} ({size(kv_cache_memory_bytes)})"
+    _require_longest(blocks, limits, bytes_per_block, given, "--kv-cache-memory-bytes")
     return KVCacheConfig(blocks, limits.block_size, bytes_per_block, limits.kv_cache_groups)
 
 

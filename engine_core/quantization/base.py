@@ -35,7 +35,7 @@ class Features:
         return self.size if self.fixed else sum(backend.padded(part) for part in self.parts or (self.size,))
 
     def pad(self, x: torch.Tensor, dim: int, backend: LayerBackend) -> torch.Tensor:
-        """``x``, which has these features along ``dim``, with zeros behind each part; ``x`` itself without padding."""
+        """``x``, which has these features along ``dim``, with zeros after each part; ``x`` itself without padding."""
         if (size := self.padded(backend)) == self.size:
             return x
         grouped = x.reshape(*x.shape[:dim], self.groups, self.size, *x.shape[dim + 1 :])

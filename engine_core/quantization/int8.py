@@ -48,7 +48,8 @@ class Int8(QuantMethod):
             require_summable(f"the {place} projection of experts", inputs)
         if backend.padded(shape.hidden_size) != padded_sizes(shape)[0]:
             raise UnsupportedModelError(
-                f"experts of {shape.hidden_size} inputs cannot be computed in 8 bits with layers by torch"
+                f"--quantization int8 of experts with hidden_size={shape.hidden_size} needs native kernels, which are "
+                "not used here: leave the option out"
             )
         return Int8Experts(self._kernels, shape, dtype)
 
@@ -104,6 +105,6 @@ class Int8Linear(LinearLayer):
         return y
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """As ``LinearLayer`` says, of the rounded weight."""
+        """Rows of the rounded weight."""
         found = self._weights.weight[0, indices // PANEL, :, indices % PANEL].flatten(1)[:, : self.in_features]
         return (found.float() * self._weights.scales[0, indices, None]).to(self.dtype)

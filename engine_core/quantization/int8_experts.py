@@ -15,7 +15,7 @@ from engine_core.layers.native_packing import interleave
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
 
 _MULTIPLE = 16
-"""The kernel takes hidden and inner sizes in multiples of it."""
+"""The kernel needs hidden and inner sizes that are multiples of this."""
 _PANEL_INNER = PANEL // 2
 """Outputs of the gate in a panel, and as many of up."""
 

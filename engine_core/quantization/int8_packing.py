@@ -18,7 +18,7 @@ MOST_INPUTS = 2**17
 
 
 def packed_bytes(outputs: int, inputs: int) -> int:
-    """Of one weight [N, K], with its padding, scales and column sums."""
+    """Bytes of one weight [N, K], with its padding, scales and column sums."""
     scale_and_sum = 8
     return -(-outputs // PANEL) * PANEL * (-(-inputs // WORD) * WORD + scale_and_sum)
 
@@ -27,12 +27,12 @@ def require_summable(name: str, inputs: int) -> None:
     """Raise ``UnsupportedModelError`` for a layer with too many inputs."""
     if inputs > MOST_INPUTS:
         raise UnsupportedModelError(
-            f"{name} has {inputs} inputs; in 8 bits at most {MOST_INPUTS} can be summed: leave out --quantization int8"
+            f"{name} has {inputs} inputs, and 8 bits allow at most {MOST_INPUTS}: leave out --quantization int8"
         )
 
 
 class Int8Weights:
-    """Weights [N, K] of one size, behind each other: rounded symmetrically, with one scale per output channel.
+    """Weights [N, K] of one size, one after the other: rounded symmetrically, with one scale per output channel.
 
     A channel with an infinity or a NaN in it becomes NaN.
     """

@@ -26,7 +26,7 @@ Change = Callable[..., Array]
 
 
 LEAST_LOGIT = float(np.finfo(np.float32).min)
-"""Of a token that may be sampled, whatever a model or a penalty makes of it: −inf is for what is banned."""
+"""The lowest logit of a token that may be sampled, after any penalty: −inf is for banned tokens."""
 
 
 @dataclass(frozen=True, slots=True)

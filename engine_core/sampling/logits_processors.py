@@ -99,7 +99,7 @@ class _Shared:
     """Made of a part of a request's parameters, once: its choices have the same, and so has every processor."""
 
     _known: ClassVar[WeakValueDictionary[tuple[Any, ...], Any]] = WeakValueDictionary()
-    """By the identity of what it is made of, which lives as long as the entry."""
+    """By the identity of the object each is made from, which lives as long as the entry."""
 
     def __init__(self, source: object) -> None:
         self._source = source
@@ -296,7 +296,7 @@ class Penalties(LogitsProcessor):
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
         self._counts: dict[int, TokenCounts] = {}
-        """By slot, once the slot's sequence was sampled: made from its tokens, and brought up to date with them."""
+        """By slot: made when its sequence is first sampled, from its tokens, and updated with each new one."""
 
     def most_bytes(self, max_model_len: int) -> int:
         return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._vocab_size)

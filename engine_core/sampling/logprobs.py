@@ -59,7 +59,7 @@ class LogprobsTensors:
 
 
 def report_bytes(num_rows: int, num_top: int) -> int:
-    """What the log probabilities of so many rows take while they are packed: the tensors, and the arrays."""
+    """Bytes that the log probabilities of these rows take while they are packed: the tensors, and the arrays."""
     return num_rows * (12 * (1 + num_top) + 8 * (1 + num_top))
 
 

@@ -118,7 +118,7 @@ def _signed(value: int) -> int:
 
 
 def torch_random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """As ``random_bits``, of int64: torch has additions and products modulo 2⁶⁴, but only of signed numbers."""
+    """Like ``random_bits``, but in int64: torch has additions and products modulo 2⁶⁴, but only of signed numbers."""
     z = keys + (token_ids + 1) * _signed(GAMMA)
     z.bitwise_xor_(_shifted(z, 30)).mul_(_signed(_MULTIPLIER_1))
     z.bitwise_xor_(_shifted(z, 27)).mul_(_signed(_MULTIPLIER_2))
@@ -126,7 +126,7 @@ def torch_random_bits(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tens
 
 
 def torch_gumbel(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """As ``gumbel``, for keys as int64. Logarithms of a GPU may differ from a CPU's in the last bit."""
+    """Like ``gumbel``, for keys as int64. Logarithms of a GPU may differ from a CPU's in the last bit."""
     noise = _shifted(torch_random_bits(keys, token_ids), 64 - _BITS).to(torch.float32)
     return noise.add_(0.5).mul_(-float(_UNIT)).log1p_().neg_().log_().neg_()
 

@@ -80,7 +80,7 @@ class NumpyOps(SamplingOps):
         return token_ids
 
     def _sample_finite(self, logits: F32, maximum: F32, rows: RandomRows) -> Ids:
-        """As ``sample``, but any tokens for rows whose ``maximum`` [R, 1] is not finite."""
+        """Like ``sample``, but returns any tokens for rows whose ``maximum`` [R, 1] is not finite."""
         if rows.top_k is not None:
             return _sample_from(*top_k_prefix(logits, rows, rows.top_k), rows.keys)
         scaled = scale(logits, maximum, rows)

@@ -60,7 +60,7 @@ class TorchOps(SamplingOps):
         return torch.where(maximum.isfinite(), self._sample_finite(logits, maximum, rows)[:, None], first)[:, 0]
 
     def _sample_finite(self, logits: torch.Tensor, maximum: torch.Tensor, rows: RandomRows) -> torch.Tensor:
-        """As ``sample``, but any tokens for rows whose ``maximum`` [R, 1] is not finite."""
+        """Like ``sample``, but returns any tokens for rows whose ``maximum`` [R, 1] is not finite."""
         columns: list[npt.NDArray[Any] | None]
         columns = [rows.keys.view(np.int64), rows.temperature, rows.log_min_p, rows.top_k, rows.top_p]
         keys, temperature, *uploaded = upload([each for each in columns if each is not None], logits.device)

@@ -91,7 +91,7 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases the sequence.
 
-    Groups use the same blocks, so their layers overwrite each other's keys: what is generated means nothing.
+    Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
     longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
@@ -157,7 +157,7 @@ def _seconds_per_pair(
 ) -> float:
     """What the only layer of ``spec`` takes for a row and a token that it sees: the time is proportional to such pairs.
 
-    It is measured on so many that the launch does not dominate.
+    It is measured on enough pairs that the launch does not dominate.
     """
     context = min(limits.max_model_len, _LONGEST_CONTEXT)
     most_rows = min(limits.max_rows, context)

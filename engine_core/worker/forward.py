@@ -64,7 +64,6 @@ class HostForward:
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
-        """As ``Forward`` says."""
         if pending is not None:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
@@ -88,12 +87,11 @@ class TimedForward:
         self._synchronize = synchronize
         self.logits, self.argmax = forward.logits, forward.argmax
         self.seconds = 0.0
-        """Of the last call."""
+        """Seconds of the last call."""
 
     def __call__(
         self, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None, rows: Rows | None
     ) -> torch.Tensor:
-        """As ``Forward`` says."""
         self._synchronize()
         start = time.perf_counter()
         hidden = self._forward(inputs, kv_caches, pending, rows)

@@ -1,7 +1,7 @@
-"""A test at start-up: on this processor, with the layers as they were loaded, a row's bits do not depend on its step.
+"""A test at start-up: with this processor and the loaded layers, a row's result does not depend on its step.
 
 This lets a request continue on another engine with exactly the tokens it would have had. Native kernels ensure it by
-construction; a fault of a compiler, or of a processor that nobody has tried, is found here.
+construction; a fault of a compiler or of an untested processor is found here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_bitwise_stable(
 
 
 def _alone(lengths: Sequence[int]) -> Sequence[Step]:
-    """One sequence after the other, first that of a single token: what layers capture of it must hold for many."""
+    """One sequence after the other, that of a single token first: what layers capture then must hold for many rows."""
     return [[(sequence, length)] for sequence, length in sorted(enumerate(lengths), key=lambda work: work[1])]
 
 

@@ -33,7 +33,7 @@ class DeviceReport:
 
     description: str
     usable_bytes: int
-    """Of memory, before anything was loaded."""
+    """Free memory before anything was loaded."""
     request_memory: RequestMemory
     uses_host_memory: bool
     is_asynchronous: bool
@@ -48,7 +48,7 @@ class ModelReport:
 
     weight_bytes: int
     bytes_per_block: int
-    """Of this worker's KV cache."""
+    """Bytes of this worker's KV cache."""
     kv_cache_layout: str
     """As in ``KVCacheConfig``."""
     model_digest: str
@@ -106,7 +106,7 @@ class Worker:
         return is_for_cpu(self._config.device) and not self._library.is_built()
 
     def compile_kernels(self) -> str:
-        """Compile them, or wait for another process that does. Returns what came of it, for a person."""
+        """Compile them, or wait for another process that does. Returns the result, for a person."""
         try:
             self._library.load()
         except KernelsUnavailableError as error:
@@ -177,7 +177,7 @@ class Worker:
         return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
-        """Generate a few tokens, make what steps would otherwise wait for, and test that a row's bits are stable."""
+        """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
@@ -201,7 +201,7 @@ class Worker:
         return attention_seconds(device.attention, spec, caches, num_heads, self.limits, device.torch_device)
 
     def _is_bitwise_stable(self) -> bool:
-        """Whether a row's bits do not depend on its step, tried on a layer of each kind and the head."""
+        """Whether results do not depend on what else is in the step, tested on a layer of each kind and the head."""
         device = self.device
         return device.batch_invariant and is_bitwise_stable(
             self.model.one_layer_of_each_kind(), device.attention, self.limits, device.torch_device

@@ -26,6 +26,20 @@ RIDDLES = (  # what people had to read twice, with what to write instead; add to
     r"\bfit together\b",  # say which part is wrong
     r"\bbelieved\b",  # "trusted"
     r"\bgood as it could be\b",  # "degraded", and the reason
+    r"\bshall be\b",  # "has to be"
+    r"\bhas no numbers\b",  # "has shape (0, 4)"
+    r"\bhands\b",  # "passes"
+    r"\btold\b",  # "given", "set"
+    r"\bwhoever\b",  # "any user"
+    r"\bnobody\b",  # say who does not
+    r"\bbehind\b",  # "after"
+    r"\bnot alike\b",  # say in what they differ
+    r"\bhas nothing for\b",  # "has no entry for"
+    r"; known (is|are)\b",  # "expected one of"
+    r"\bis known with\b",  # "is only supported with"
+    r"\bthere is no [\w+]+$",  # "g++ is not installed"
+    r"\bmay not be written\b",  # "is not writable"
+    r"\bmust be below\b",  # "expected less than"
 )
 
 

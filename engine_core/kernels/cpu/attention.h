@@ -2,9 +2,9 @@
 //
 // A row's arithmetic depends on its own sequence alone: keys are taken in tiles of fixed places, tiles in splits of fixed
 // size; each split is summed on its own, and splits are merged in order. Which rows share a query tile, and which thread
-// computes what, decides nothing. Rows of a query tile that see nothing of a tile of keys are left out of it; tokens that
-// a row does not see have weight 0, which changes no sum. Units that are behind the windows of all rows of a query tile are
-// not read: their blocks may be others' by now.
+// computes what, does not change results. Rows of a query tile that see nothing of a tile of keys are left out of it;
+// tokens that a row does not see have weight 0, which changes no sum. Units that lie before the windows of all rows of a
+// query tile are not read: their blocks may belong to other sequences by now.
 #pragma once
 
 #include "latents.h"

@@ -83,7 +83,7 @@ private:
     long* ends() const { return reinterpret_cast<long*>(ends_.at(0)); }
 
     const ExpertRows& rows_;
-    const Buffer ends_;  // the number of the first unit behind each active expert's
+    const Buffer ends_;  // the number of the first unit after each active expert's
     long total_ = 0;
 };
 

@@ -2,9 +2,9 @@
 // https://arxiv.org/abs/1701.06538).
 //
 // Rows are gathered by expert and multiplied as in linear.h; an expert that no row goes through costs nothing. Numbers are
-// rounded to their type behind the activation, and behind each expert's output times its weight. A row's outputs are then
-// summed in the order in which its experts are listed, with the residual last, and rounded once. So what else is in a step
-// decides no bit of a row, nor does which thread, or which machine, computed an expert's output.
+// rounded to their type after the activation, and after each expert's output is multiplied by its weight. A row's outputs
+// are then summed in the order in which its experts are listed, with the residual last, and rounded once. So a row's
+// result depends neither on what else is in a step nor on which thread, or which machine, computed an expert's output.
 #pragma once
 
 #include "expert_rows.h"
@@ -58,7 +58,7 @@ private:
     const ExpertUnits units_;
 };
 
-// The first product, gate and up, with the activation behind it.
+// The first product, gate and up, and then the activation.
 template <class F>
 struct GateUp : ExpertProducts<F> {
     const RinglineExperts& args;

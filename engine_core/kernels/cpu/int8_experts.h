@@ -1,5 +1,5 @@
 // Experts as in experts.h, with 8-bit weights: rows are rounded to 8 bits before either product, those of the second one
-// after they were rounded to their type behind the activation.
+// after the activation has been rounded to their type.
 #pragma once
 
 #include "expert_rows.h"

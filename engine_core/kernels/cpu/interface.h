@@ -87,8 +87,8 @@ struct RinglineRouting {
 // multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32 numbers of I: two
 // panels of the gate, two of up.
 //
-// Weights of 8 bits are a RinglineInt8Weight each, with the experts' behind each other and a bias of its own: one of 2 · I
-// outputs, of which a panel has 16 of the gate, then 16 of up, and one of H outputs.
+// Weights of 8 bits are a RinglineInt8Weight each, with the experts' weights one after the other and a bias of its own:
+// one of 2 · I outputs, of which a panel has 16 of the gate, then 16 of up, and one of H outputs.
 struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]
@@ -132,7 +132,7 @@ struct RinglineSelection {
 };
 
 // Normalization of the G groups of each of M rows: by their root mean square, or, with a bias, by their mean and deviation.
-// The width is a multiple of 16; behind the first mean_width numbers of a group there are zeros, in x, in the weight and in
+// The width is a multiple of 16; after the first mean_width numbers of a group there are zeros, in x, in the weight and in
 // the bias.
 struct RinglineNorm {
     const void* x;         // [M, G, width]; a row's groups are adjacent
@@ -180,7 +180,7 @@ struct RinglineSigmoidGate {
 };
 
 // Normalization of queries and keys (and of values), then rotation of queries and keys, in place. D, the head size, is a
-// multiple of 16; behind the first mean_width numbers of a head there are zeros.
+// multiple of 16; after the first mean_width numbers of a head there are zeros.
 struct RinglineRotation {
     void* heads;                             // [T, …]: queries, then keys, then values
     const float *cos, *sin;                  // [T, rotary_dim / 2]
@@ -254,14 +254,14 @@ struct RinglineOperation {
     const void* more_arguments;  // of kernels that take two
 };
 
-// What captured calls are told anew: everything that differs from step to step. As in RinglineAttention.
+// What captured calls get anew: everything that differs from step to step. As in RinglineAttention.
 struct RinglineStep {
     const int32_t* query_starts;
     const int32_t* seq_lens;
     const int32_t* const* block_tables;  // of each group
     int64_t block_table_stride;          // of all of them
     int64_t rows;
-    const int64_t* selected;  // [num_selected] of the rows, with which alone it goes on behind a selection; null: the first
+    const int64_t* selected;  // [num_selected] of the rows, the only ones after a selection; null: the first
     int64_t num_selected;
     int32_t num_seqs;
     int32_t num_threads;

@@ -35,7 +35,7 @@ struct KeyTile {
 
     int places() const { return units * unit_tokens; }
 
-    // The place after the first `tokens` ≥ 1 tokens, as far as there are so many.
+    // The place after the first `tokens` ≥ 1 tokens, or after all of them if there are fewer.
     int place_after(int tokens) const {
         int unit = 0;
         if (!gaps) {

@@ -1,5 +1,5 @@
-// Memory that ends with its scope. (Nothing of the standard library that is compiled into this library may be shared by
-// code for different instruction sets: the linker would keep one copy of it, perhaps the one that cannot run.)
+// Memory that ends with its scope. (Templates and inline functions of the standard library must not be used by code for
+// different instruction sets: the linker would keep one copy of each, perhaps the one that cannot run.)
 #pragma once
 
 #include <cstdlib>

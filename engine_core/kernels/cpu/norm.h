@@ -20,7 +20,7 @@ inline float sum_of_lanes(Vec v) {
     return total;
 }
 
-// 1 / √(mean(x²) + ε); x has zeros behind the numbers that the mean is of.
+// 1 / √(mean(x²) + ε); x has zeros after the numbers that the mean is of.
 template <class F>
 inline float inverse_root_mean_square(const typename F::Element* x, long width, long mean_width, float epsilon) {
     Vec squares = splat(0.0f);

@@ -60,7 +60,7 @@ class Queue {
     using Element = typename F::Element;
 
 public:
-    // Threads share `next`, the number of the first piece that nobody has taken.
+    // Threads share `next`, the number of the first piece that no thread has taken.
     Queue(const Pieces<F>& pieces, const Cache<F>& cache, const RinglineAttention& args, long& next)
         : pieces_(pieces), cache_(cache), args_(args), window_{args.sliding_window}, next_(next) {
         const long units = kBytesAhead / cache.unit_bytes();

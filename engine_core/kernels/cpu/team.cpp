@@ -20,7 +20,8 @@ void relax() {
 }
 
 // One thread leads; the others serve until they are dismissed. The state is one number: the round, whether it is open,
-// and how many are inside. Who enters an open round finds its work; a round ends when it is closed and nobody is inside.
+// and how many threads are inside. A thread that enters an open round finds its work; a round ends when it is closed and
+// no thread is inside.
 class Team {
 public:
     ~Team() {
@@ -64,7 +65,7 @@ private:
         return round_of(state());
     }
 
-    // Wait busily, then asleep: who has no processor gets one the sooner.
+    // Wait busily, then asleep, which frees this processor for a thread that waits for one.
     template <class Condition>
     void wait_until(const Condition& met) {
         for (int spins = 0; spins < kSpins; ++spins, relax())
@@ -76,7 +77,7 @@ private:
         pthread_mutex_unlock(&mutex_);
     }
 
-    // Whoever sleeps is to look at the state again. Either it is seen here that they sleep, or they see the new state.
+    // Make sleeping threads look at the state again. Either they are counted as sleeping here, or they see the new state.
     void wake() {
         if (__atomic_load_n(&sleeping_, __ATOMIC_SEQ_CST) == 0) return;
         pthread_mutex_lock(&mutex_);

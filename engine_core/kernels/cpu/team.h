@@ -1,7 +1,7 @@
 // Threads that share the work of kernels.
 //
-// Work is shared by whoever comes: each thread takes pieces until none are left. So a thread that comes late, perhaps
-// because the machine has given it no processor, holds nobody up; and which thread does what decides nothing.
+// Each thread takes pieces of work until none are left. So a thread that is late, perhaps because another program has its
+// processor, does not delay the others; and results do not depend on which thread does what.
 //
 // To wake a thread takes 10 to 50 µs, as long as many a kernel. So while captured calls are replayed, the threads form a
 // team: between kernels they wait busily, for a short while, and sharing takes less than a microsecond.
@@ -15,7 +15,7 @@ void share(int threads, Work work, void* context);
 // Call work(context, 0) on this thread, with a team that waits for what it shares.
 void lead_team(int threads, Work work, void* context);
 
-// How many threads are to share work that takes one of them so many nanoseconds: `threads`, or 1 if it pays for no other.
+// How many threads should share work that takes `nanoseconds` on one of them: `threads`, or 1 if sharing costs more.
 int threads_worth(long nanoseconds, int threads);
 
 namespace {

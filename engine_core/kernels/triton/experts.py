@@ -20,7 +20,7 @@ _CLAMPED_SWIGLU = tl.constexpr(4)
 
 @triton.jit
 def _product(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
-    """As in ``linear.multiply``."""
+    """One step of a product, as in ``linear.multiply``."""
     if WIDE:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     if IEEE:

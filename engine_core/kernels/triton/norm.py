@@ -25,7 +25,7 @@ def normalize(
     """Program t: row t of ``x`` [T, SIZE], divided by its root mean square, times ``weight``. WIDTH: a power of two.
 
     CENTERED: less its mean, divided by its deviation, times ``weight``, plus ``bias``. Both are [SIZE] float32.
-    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. All of it times SCALE. ``output`` may be ``x``.
+    ADDED: plus row t of ``residual`` [T, SIZE], which is dense. Then all is scaled by SCALE. ``output`` may be ``x``.
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)

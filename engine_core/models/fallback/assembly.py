@@ -42,7 +42,7 @@ class Assembly:
     names: dict[str, str]
     """Names of tensors in a checkpoint, by the module's own."""
     shapes: dict[str, tuple[int, ...]]
-    """Of tensors, by the module's own names."""
+    """The shape of each tensor, by the module's own names."""
     tied: dict[str, str]
     """The checkpoint's name of the tensor that only repeats the embedding, if any, with the embedding's."""
 
@@ -70,14 +70,16 @@ def assemble(config: PretrainedConfig, layers: LayerFactory, implementation: str
     module = _build(config, layers.dtype, layers.device, implementation)
     for name, each in module.named_modules():
         if isinstance(each, _MIXING):
-            raise UnsupportedModelError(f"{name} is a {type(each).__name__}, which lets rows depend on each other")
+            raise UnsupportedModelError(
+                f"{name} is a {type(each).__name__}, which mixes rows: expected layers that compute each row alone"
+            )
     builder = _Builder(module, layers)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     builder.put_in_embeddings_and_head()
     builder.put_in_layers()
     taken = {name for part in layers.parts for name in part.tensors()}
     if lost := sorted(set(builder.names.values()) ^ taken):
-        raise UnsupportedModelError(f"{lost[0]} is no weight of a layer")
+        raise UnsupportedModelError(f"{lost[0]} is not a weight of a layer that the engine can replace")
     return Assembly(module, builder.head, builder.names, shapes, builder.tied)
 
 
@@ -114,13 +116,15 @@ def _parameters_without_memory() -> Iterator[None]:
 
 
 def _names_in_checkpoint(module: PreTrainedModel) -> dict[str, str]:
-    """By its own name, what ``save_pretrained`` calls each tensor of a module."""
+    """The name that ``save_pretrained`` gives each tensor of a module, by the module's own name."""
     from transformers.core_model_loading import revert_weight_conversion
 
     own = {name: torch.empty_like(tensor, device="meta") for name, tensor in module.state_dict().items()}
     saved = {id(tensor): name for name, tensor in revert_weight_conversion(module, dict(own)).items()}
     if lost := sorted(name for name, tensor in own.items() if id(tensor) not in saved):
-        raise UnsupportedModelError(f"checkpoints have {lost[0]} in another form")
+        raise UnsupportedModelError(
+            f"{lost[0]} is stored in another form than transformers computes with, which is not supported"
+        )
     return {name: saved[id(tensor)] for name, tensor in own.items()}
 
 
@@ -142,14 +146,16 @@ class _Builder:
         head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
         if type(head) is not nn.Linear or not isinstance(embedding, nn.Embedding):
             raise UnsupportedModelError(
-                f"its head is a {type(head).__name__}, and its embedding a {type(embedding).__name__}; expected Linear "
+                f"its head is a {type(head).__name__} and its embedding a {type(embedding).__name__}: expected Linear "
                 "and Embedding"
             )
         head_name, embedding_name = self._places[id(head)], self._places[id(embedding)]
         tied, has_bias = self._is_tied(f"{head_name}.weight", f"{embedding_name}.weight"), self._has_bias(head_name)
         if tied:
             if has_bias:
-                raise UnsupportedModelError("its head has a bias and the embedding's weight")
+                raise UnsupportedModelError(
+                    "its head has a bias, which is not supported where its weight is tied to the embedding"
+                )
             self.tied = {self.names.pop(f"{head_name}.weight"): self.names[f"{embedding_name}.weight"]}
         stored = self._stored(embedding_name if tied else head_name)
         part = self._layers.parallel_lm_head(stored, head.out_features, head.in_features, has_bias)
@@ -160,7 +166,7 @@ class _Builder:
         self._put(embedding_name, rows if plain else ChangedEmbedding(rows, embedding))
 
     def _embedding(self, name: str, embedding: nn.Embedding, tied_to: ParallelLMHead | None = None) -> Embedding:
-        """In place of ``embedding`` at ``name``."""
+        """What replaces ``embedding`` at ``name``."""
         count, width = embedding.num_embeddings, embedding.embedding_dim
         return Embedding(self._layers.vocab_parallel_embedding(self._stored(name), count, width, tied_to), width)
 
@@ -169,7 +175,10 @@ class _Builder:
         ties: dict[str, str] = dict(self._module.all_tied_weights_keys)
         tied = ties.pop(head, None) == embedding
         if ties:
-            raise UnsupportedModelError(f"its {next(iter(ties))} is the same as {next(iter(ties.values()))}")
+            tied_name, to_name = next(iter(ties.items()))
+            raise UnsupportedModelError(
+                f"{tied_name} is tied to {to_name}: only the head may be tied, and only to the embedding"
+            )
         return tied
 
     def put_in_layers(self) -> None:

@@ -93,7 +93,7 @@ class TransformersForCausalLM(LanguageModel):
         return (f"transformers {transformers.__version__}",)
 
     def is_redundant(self, name: str) -> bool:
-        """As ``LanguageModel`` says, and what transformers itself ignores."""
+        """True also for tensors that transformers itself ignores."""
         module, tied = self._assembly.module, self._assembly.tied
         ignored = getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
         return name in tied or name.endswith(".rotary_emb.inv_freq") or any(re.search(each, name) for each in ignored)
@@ -113,7 +113,7 @@ class TransformersForCausalLM(LanguageModel):
         return window, layer.scale, layer.logit_softcap, layer.sinks is None, frozenset(shapes.items())
 
     def load(self, weights: Weights) -> None:
-        """As ``LanguageModel`` says; then try whether rows depend on each other. Raises ``UnsupportedModelError``."""
+        """Load, and then test whether rows depend on each other. Raises ``UnsupportedModelError`` if they do."""
         super().load(weights)
         module = self._assembly.module
         for index, layer in enumerate(self.config.outline.layers):
@@ -158,7 +158,7 @@ class TransformersForCausalLM(LanguageModel):
 def _limited(config: PretrainedConfig, name: str, most: int, architecture: str) -> int:
     """A size that the configuration must have."""
     if not hasattr(config, name):
-        raise UnsupportedModelError(f"{architecture} has no {name} in its configuration, which the fallback needs")
+        raise UnsupportedModelError(f"{architecture} does not run through transformers: config.json has no {name}")
     return positive(config, name, most)
 
 

@@ -106,7 +106,7 @@ class LayerAttention:
         attention_mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """As ``AttentionCall`` says; what ``options`` say is known from the trial."""
+        """``options`` are ignored: the trial has shown them."""
         kv_cache, metadata = self._step.of_layer(self._index)
         _, num_heads, num_rows, _ = query.shape
         attended = self._step.backend.forward(
@@ -120,7 +120,7 @@ class LayerAttention:
 
 
 def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
-    """``x`` with zeros behind its columns, ``width`` in all."""
+    """``x`` with zeros after its columns, ``width`` in all."""
     return x if x.shape[-1] == width else nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
@@ -201,7 +201,7 @@ class ChangedEmbedding(nn.Module):
 class Activated(nn.Module):
     """In place of an activation that the engine has, too.
 
-    torch computes the last elements of a tensor, or of a thread's share of it, by another loop, to other bits.
+    torch computes the last elements of a tensor, or of a thread's share, in another loop, which gives other bits.
     """
 
     def __init__(self, activation: Activation, layers: LayerFactory) -> None:
@@ -219,11 +219,11 @@ class Activated(nn.Module):
 
 
 ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.items()}
-"""By the class of transformers' module."""
+"""The engine's activation for each class of transformers' modules."""
 
 
 class GivenHidden(nn.Module):
-    """In place of everything but the head: hands on the hidden states that it is given."""
+    """In place of everything but the head: returns the hidden states that it is given."""
 
     def forward(
         self, *arguments: Any, inputs_embeds: torch.Tensor, **options: Any

@@ -9,9 +9,9 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.models.interface import LanguageModel
 
 _ROWS = 3
-"""Of each of two sequences; a block has room for them."""
+"""The length of each of two sequences; one block has room for it."""
 _TOLERANCE = 1e-3
-"""Of the largest element. Products of the same shape have the same rounding errors, so anything less is no reason."""
+"""As a share of the largest element. Rounding differs by far less between products of the same shape."""
 
 
 @torch.inference_mode()
@@ -27,13 +27,13 @@ def require_separate_rows(model: LanguageModel, attention: AttentionBackend, dev
     hidden = _last_rows(model, attention, device, ids, torch.arange(_ROWS))
     others = _last_rows(model, attention, device, other_ids, other_places)
     if (hidden - others).abs().max() > _TOLERANCE * hidden.abs().max():
-        raise UnsupportedModelError("its rows depend on each other: sequences of one step would change each other")
+        raise UnsupportedModelError("its rows depend on each other, so sequences of one step would change each other")
 
 
 def _last_rows(
     model: LanguageModel, attention: AttentionBackend, device: torch.device, ids: torch.Tensor, first: torch.Tensor
 ) -> torch.Tensor:
-    """Final hidden states [_ROWS, H] of the last of two new sequences; the other's rows are told to be at ``first``."""
+    """Final hidden states [_ROWS, H] of the last of two new sequences; ``first`` has the other's positions."""
     groups = range(len(model.kv_cache_groups))
     block_size = 16
     caches = attention.allocate(model.kv_cache_spec(block_size), 2 * len(groups), device)

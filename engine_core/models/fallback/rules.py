@@ -34,7 +34,7 @@ TESTED = (
     "StableLmForCausalLM",
     "Starcoder2ForCausalLM",
 )
-"""Those whose tokens are compared with transformers' in tests; others of their kind are likely to run."""
+"""Architectures whose tokens are compared with transformers' in tests; similar ones are likely to run."""
 
 _STATIC_ROPES = ("default", "linear", "llama3", "proportional", "yarn")
 """Rotations whose angles depend on a token's own position alone, not on the longest sequence of the batch."""
@@ -57,14 +57,14 @@ def require_dense_decoder(config: PretrainedConfig, architecture: str) -> None:
     for rope_type in _rope_types(config):
         if rope_type not in _STATIC_ROPES:
             raise UnsupportedModelError(
-                f"{architecture}: rope type {rope_type!r} is not supported by the fallback through transformers: "
-                f"there, a token's angles depend on the batch; supported are {', '.join(_STATIC_ROPES)}"
+                f"{architecture}: rope type {rope_type!r} is not supported through transformers, where a "
+                f"token's angles would depend on the batch; supported are {', '.join(_STATIC_ROPES)}"
             )
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:
     """The types of all rotations."""
-    told: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    for parameters in [told, *(value for value in told.values() if isinstance(value, dict))]:
+    given: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for parameters in [given, *(value for value in given.values() if isinstance(value, dict))]:
         if (rope_type := parameters.get("rope_type")) is not None:
             yield str(rope_type)

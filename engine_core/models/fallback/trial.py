@@ -1,7 +1,7 @@
 """A step of a model of transformers on the meta device, which computes nothing and shows what each layer does.
 
-What the engine must know of a model (its heads, windows and scales) is taken from what its modules hand to attention,
-and not from a configuration, whose fields mean what each module makes of them.
+What the engine must know of a model (its heads, windows and scales) is taken from what its modules pass to attention,
+and not from a configuration, whose fields each module reads in its own way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_POSITIONS = 2**20
 """Positions at which masks are looked at; no model has a longer window."""
 _EPSILONS = ("eps", "variance_epsilon")
 """What norms of torch and of transformers call it."""
-_NOT_REPLACEABLE = "its attention, if it has any, is its own and cannot be replaced"
+_NOT_REPLACEABLE = "it does not attend through transformers' AttentionInterface, which the engine needs"
 _WITHOUT_EFFECT = frozenset(
     {"cache_position", "logits_to_keep", "output_attentions", "output_hidden_states", "position_ids", "return_dict"}
     | {"use_cache"}
@@ -43,16 +43,15 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerOutline:
-    """What one layer hands to attention."""
+    """What one layer passes to attention."""
 
     module: str
-    """The place of the module that does, from the whole model."""
+    """The name of the attending module within the whole model."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of queries and keys."""
+    """The width of queries and keys."""
     value_dim: int
-    """Of values."""
     scale: float
     sliding_window: int | None
     logit_softcap: float | None
@@ -61,7 +60,7 @@ class LayerOutline:
 
     @property
     def widest_head(self) -> int:
-        """Of queries, keys and values: what the cache has room for."""
+        """The width that the cache has room for."""
         return max(self.head_dim, self.value_dim)
 
 
@@ -90,7 +89,7 @@ def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
 
 @contextmanager
 def refusing(architecture: str) -> Iterator[None]:
-    """Whatever transformers raises in building or trying a module becomes an ``UnsupportedModelError``."""
+    """Make an ``UnsupportedModelError`` of anything that transformers raises in building or trying a module."""
     try:
         yield
         return
@@ -98,7 +97,7 @@ def refusing(architecture: str) -> Iterator[None]:
         reason = str(error)
     except KeyError as error:  # of a class that chooses its attention among its own
         reason = _NOT_REPLACEABLE if error.args == (_IMPLEMENTATION,) else f"KeyError: {error}"
-    except Exception as error:  # whatever a module raises that expects to be called in another way
+    except Exception as error:  # anything, from a module that expects to be called in another way
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     raise UnsupportedModelError(f"{architecture} does not run through transformers with the engine's layers: {reason}")
 
@@ -116,7 +115,9 @@ class _Trial:
         """What was seen."""
         assembly = self._assembly
         if empty := [name for name, shape in assembly.shapes.items() if 0 in shape]:
-            raise UnsupportedModelError(f"{empty[0]} has no numbers")
+            raise UnsupportedModelError(
+                f"{empty[0]} has shape {assembly.shapes[empty[0]]}: expected sizes of at least 1"
+            )
         _require_epsilons(assembly.module)
         for name, module in assembly.module.named_modules():
             set_attention(module, partial(self._attend, name))
@@ -147,22 +148,27 @@ class _Trial:
         attention_mask: torch.Tensor | None,
         options: Mapping[str, Any],
     ) -> torch.Tensor:
-        """As ``AttentionCall`` says; notes what it is called with."""
-        told = {name: given for name, given in options.items() if given is not None and name not in _WITHOUT_EFFECT}
-        scale, softcap, sinks = told.pop("scaling", None), told.pop("softcap", None), told.pop("s_aux", None)
-        window = _window(attention_mask, told.pop("sliding_window", None))
-        if told.pop("dropout", 0.0) or not told.pop("is_causal", True):
-            raise UnsupportedModelError(f"{module} drops scores, or sees tokens behind a token's own")
-        if told:
-            raise UnsupportedModelError(f"{module} hands {', '.join(sorted(told))} to attention")
+        """Note what attention is called with; returns an output of its shape."""
+        others = {name: given for name, given in options.items() if given is not None and name not in _WITHOUT_EFFECT}
+        scale, softcap, sinks = others.pop("scaling", None), others.pop("softcap", None), others.pop("s_aux", None)
+        window = _window(attention_mask, others.pop("sliding_window", None))
+        if others.pop("dropout", 0.0) or not others.pop("is_causal", True):
+            raise UnsupportedModelError(f"{module} uses dropout or attends to later tokens, which is not supported")
+        if others:
+            raise UnsupportedModelError(
+                f"{module} passes {', '.join(sorted(others))} to attention, which the engine's does not support"
+            )
         if sinks is not None and id(sinks) not in self._parameters:
-            raise UnsupportedModelError(f"{module} computes the sinks of its attention")
+            raise UnsupportedModelError(f"{module} computes its attention sinks (s_aux): expected a parameter")
         num_heads, head_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
         if num_heads % key.shape[1]:
-            raise UnsupportedModelError(f"{module} has {num_heads} query heads for {key.shape[1]} key heads")
+            raise UnsupportedModelError(
+                f"{module} has {num_heads} query heads: expected a multiple of its {key.shape[1]} key heads"
+            )
         if key.shape[3] != head_dim or value.shape[1] != key.shape[1]:
             raise UnsupportedModelError(
-                f"{module} has queries {_heads(query)}, keys {_heads(key)} and values {_heads(value)}, which do not fit"
+                f"{module} has queries of {_heads(query)}, keys of {_heads(key)} and values of {_heads(value)}: "
+                "expected keys as wide as queries, and as many value heads as key heads"
             )
         self._layers.append(
             LayerOutline(
@@ -177,8 +183,12 @@ class _Trial:
                 sinks=None if sinks is None else self._parameters[id(sinks)],
             )
         )
-        if (query.shape[2], key.shape[2], value.shape[2]) != (_ROWS,) * 3:
-            raise UnsupportedModelError(f"{module} attends with other rows than those of the step")
+        rows = (query.shape[2], key.shape[2], value.shape[2])
+        if rows != (_ROWS,) * 3:
+            raise UnsupportedModelError(
+                f"{module} has {rows[0]} queries, {rows[1]} keys and {rows[2]} values for {_ROWS} tokens: expected "
+                "one of each per token"
+            )
         return value.new_empty(1, _ROWS, num_heads, value_dim)
 
     def _head(self, hidden: torch.Tensor) -> tuple[int, bool]:
@@ -197,12 +207,12 @@ class _Trial:
         if not layers:
             raise UnsupportedModelError(_NOT_REPLACEABLE)
         if len({layer.num_heads for layer in layers}) > 1:
-            raise UnsupportedModelError("its layers have different numbers of heads")
+            raise UnsupportedModelError("its layers have different numbers of query heads: expected the same in all")
         for name, module in self._assembly.module.named_modules():
             attending = (layer.module.startswith(f"{name}.{index}.") for index, layer in enumerate(layers))
             if isinstance(module, nn.ModuleList) and len(module) == len(layers) and all(attending):
                 return str(name)
-        raise UnsupportedModelError(f"attention is called {len(layers)} times, and not once by each of its layers")
+        raise UnsupportedModelError(f"attention is called {len(layers)} times: expected one call by each layer")
 
     def _widest(self, path: str) -> int:
         shapes = [shape for name, shape in self._assembly.shapes.items() if name.startswith(f"{path}.")]
@@ -210,12 +220,12 @@ class _Trial:
 
 
 def _heads(x: torch.Tensor) -> str:
-    """How many heads [1, heads, T, D] of ``x`` there are, and of which width."""
+    """The number and width of the heads of ``x`` [1, heads, T, D]."""
     return f"{x.shape[1]} × {x.shape[3]}"
 
 
 def _positive(module: str, what: str, value: float) -> float:
-    """A finite number above 0: scores would be alike, or none would be a number."""
+    """A finite number above 0: by 0, all scores would be equal; by infinity, they would be infinite or NaN."""
     number = float(value)
     if not 0 < number <= sys.float_info.max:
         raise UnsupportedModelError(f"{module} {what} {number}; expected a number above 0")
@@ -223,21 +233,23 @@ def _positive(module: str, what: str, value: float) -> float:
 
 
 def _require_epsilons(model: nn.Module) -> None:
-    """Raise ``UnsupportedModelError`` for a norm that divides by the root of less than nothing."""
+    """Raise ``UnsupportedModelError`` unless the epsilons of all norms are from 0 to 1."""
     for name, module in model.named_modules():
         for attribute in _EPSILONS:
             value = getattr(module, attribute, None)
             if isinstance(value, float | int) and not 0 <= value < 1:
-                raise UnsupportedModelError(f"{name} adds {value} to a variance; expected a number from 0 to 1")
+                raise UnsupportedModelError(f"{name} has an epsilon of {value}: expected a number from 0 to 1")
 
 
-def _window(mask: torch.Tensor | None, told: int | None) -> int | None:
-    """How many tokens a token sees: what the mask shows; the module must not say something else."""
+def _window(mask: torch.Tensor | None, given: int | None) -> int | None:
+    """The window in tokens, as the mask shows it; raises ``UnsupportedModelError`` if the module gives another."""
     if mask is None or not hasattr(mask, _WINDOW):
-        raise UnsupportedModelError("it makes its own masks for attention")
+        raise UnsupportedModelError(
+            "it does not make masks through transformers' AttentionMaskInterface, which the engine needs"
+        )
     shown: int | None = getattr(mask, _WINDOW)
-    if told is not None and shown is not None and told != shown:
-        raise UnsupportedModelError(f"it attends to {told} tokens with a mask for {shown}")
+    if given is not None and shown is not None and given != shown:
+        raise UnsupportedModelError(f"its attention has a window of {given} tokens, but its mask one of {shown}")
     return shown
 
 
@@ -260,9 +272,7 @@ def _window_of(mask_function: Callable[..., torch.Tensor], last: int) -> int | N
     window = last + 1 - int(seen(last).int().argmax())
     for position in sorted({0, 1, window - 1, window, last // 2, last} & set(range(last + 1))):
         if not torch.equal(seen(position), (places <= position) & (places > position - window)):
-            raise UnsupportedModelError(
-                "its tokens see others than those before them, or those of a window: it may be an encoder"
-            )
+            raise UnsupportedModelError("its mask is neither causal nor a sliding window: it may be an encoder")
     return None if window == last + 1 else window
 
 

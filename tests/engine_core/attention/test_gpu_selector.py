@@ -57,12 +57,17 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
 @pytest.mark.parametrize(
     ("asked", "demand", "option", "said"),
     [
-        (None, replace(DEMAND, heads=replace(HEADS, head_dim=8)), "device", "cpu, because .* 16 to 256, .* have 8"),
-        ("triton", replace(DEMAND, heads=replace(HEADS, head_dim=512)), "device", "cpu, because .* have 512"),
-        ("native", DEMAND, "attention_backend", "triton, because the device is a GPU"),
-        ("varlen", replace(DEMAND, plain=False), "attention_backend", "not used for sliding windows"),
-        ("flashinfer", replace(DEMAND, plain=False), "attention_backend", "not used for sliding windows"),
-        ("torch", DEMAND, "attention_backend", "triton, because the device is a GPU"),
+        (
+            None,
+            replace(DEMAND, heads=replace(HEADS, head_dim=8)),
+            "device",
+            "cpu, because .* head_dim from 16 to 256; the model's is 8",
+        ),
+        ("triton", replace(DEMAND, heads=replace(HEADS, head_dim=512)), "device", "cpu, because .* is 512"),
+        ("native", DEMAND, "attention_backend", "triton, because native runs only on CPUs"),
+        ("varlen", replace(DEMAND, plain=False), "attention_backend", "not used with sliding windows"),
+        ("flashinfer", replace(DEMAND, plain=False), "attention_backend", "not used with sliding windows"),
+        ("torch", DEMAND, "attention_backend", "triton, because torch runs only on CPUs"),
         ("varlen", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
         ("flashinfer", replace(DEMAND, deterministic=True), "attention_backend", "--deterministic"),
         ("varlen", replace(DEMAND, heads=replace(HEADS, dtype=torch.float32)), "attention_backend", "varlen computes"),
@@ -71,7 +76,7 @@ def test_what_is_asked_for_is_chosen_and_named(asked: str | None, made: type, na
             "flashinfer",
             replace(DEMAND, heads=replace(HEADS, head_dim=80)),
             "attention_backend",
-            "heads of 64, 128, 256",
+            "to be one of 64, 128, 256; the model's is 80",
         ),
     ],
 )
@@ -86,7 +91,7 @@ def test_what_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="flashinfer is not installed"):
         check_attention("flashinfer", DEMAND)
     monkeypatch.setattr(gpu_selector, "varlen_function", lambda: None)
-    with pytest.raises(ConfigError, match=r"from torch 2\.12 on; this is"):
+    with pytest.raises(ConfigError, match=r"needs torch 2\.12 or later; this is"):
         check_attention("varlen", DEMAND)
 
 

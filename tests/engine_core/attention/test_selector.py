@@ -22,14 +22,14 @@ def test_native_kernels_where_they_can_compute_the_model() -> None:
     assert isinstance(choose_attention(24, torch.bfloat16)[0], NativeAttention)
     backend, why = choose_attention(1040, torch.bfloat16)
     assert isinstance(backend, TorchAttention)
-    assert "heads of up to 1024" in why
+    assert "head_dim up to 1024; the model has bfloat16 and head_dim 1040" in why
 
 
 def test_torch_where_no_library_can_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     backend, why = choose_attention(64, torch.bfloat16, library=KernelLibrary(package=tmp_path))
     assert isinstance(backend, TorchAttention)
-    assert why == "attention by torch: the native kernels cannot be built: there is no g++"
+    assert why == "attention by torch: the native kernels cannot be built: g++ is not installed"
 
 
 def test_numerics_name_what_decides_bits() -> None:

@@ -112,7 +112,7 @@ def test_an_ordinary_user_builds_into_a_cache_once(beside: str, package: Path, c
     assert [stat.S_IMODE(each.stat().st_mode) for each in (cache.parent, cache, path)] == [0o700, 0o700, 0o600]
     assert [each.name for each in cache.iterdir()] == [path.name]
     assert path.read_bytes() == (PACKAGE / LIBRARY).read_bytes()
-    assert provided(package, cache, "/nowhere") == str(path)  # there is no g++, nor need of one
+    assert provided(package, cache, "/nowhere") == str(path)  # g++ is neither there nor needed
 
 
 def test_a_readable_library_beside_the_package_is_preferred(package: Path, compiler: Path, folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_another_user_owns_is_neither_used_nor_written(package: Path, compi
     os.chown(cache, 1, 1)
     cache.chmod(0o777)
     assert f"{cache}: it belongs to another user" in provided(package, cache, compiler)
-    assert f"{package}: it may not be written" in provided(package, cache, compiler)
+    assert f"{package}: it is not writable" in provided(package, cache, compiler)
 
 
 def test_what_others_may_write_is_not_used(package: Path, compiler: Path, folder: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_others_may_write_is_not_used(package: Path, compiler: Path, folder
     for each, mode in ((path, 0o602), (cache, 0o770)):
         before = each.stat().st_mode
         each.chmod(mode)
-        assert "other users may write it" in provided(package, cache, compiler)
+        assert "other users can write to it" in provided(package, cache, compiler)
         each.chmod(before)
     assert provided(package, cache, compiler) == str(path)
 
@@ -157,7 +157,7 @@ def test_what_others_may_write_is_not_used(package: Path, compiler: Path, folder
 @as_root
 def test_without_a_home_there_is_no_cache(package: Path, compiler: Path) -> None:
     said = provided(package, "", compiler, uid=HOMELESS)
-    assert said == f"BuildError: there is no folder for them ({package}: it may not be written)"
+    assert said == f"BuildError: no directory can hold them ({package}: it is not writable)"
 
 
 def test_nobody_waits_for_ever_for_one_that_builds(

@@ -116,7 +116,7 @@ def test_what_no_model_expands_is_refused(tmp_path: Path) -> None:
         (
             raw | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
             UnsupportedModelError,
-            "quantized with MXFP4",
+            "quantized with MXFP4, which is not supported for MixtralForCausalLM",
         ),
     ):
         (tmp_path / "config.json").write_text(json.dumps(changed))

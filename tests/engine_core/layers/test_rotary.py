@@ -118,7 +118,7 @@ def test_longrope_equals_transformers_on_both_sides_of_its_switch(length: int, c
 
 
 def test_longrope_needs_a_factor_for_each_pair() -> None:
-    with pytest.raises(CheckpointError, match="short_factor is 4 numbers: expected 8"):
+    with pytest.raises(CheckpointError, match="short_factor has 4 numbers: expected 8 numbers, one per"):
         RopeParameters.read(LONGROPE, 512, 16)
     with pytest.raises(CheckpointError, match="long_factor is None: expected 4"):
         RopeParameters.read(LONGROPE | {"long_factor": None}, 512, 8)
@@ -132,7 +132,10 @@ def test_longrope_needs_a_factor_for_each_pair() -> None:
         ({"rope_theta": float("inf")}, "rope_theta=inf"),
         ({"rope_type": "linear", "factor": 0}, "factor=0"),
         ({"rope_type": "yarn", "factor": True}, "factor=True"),
-        (LLAMA3 | {"high_freq_factor": 1.0}, "low_freq_factor 1.0 must be below high_freq_factor 1.0"),
+        (
+            LLAMA3 | {"high_freq_factor": 1.0},
+            "low_freq_factor=1.0 is not usable: expected less than high_freq_factor=1.0",
+        ),
     ],
 )
 def test_unusable_values_are_named(parameters: dict[str, Any], named: str) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.location import check_location
 from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.model_loader.tokenizer import tokenizer_directory
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 from tests.engine_core.models.driver import open_at
 
@@ -70,3 +72,15 @@ def test_a_pointer_of_git_lfs_is_not_the_file(name: str, tmp_path: Path) -> None
     expected = re.escape(f"{tmp_path / name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
     with pytest.raises(CheckpointError, match=expected):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_pointer_of_git_lfs_is_not_a_tokenizer(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_bytes(POINTER)
+    expected = re.escape(f"{tmp_path / name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
+    with (
+        pytest.raises(CheckpointError, match=expected),
+        tokenizer_directory(ModelConfig(model=str(tmp_path))),
+    ):
+        pass

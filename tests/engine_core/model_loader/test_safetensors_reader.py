@@ -106,7 +106,7 @@ def test_tensors_by_other_names(tmp_path: Path) -> None:
     assert torch.equal(weights.take("a.weight"), TENSORS["a.weight"])
     assert torch.equal(weights.take("b.weight"), TENSORS["b.weight"].float())
     save_file(TENSORS | {"x.a": torch.ones(4, 3)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"tensors that are there by another name, too: a\.weight"):
+    with pytest.raises(CheckpointError, match=r"tensors that are there twice, under two names: a\.weight"):
         open_weights(tmp_path, renamed=lambda name: names.get(name, name))
 
 

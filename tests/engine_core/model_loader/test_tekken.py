@@ -154,7 +154,10 @@ def dropped(part: str) -> Callable[[dict[str, Any]], None]:
         (lambda c: c["special_tokens"][5].update(token_str="</s>"), "special_tokens must be at most 10"),
         (lambda c: c["special_tokens"][1].update(token_str="<bos>"), "all different, <s> among them"),
         (lambda c: c["config"].update(default_num_special_tokens=3, default_vocab_size=300), "must be at most 3"),
-        (dropped("special_tokens"), "special_tokens is missing, which only versions v1, v2, v3, v7 .* not v13"),
+        (
+            dropped("special_tokens"),
+            "special_tokens is missing: expected it in version v13, as in all but v1, v2, v3, v7",
+        ),
         (dropped("config"), "cannot be read: KeyError: 'config'"),
     ],
 )

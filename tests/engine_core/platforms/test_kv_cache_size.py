@@ -14,7 +14,7 @@ from engine_core.platforms.kv_cache_size import (
     MemoryProfile,
     request_memory,
     require_room_for_angles,
-    size_as_told,
+    size_as_given,
     size_by_profile,
 )
 from engine_core.worker.input_batch import BatchLimits
@@ -52,13 +52,13 @@ def test_a_refusal_lists_every_part_with_its_number_and_its_flags() -> None:
     with pytest.raises(OutOfMemoryError) as refused:
         size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.25), LIMITS, BLOCK)
     for part in (
-        "0.25 (--gpu-memory-utilization) of the 1.25 GiB this process may use is 320 MiB",
+        "the budget is 320 MiB, 0.25 (--gpu-memory-utilization) of the 1.25 GiB that this process may use",
         "weights take 200 MiB (--model, --dtype, --quantization)",
         "the runtime 76 MiB",
         "the largest step 70 MiB (--max-num-batched-tokens, --max-num-seqs)",
         "the batch's state 10 MiB (--max-num-seqs, --max-model-len)",
-        "20 MiB are set aside for requests' token ids and log probabilities (a sixteenth of the budget",
-        "24 MiB in reserve",
+        "token ids and log probabilities of requests 20 MiB (a sixteenth of the budget, at most 1.00 GiB)",
+        "the reserve 24 MiB",
     ):
         assert part in str(refused.value)
 
@@ -87,9 +87,9 @@ def test_refusal_when_weights_alone_exceed_the_budget() -> None:
 
 
 def test_a_size_that_was_given_is_taken_as_it_is() -> None:
-    assert size_as_told(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
+    assert size_as_given(128 * BLOCK + 5, LIMITS, BLOCK).num_blocks == 128
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 2032"):
-        size_as_told(128 * BLOCK - 5, LIMITS, BLOCK)
+        size_as_given(128 * BLOCK - 5, LIMITS, BLOCK)
 
 
 WINDOWS = (KVCacheGroup((0, 1), sliding_window=48),)
@@ -99,20 +99,20 @@ def test_refusal_names_the_step_with_which_a_window_fits() -> None:
     """⌈(47 + step) / 16⌉ + 1 blocks for the window and the step, and 3 + 1 for the window behind the prompt."""
     limits = BatchLimits(64, 512, 1024, 16, WINDOWS)
     with pytest.raises(OutOfMemoryError) as refused:
-        size_as_told(13 * BLOCK, limits, BLOCK)
+        size_as_given(13 * BLOCK, limits, BLOCK)
     ways = "lower --max-num-batched-tokens to at most 81, or lower --max-model-len to at most 208."
     assert str(refused.value).endswith(f". Raise --kv-cache-memory-bytes, {ways}")
     for fitting in (replace(limits, max_num_batched_tokens=81), replace(limits, max_model_len=208)):
-        assert size_as_told(13 * BLOCK, fitting, BLOCK).num_blocks == 13
+        assert size_as_given(13 * BLOCK, fitting, BLOCK).num_blocks == 13
     for larger in (replace(limits, max_num_batched_tokens=82), replace(limits, max_model_len=209)):
         with pytest.raises(OutOfMemoryError):
-            size_as_told(13 * BLOCK, larger, BLOCK)
+            size_as_given(13 * BLOCK, larger, BLOCK)
 
 
 def test_refusal_names_no_step_that_other_options_forbid() -> None:
     limits = BatchLimits(64, 1024, 1024, 16, WINDOWS, min_batched_tokens=1024)
     with pytest.raises(OutOfMemoryError, match=r"Raise --kv-cache-memory-bytes, or lower --max-model-len to .* 208\.$"):
-        size_as_told(13 * BLOCK, limits, BLOCK)
+        size_as_given(13 * BLOCK, limits, BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_refusal_names_no_step_that_other_options_forbid() -> None:
 def test_refusal_of_a_cache_without_any_block_names_what_makes_blocks_smaller(block_size: int, way: str) -> None:
     limits = BatchLimits(64, 512, 2048, block_size)
     with pytest.raises(OutOfMemoryError, match=rf"Raise --kv-cache-memory-bytes, or {way}\.$"):
-        size_as_told(BLOCK - 1, limits, BLOCK)
+        size_as_given(BLOCK - 1, limits, BLOCK)
 
 
 def test_angles_larger_than_the_memory_are_refused_before_they_are_computed() -> None:

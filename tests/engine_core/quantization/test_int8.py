@@ -225,8 +225,8 @@ def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:
 def test_a_layer_too_wide_to_sum_is_refused() -> None:
     """Before any weight is read, by its name."""
     shape = LinearShape(("x.down_proj",), (1,), Features(1, MOST_INPUTS + 1), Features(1, 1), bias=False)
-    told = "x.down_proj has 131073 inputs; in 8 bits at most 131072 can be summed: leave out --quantization int8$"
-    with pytest.raises(UnsupportedModelError, match=told):
+    refused = "x.down_proj has 131073 inputs, and 8 bits allow at most 131072: leave out --quantization int8$"
+    with pytest.raises(UnsupportedModelError, match=refused):
         Int8(KERNELS[0]).tensors(shape)
     experts = ExpertsShape(2, 1, 16, MOST_INPUTS + 1, Activation.SILU)
     with pytest.raises(UnsupportedModelError, match="down projection of experts has 131088 inputs"):

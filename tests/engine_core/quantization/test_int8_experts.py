@@ -153,5 +153,5 @@ def test_memory_is_what_was_told_before(shape: ExpertsShape) -> None:
 
 
 def test_sizes_that_torch_layers_do_not_pad_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="experts of 70 inputs cannot be computed in 8 bits"):
+    with pytest.raises(UnsupportedModelError, match="of experts with hidden_size=70 needs native kernels"):
         Int8(KERNELS[0]).experts(SHAPES["padded, with biases"], torch.float32, TorchBackend())

@@ -60,14 +60,18 @@ def test_compiling_is_a_stage_of_its_own(model: str, package: Path, tmp_path: Pa
 
 def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(model: str, package: Path) -> None:
     (warning,) = [line for line in lines_of_a_start(model) if line["log_level"] == "warning"]
-    for words in ("cannot be built: there is no g++", "several times slower", "depends on what else is in its batch"):
+    for words in (
+        "cannot be built: g++ is not installed",
+        "several times slower",
+        "depend on what else is in the batch",
+    ):
         assert words in str(warning["reason"])
     assert "install g++" in str(warning["reason"])
-    assert "--kernel-cache-dir name a folder of this user's own" in str(warning["reason"])
+    assert "set --kernel-cache-dir to one that belongs to this user" in str(warning["reason"])
 
 
 def test_offline_it_is_a_warning_of_python(model: str, package: Path) -> None:
-    with pytest.warns(RuntimeWarning, match=r"there is no g\+\+.*slower.*install g\+\+"):
+    with pytest.warns(RuntimeWarning, match=r"g\+\+ is not installed.*slower.*install g\+\+"):
         LLM(model, **OPTIONS).close()
     shutil.copy(PACKAGE / LIBRARY, package)
     with warnings.catch_warnings():
