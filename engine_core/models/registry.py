@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 RINGLINE, TRANSFORMERS = "ringline", "transformers"
-"""Whose modules compute a model."""
+"""The libraries whose modules may compute a model."""
 
 
 @dataclass(frozen=True, slots=True)
