@@ -71,7 +71,7 @@ ARCHITECTURES: dict[str, type[CausalLM]] = {
 
 
 RINGLINE, TRANSFORMERS = "ringline", "transformers"
-"""The libraries whose modules may compute a model."""
+"""Whose modules compute a model."""
 
 
 @dataclass(frozen=True, slots=True)
