@@ -96,7 +96,7 @@ class NativeAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """What is called alike for heads and for latents."""
+        """Call the kernel, in the same way for heads and for latents."""
         num_rows, num_heads, width = query.shape
         output = empty(num_rows, num_heads * width, query.dtype)
         arguments = self._arguments

@@ -41,7 +41,7 @@ class Checkpoint:
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
     choice: ModelChoice
-    """What runs it."""
+    """The implementation that runs it."""
     config: ModelShape
     dtype: torch.dtype
     """The type of weights, activations and KV cache."""
@@ -57,7 +57,7 @@ class Checkpoint:
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
 
-        Equal for copies, whatever they are called, and whatever dtype and device compute them. The tokenizer is left
+        Equal for copies with any name, on any device and with any dtype. The tokenizer is left
         out: the engine core has none.
         """
         identity = {

@@ -4,7 +4,7 @@ The file has what tiktoken takes: a pattern that splits a text into words, and b
 ranks. Within a word, tiktoken joins the two neighbours whose bytes together have the lowest rank, the leftmost of equal
 ones, until no two make a token. The ``tokenizers`` library joins listed pairs, in the order of the list: here every two
 tokens that make a token, ordered by the rank of what they make. Both give the same ids. Where several pairs make one
-token, their order among themselves decides nothing: its bytes, as long as nothing joins them with others, come down to
+token, their order does not matter: its bytes, as long as nothing joins them with others, come down to
 two parts in one way only.
 
 Special tokens have the ids before the ranks. As with every ``tokenizer.json``, and unlike in mistral-common, a text

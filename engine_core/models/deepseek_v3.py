@@ -26,7 +26,7 @@ from engine_core.models.mixture import (
 )
 
 DEEPSEEK_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
-"""What the line has no choice of."""
+"""The only values of these fields that DeepSeek V3 and the models after it have."""
 
 
 def deepseek_mixture(

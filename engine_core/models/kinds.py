@@ -68,7 +68,7 @@ def _multimodal(architecture: str, fields: Mapping[str, Any]) -> str | None:
 
 
 def _other_task(architecture: str, fields: Mapping[str, Any]) -> str | None:
-    """What makes no text, or not token by token."""
+    """What a model is that generates no text, or not token by token; None for others."""
     if any(name in architecture.lower() for name in _DIFFUSION):
         return "a diffusion language model, which does not generate token by token"
     if architecture.endswith(_SCORING):

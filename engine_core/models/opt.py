@@ -33,7 +33,7 @@ _FIRST_POSITION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OPTConfig(ArchitectureConfig):
-    """What the family's sizes and offspring differ in."""
+    """Options in which members of the family differ."""
 
     bias: bool
     norm_weights: bool

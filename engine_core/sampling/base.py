@@ -34,7 +34,7 @@ class RandomRows:
     """How R rows that are not greedy are sampled; all arrays are [R, 1]."""
 
     keys: npt.NDArray[np.uint64]
-    """Where each row's stream of noise begins."""
+    """The key of each row's stream of noise."""
     temperature: npt.NDArray[np.float32]
     """> 0"""
     log_min_p: npt.NDArray[np.float32] | None

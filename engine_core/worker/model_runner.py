@@ -22,7 +22,7 @@ PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
 
 PromptLogprobs = list[tuple[int, LogprobsTensors]]
-"""With the sequence's id."""
+"""Pairs of a sequence's id and its log probabilities."""
 
 
 class PendingStep:

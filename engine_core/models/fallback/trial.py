@@ -112,7 +112,7 @@ class _Trial:
 
     @torch.no_grad()
     def run(self) -> Outline:
-        """What was seen."""
+        """Run the step. Raises ``UnsupportedModelError``."""
         assembly = self._assembly
         if empty := [name for name, shape in assembly.shapes.items() if 0 in shape]:
             raise UnsupportedModelError(
