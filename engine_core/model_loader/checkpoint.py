@@ -226,7 +226,7 @@ def _read_config(config: PretrainedConfig, choice: ModelChoice) -> ModelShape:
 def _check_names(path: Path, raw: dict[str, Any], choice: ModelChoice) -> None:
     """Refuse names of models and types that transformers does not know, either."""
     own = [each.model_type for each in ARCHITECTURES.values()]
-    known = own if choice.impl == RINGLINE else CONFIG_MAPPING
+    known = own if choice.impl == RINGLINE else list(CONFIG_MAPPING)  # lists, as what is in the file may be unhashable
     if (model_type := raw.get("model_type")) is not None and model_type not in known:
         raise _contradiction(path, choice, model_type)
     for key in ("dtype", "torch_dtype"):

@@ -49,20 +49,21 @@ def download(model: str, revision: str | None, download_dir: str | None, weights
             f"{model} has no revision {revision}: give one of its branches, tags or commits"
         ) from error
     except LocalEntryNotFoundError as error:
-        raise CheckpointError(_not_cached(model, at, download_dir)) from error
+        raise CheckpointError(_not_cached(model, revision, at, download_dir)) from error
     except Exception as error:  # the errors of the hub library's HTTP client differ by release
         raise CheckpointError(f"{at} cannot be downloaded: {' '.join(str(error).split())}") from error
 
 
-def _not_cached(model: str, at: str, download_dir: str | None) -> str:
+def _not_cached(model: str, revision: str | None, at: str, download_dir: str | None) -> str:
     """What is wrong where nothing can be downloaded, and what to do."""
     cache = download_dir or huggingface_hub.constants.HF_HUB_CACHE
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         why, remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded", "unset it"
     else:
         why, remedy = "the hub cannot be reached", "check the network"
-    option = f" --cache-dir {download_dir}" if download_dir else ""
+    given = {"--revision": revision, "--cache-dir": download_dir}
+    options = "".join(f" {flag} {value}" for flag, value in given.items() if value)
     return (
-        f"{at} is not a directory, and not in the cache {cache}; {why}: {remedy}, run `hf download {model}{option}` "
+        f"{at} is not a directory, and not in the cache {cache}; {why}: {remedy}, run `hf download {model}{options}` "
         "where there is a network, or give a directory"
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,10 +58,10 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
         return None
     try:
         page = _get(place)
-        missing = {peers: [str(where) for where in page["missing"][peers]] for peers in _PEERS}
+        missing = {peers: [_printable(where) for where in page["missing"][peers]] for peers in _PEERS}
         engines, detokenizers = (len(page[peers]) for peers in _PEERS)
         return LivePage(int(page["live_requests"]), int(page["waiting_requests"]), engines, detokenizers, missing)
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # no page, or one of another release
 
 
@@ -71,9 +74,20 @@ def _default_place(address: str) -> str | None:
     return f"[{host}]:{own}" if ":" in host else f"{host}:{own}"
 
 
+def _printable(address: object) -> str:
+    """The address; an answer with control characters, which a terminal would obey, is not shown."""
+    if not isinstance(address, str) or not address.isprintable():
+        raise ValueError(f"{address!r} is not an address")
+    return address
+
+
 def _get(place: str) -> dict[str, Any]:
     connection = http.client.HTTPConnection(place, timeout=_SECONDS)
+    connection.connect()
+    # The timeout bounds each read; this bounds all of them together.
+    cut = Timer(_SECONDS, _shut_down, [connection.sock])
     try:
+        cut.start()
         connection.request("GET", "/ring.json")
         answer = connection.getresponse()
         if answer.getheader("Server") != server_header("processor"):
@@ -83,4 +97,10 @@ def _get(place: str) -> dict[str, Any]:
             raise ValueError("not an object")
         return page
     finally:
+        cut.cancel()
         connection.close()
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with suppress(OSError):  # it has been closed just now
+        connected.shutdown(socket.SHUT_RDWR)

@@ -285,6 +285,9 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
     unreached = error.unreached or {}
     if (reason := connection_failure(error)) is not None:
         unreached = {addresses: reason}
+    lost, is_named, reason = str(error).partition(" is not available: ")
+    if not unreached and is_named:  # by a client that had reached it
+        unreached = {lost: reason}
     if unreached:
         tried = "; ".join(f"{address} is not available: {reason}" for address, reason in unreached.items())
         return f"{tried}; `ringline serve` starts a server, --address names another"

@@ -5,6 +5,7 @@ import copy
 import json
 import pickle
 import re
+from fractions import Fraction
 from typing import get_type_hints
 
 import grpc
@@ -13,6 +14,7 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
+from ringline.retry import Deadline, RetryPolicy
 
 
 def build(options, prompt="Hi", messages=None, token_ids=None):
@@ -140,6 +142,7 @@ def test_what_is_no_conversation_is_a_type_error_that_says_where(messages, text)
         ("stop_token_ids", [5, -1], "stop_token_ids[1]: -1 is out of range: expected at least 0"),
         ("logit_bias", {-1: 0.5}, "logit_bias[-1]: -1 is out of range: expected at least 0"),
         ("stop", "\ud800", "stop[0]: surrogates not allowed (at position 0): expected text that UTF-8 can encode"),
+        ("stop", [b"\xff"], "stop[0]: bytes that are not UTF-8: expected text"),
         pytest.param("temperature", 10**5000, "temperature: 1e5000 is out of range: expected at most 3.4", id="float"),
         pytest.param("max_tokens", -(10**5000), "max_tokens: -1e5000 is out of range: expected at least 0", id="int"),
     ],
@@ -275,3 +278,9 @@ def test_errors_survive_copying():
     error.retry_after = 2.5
     for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert (type(twin), str(twin), twin.retry_after) == (ringline.Overloaded, "full", 2.5)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    """As numpy's, which register as Real."""
+    assert 4 < Deadline(Fraction(5)).remaining() <= 5  # type: ignore[arg-type]
+    assert RetryPolicy(Fraction(1, 2), 3, False).patience == 0.5  # type: ignore[arg-type]

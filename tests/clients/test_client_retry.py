@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2
 from ringline.connect_errors import connection_failure
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.retry import Deadline, RetryPolicy, RetryState
+from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
@@ -341,3 +342,16 @@ async def test_those_who_wait_for_a_turn_leave_a_draining_session(server):
         gate.set()
         assert (await first).token_ids == ()
     assert server.service.sessions == 2
+
+
+def test_a_refusal_from_before_a_requests_first_attempt_does_not_fail_it():
+    """A stream may be made long before its first delta is awaited."""
+    deadline = Deadline(None)
+    retrying = RetryingRequest(pb.GenerateRequest(), RetryState(RetryPolicy(30.0, 3, False), deadline), deadline)
+    pool = ServerPool(["a:1", "b:1"], lambda address: address)
+    refusal = ringline.Unavailable("failed to connect to all addresses; last error: Connection refused")
+    pool.attempt_failed(pool.choose(), refusal, time.monotonic())
+    retrying.next_request()
+    error = retrying.failed_at(pool.choose(), pool, refusal)
+    assert isinstance(error, ringline.Unavailable)
+    assert error.unreached is None, "the other server was not tried for this request"

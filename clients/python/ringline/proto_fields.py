@@ -86,6 +86,8 @@ def _set(setter: Callable[[Any], object], field: _Field, value: Any, option: str
         problem = f"{error.reason} (at position {error.start}): expected text that UTF-8 can encode"
         raise invalid(option, problem) from None
     except (ValueError, OverflowError):
+        if isinstance(value, bytes):  # text fields take those that are UTF-8
+            raise invalid(option, "bytes that are not UTF-8: expected text") from None
         low, high = _RANGES.get(field.type, (-_MAX_FLOAT, _MAX_FLOAT))
         accepted = f"at least {low}" if value < low else f"at most {high}"  # the other bound is only the type's
         raise invalid(option, f"{shown(value)} is out of range: expected {accepted}") from None

@@ -6,6 +6,7 @@ import math
 import random
 import time
 from dataclasses import dataclass
+from numbers import Real
 
 from ringline.errors import DeadlineExceeded, Overloaded, RingError, Unavailable, invalid
 from ringline.proto_fields import shown
@@ -25,7 +26,7 @@ GRACE = 1.0
 
 
 def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float):
+    if not isinstance(value, Real):  # numpy's numbers, too
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 

@@ -24,7 +24,8 @@ class RetryingRequest:
 
     def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
         self.deadline = deadline
-        self._began = time.monotonic()
+        self._began: float | None = None
+        """When the first attempt did, on the monotonic clock: long after this was made, perhaps."""
         self._request = request
         self._retry_state = retry_state
         keeps_prompt = retry_state.resumable and request.WhichOneof("prompt") != "token_ids"
@@ -37,6 +38,8 @@ class RetryingRequest:
 
     def next_request(self) -> pb.GenerateRequest:
         """What the next attempt sends. Raises DeadlineExceeded when no time is left."""
+        if self._began is None:
+            self._began = time.monotonic()
         request = self._request if self.reader.admitted is None else self._resumed_request()
         self.reader.begin([resumed.choice for resumed in request.resume.choices])
         milliseconds = self._remaining_ms()
@@ -62,7 +65,7 @@ class RetryingRequest:
         if isinstance(error, Unavailable) and self.reader.done:
             self.avoid = server
             return error
-        return pool.attempt_failed(server, error, self._began)
+        return pool.attempt_failed(server, error, self._began or 0.0)
 
     def delay(self, error: RingError, *, any_available: bool) -> float:
         """Seconds until the next attempt, after one that ended with ``error``; raises the error if there is none.

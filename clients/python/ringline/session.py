@@ -156,9 +156,11 @@ class Session:
             try:
                 with pool.using(server) as used:
                     return await SessionStream.open(used.keep(self._call(used.connection)), pool, server, self._names)
-            except Unavailable as refusal:
+            except RingError as refusal:
                 error = pool.attempt_failed(server, refusal, began)
-                none_reached = isinstance(error, Unavailable) and error.unreached is not None
+                if not isinstance(error, Unavailable):
+                    raise
+                none_reached = error.unreached is not None
                 if none_reached or (pool.reached and not pool.any_available):
                     raise error from None
 

@@ -259,6 +259,11 @@ def test_damaged_config(changes: dict[str, Any], message: str, tmp_path: Path) -
         open_config(tmp_path, LLAMA | changes)
 
 
+def test_a_model_type_that_is_no_text_is_refused_for_every_implementation(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has model_type .*'llama', not \['llama'\]"):
+        open_config(tmp_path, LLAMA | {"model_type": ["llama"]}, model_impl="transformers")
+
+
 def test_a_value_of_another_type_is_told_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as refused:
         open_config(tmp_path, MISTRAL | {"sliding_window": 48.5})

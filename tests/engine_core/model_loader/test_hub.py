@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.checkpoint import open_checkpoint
+from engine_core.model_loader.hub import download
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -108,3 +109,12 @@ def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest
     )
     weights = ["model-00001-of-00002.safetensors"] if load_format == "auto" else []
     assert list(chosen) == ["config.json", "tokenizer.model", *weights, "model.safetensors.index.json"]
+
+
+def test_a_revision_not_in_the_cache_is_downloaded_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise LocalEntryNotFoundError("no")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(CheckpointError, match=r"run `hf download some/model --revision v1` where"):
+        download("some/model", "v1", None, weights=True)

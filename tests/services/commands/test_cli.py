@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from ringline.errors import Unavailable
 
 from engine_core.config import EngineConfig
 from services.cli import COMMANDS, cli
-from services.commands._options import SECTIONS
+from services.commands._connection import Connection
+from services.commands._options import SECTIONS, describe
 from services.commands.engine import INSTEAD_OF_VLLM_OPTIONS
 from services.commands.serve import stack_settings
 from services.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
@@ -277,3 +279,12 @@ def test_a_server_that_is_not_there_is_said_in_one_line_that_helps(command):
     done = ringline(*command, "--address", "nowhere" if command[0] == "bench" else "127.0.0.1:9,nowhere")
     assert done.returncode == 2
     assert "'nowhere' is not an address: expected host:port" in done.stderr
+
+
+def test_a_server_that_was_lost_is_named_once() -> None:
+    error = Unavailable("127.0.0.1:1 is not available: Connection refused")
+    expected = "127.0.0.1:1 is not available: Connection refused; `ringline serve` starts a server, "
+    assert (
+        describe(error, "127.0.0.1:1", Connection(False, None, None, None, None, None))
+        == expected + "--address names another"
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 
 import click
 import grpc
@@ -21,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.commands._diagnosis import FULL_NAMES
+from services.commands._live_page import read_live_page
 from services.commands.status import status
 from services.config.errors import FatalError
 from services.supervise.runtime_directory import ProcessState, StackState, runtime_directory
@@ -144,6 +147,49 @@ def test_a_processor_without_an_engine_says_so_and_where_it_looks(
         assert "detokenizer is attached" not in result.stdout
     else:
         assert "no engine with a detokenizer is attached" in result.stdout
+
+
+PAGE = {"live_requests": 0, "waiting_requests": 0, "engines": [], "detokenizers": []}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(PAGE | {"live_requests": float("inf"), "missing": {"engines": [], "detokenizers": []}}),
+        json.dumps(PAGE | {"missing": {"engines": ["\x1b[2J"], "detokenizers": []}}),
+        json.dumps(PAGE | {"missing": {"engines": [5], "detokenizers": []}}),
+        "[" * 100_000,
+    ],
+    ids=["infinite", "control characters", "no address", "deep"],
+)
+def test_what_is_not_a_live_page_is_not_shown(body: str) -> None:
+    pages = {"/ring.json": Page("application/json", lambda: body.encode())}
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
+    try:
+        assert read_live_page("unix:nowhere", f"http://127.0.0.1:{endpoint.port}/metrics") is None
+    finally:
+        endpoint.close()
+
+
+def test_a_live_page_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.commands._live_page._SECONDS", 0.3)
+    page = json.dumps(PAGE | {"missing": {"engines": [], "detokenizers": []}}).encode()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connected, _ = listening.accept()
+            with connected, suppress(OSError):
+                connected.recv(1 << 16)
+                connected.sendall(f"HTTP/1.0 200 OK\r\nServer: {server_header('processor')}\r\n\r\n".encode())
+                for _ in range(20):
+                    connected.sendall(b" ")
+                    time.sleep(0.05)
+                connected.sendall(page)
+
+        thread = Thread(target=drip)
+        thread.start()
+        assert read_live_page("unix:nowhere", f"http://127.0.0.1:{listening.getsockname()[1]}/metrics") is None
+        thread.join()
 
 
 @pytest.mark.usefixtures("private_runtime_directory")
