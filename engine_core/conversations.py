@@ -96,7 +96,7 @@ def as_json(value: object, kind: type, place: str) -> Any:
     try:
         read = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise type(error)(f"{place} cannot be written as JSON: {error}") from None
+        raise ValueError(f"{place} cannot be written as JSON: {error}") from None
     if not isinstance(read, kind):
         accepted = "a list" if kind is list else "a dictionary"
         raise TypeError(f"{place} is of type {type(value).__name__}; expected {accepted}")

@@ -205,8 +205,8 @@ class LLM:
         or a list of them. ``sampling_params``: one for all, or one for each; None takes the checkpoint's own defaults
         (generation_config.json). ``use_tqdm`` shows progress on stderr where that is a terminal.
 
-        Where a row's bits do not depend on its batch (on a GPU: with ``deterministic``), a result depends on the
-        prompt's ids and parameters alone, so equal prompts with equal seeds give equal tokens. Raises ``TypeError`` or
+        A result depends on the prompt's ids and parameters alone (on a GPU: with ``deterministic``), not on the other
+        prompts: equal prompts with equal seeds give equal tokens. Raises ``TypeError`` or
         ``ValueError`` (such as ``InvalidRequestError``) naming the prompt if any cannot be taken, and ``ClosedError``
         after ``close``; then none is computed. Interrupted by Ctrl-C or another signal, it drops its requests, within a
         step, before it raises. After ``ExecutorError`` the engine is unusable.
@@ -232,6 +232,8 @@ class LLM:
         of several, ``tools`` and ``chat_template_kwargs`` are handed to it. ``add_generation_prompt`` opens the answer
         (by default, unless ``continue_final_message`` goes on with the last message).
         """
+        if not isinstance(template_name, str | None):
+            raise TypeError(f"template_name is of type {type(template_name).__name__}; expected text")
         template = {
             "tools": None if tools is None else as_json(tools, list, "tools"),
             "template_name": template_name,

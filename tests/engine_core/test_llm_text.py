@@ -207,6 +207,7 @@ def test_stop_strings_are_refused_where_they_would_be_ignored(llm: LLM) -> None:
         ("tools", [{"f": float("nan")}], "^tools cannot be written as JSON: "),
         ("chat_template_kwargs", 5, "^chat_template_kwargs is of type int; expected a dictionary"),
         ("chat_template_kwargs", {"a": object()}, "^chat_template_kwargs cannot be written as JSON: "),
+        ("template_name", [], "^template_name is of type list; expected text"),
         ("template_name", "no", "^messages: the model has no chat template named 'no': expected one of default"),
     ],
 )
