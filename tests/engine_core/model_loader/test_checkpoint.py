@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -353,3 +354,29 @@ def test_no_model(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
         open_checkpoint(ModelConfig(), LoadConfig())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_type", ["llama"]),
+        ("model_type", {"a": 1}),
+        ("architectures", {"x" * 9000: 1}),
+        ("hidden_size", "\x1b\n"),
+    ],
+)
+def test_a_refusal_is_one_short_line_whatever_it_quotes(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        open_config(tmp_path, LLAMA | {field: value})
+    text = str(refused.value)
+    assert text.isprintable()
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_refused_unread(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        open_at(tmp_path)
