@@ -12,7 +12,7 @@ from ringline.errors import Unavailable
 
 
 def test_silent_servers_are_not_all_tried_once_patience_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, tried = [0.0], []
+    now, tried = [1.0], []
 
     async def never_answers(call: Any, pool: Any, server: Any, names: Any) -> None:
         call.cancel()
