@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.location import served_name
+from engine_core.model_loader.location import local_directory, served_name
 from tests.engine_core.models.driver import open_at
 
 LLAMA = {
@@ -380,3 +380,9 @@ def test_a_pipe_is_refused_unread(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
         open_at(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "~no-such-user-here/x"])
+def test_a_name_that_cannot_be_looked_up_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory: "):
+        local_directory(name)
