@@ -18,6 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+_LONGEST = 1500
+"""Characters of an error's text; a path may have most of them."""
+
 
 def written(value: object, write: Callable[[object], str] = repr) -> str:
     """``value`` as ``write`` writes it, or words where Python refuses to write its thousands of digits."""
@@ -27,8 +30,26 @@ def written(value: object, write: Callable[[object], str] = repr) -> str:
         return "a number of thousands of digits"
 
 
+def _one_line(text: str) -> str:
+    """``text`` as a terminal or a log can take it: what is damaged or hostile is quoted in many errors."""
+    text = _shortened(text)
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
+    """Without its middle where it is too long: what is wrong stands at the beginning, what to do at the end."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]} … {text[-half:]}"
+
+
 class EngineError(Exception):
-    """Base of all errors here. The text is one sentence for the user."""
+    """Base of all errors here. The text is one sentence for the user, in one line."""
+
+    def __init__(self, text: str = "") -> None:
+        """What does not print is escaped in ``text``, and a long one loses its middle."""
+        super().__init__(_one_line(text))
 
 
 class ConfigError(EngineError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ def tokenizer_source(config: ModelConfig) -> Path:
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
     """The JSON object in a file; empty when it is optional and not there."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
+            raise CheckpointError(f"{path} is not a regular file: download the checkpoint again")
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         if optional:

@@ -49,6 +49,8 @@ _METHODS = {
 def is_lfs_pointer(file: Path) -> bool:
     """Whether a file is what Git has in place of a large file that was not downloaded."""
     try:
+        if not file.is_file():  # opening a pipe may never end
+            return False
         with file.open("rb") as opened:
             return opened.read(len(_LFS_POINTER)) == _LFS_POINTER
     except OSError:

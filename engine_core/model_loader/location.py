@@ -18,10 +18,14 @@ def local_directory(model: str) -> Path | None:
     """
     if not model:
         raise ConfigError("model", model, "a directory or a hub id")
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a user without a home directory
+        raise CheckpointError(f"{model} is not a directory: {getattr(error, 'strerror', None) or error}") from error
+    if exists:
         raise CheckpointError(file_problem(path))
     if not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is not a directory")

@@ -61,7 +61,7 @@ def load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(files[name])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{name} must hold a JSON object, not {type(value).__name__}")

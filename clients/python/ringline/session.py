@@ -21,6 +21,9 @@ from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import Server, ServerPool
 from ringline.session_stream import Attempt, SessionCall, SessionStream
 
+_LEAST_SECONDS = 1.0
+"""For servers that refuse at once: all of them are tried, however small the patience."""
+
 
 class Session:
     """Any number of concurrent requests on one stream, which opens with the first and reopens when it ends.
@@ -145,7 +148,8 @@ class Session:
     async def _open_somewhere(self, avoid: Server[Any] | None) -> SessionStream:
         """A stream at the first server that accepts it, which may have one.
 
-        If none does, raises the last server's error, or one that names every server if none was ever reached.
+        If none does, raises the last server's error, or one that names every server if none was ever reached. Servers
+        that never answer take seconds each: past the policy's ``patience`` the rest is not tried.
         """
         pool, began = self._pool(), time.monotonic()
         while True:
@@ -160,8 +164,8 @@ class Session:
                 error = pool.attempt_failed(server, refusal, began)
                 if not isinstance(error, Unavailable):
                     raise
-                none_reached = error.unreached is not None
-                if none_reached or (pool.reached and not pool.any_available):
+                impatient = time.monotonic() - began >= max(self._policy.patience, _LEAST_SECONDS)
+                if error.unreached is not None or impatient or (pool.reached and not pool.any_available):
                     raise error from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.location import served_name
+from engine_core.model_loader.location import local_directory, served_name
 from tests.engine_core.models.driver import open_at
 
 LLAMA = {
@@ -364,3 +365,35 @@ def test_no_model(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
         open_checkpoint(ModelConfig(), LoadConfig())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_type", ["llama"]),
+        ("model_type", {"a": 1}),
+        ("architectures", {"x" * 9000: 1}),
+        ("hidden_size", "\x1b\n"),
+    ],
+)
+def test_a_refusal_is_one_short_line_whatever_it_quotes(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        open_config(tmp_path, LLAMA | {field: value})
+    text = str(refused.value)
+    assert text.isprintable()
+    assert len(text) < 2000
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_pipe_is_refused_unread(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        open_at(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "~no-such-user-here/x"])
+def test_a_name_that_cannot_be_looked_up_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory: "):
+        local_directory(name)

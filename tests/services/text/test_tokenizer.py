@@ -9,7 +9,13 @@ from transformers import PreTrainedTokenizerFast
 
 from services.text.panics import TokenizerPanic
 from services.text.tokenizer import Tokenizer, TokenizerError
-from services.text.tokenizer_files import TOKENIZER_FILES, fingerprint, is_tokenizer_file, read_tokenizer_files
+from services.text.tokenizer_files import (
+    TOKENIZER_FILES,
+    fingerprint,
+    is_tokenizer_file,
+    load_json,
+    read_tokenizer_files,
+)
 from tests.services.text import trained_tokenizers
 from tests.services.text.panicking import Panicking, panic
 
@@ -236,3 +242,8 @@ print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'trans
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_json_nested_too_deeply_is_an_error():
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json is not valid JSON"):
+        load_json({"tokenizer_config.json": b"[" * 100_000}, "tokenizer_config.json")
