@@ -123,7 +123,7 @@ def _nothing(address: str | None) -> str:
     if address is None:
         return "nothing is running here; start it with `ringline serve`, or name a server with --address"
     others = len(_known_stacks())
-    elsewhere = f", --all shows what else this machine runs ({others})" if others else ""
+    elsewhere = f", --all shows what else runs on this machine ({others} stack{'s'[: others > 1]})" if others else ""
     return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
 
 

@@ -196,6 +196,11 @@ def test_a_conversation_with_tools():
         build({}, prompt=None, messages=[{"role": "user", "colour": "red"}])
 
 
+def test_a_misspelt_option_is_answered_with_the_name_that_is_like_it():
+    with pytest.raises(TypeError, match=r"^unknown option 'max_token'; did you mean 'max_tokens'\?$"):
+        build_request("a", None, None, {"max_token": 1})
+
+
 def test_parts_of_type_text_are_one_text():
     """As OpenAI's SDK sends them."""
     parts = [{"type": "text", "text": "Hello,"}, {"type": "text", "text": "world"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ringline.errors import invalid
@@ -65,7 +66,8 @@ def build_request(
         elif name in _CHAT:
             raise TypeError(f"option {name!r} is for messages only: give messages, or leave it out")
         else:
-            raise TypeError(f"unknown option {name!r}")
+            near = get_close_matches(name, _REQUEST | _NESTED.keys() | _CHAT, 1)
+            raise TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return request
 
 

@@ -206,7 +206,7 @@ def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: p
     with stack(1, "127.0.0.1:2"):
         result = ask()
     assert result.stdout.startswith("nothing serves at 127.0.0.1:1: `ringline serve` starts a server, ")
-    assert "--all shows what else this machine runs (1)" in result.stdout
+    assert "--all shows what else runs on this machine (1 stack)" in result.stdout
     assert result.return_value == 1
     assert json.loads(ask("--json").stdout) == {"stacks": []}
 
