@@ -280,6 +280,8 @@ def describe(error: ringline.RingError, addresses: str, connection: Connection, 
             return f"{address}: {trouble}"
     if isinstance(error, ringline.InvalidRequest) and (problem := _as_flag(error)) is not None:
         return problem
+    if error.code is grpc.StatusCode.UNAUTHENTICATED:
+        return f"{error.code.name}: {error}; --token-file names a file with your token"
     if type(error) is not ringline.Unavailable:
         return f"{error.code.name}: {error}"
     unreached = error.unreached or {}

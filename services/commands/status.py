@@ -249,6 +249,8 @@ def _lines(service: ServiceStatus) -> list[str]:
     lines += [f"  {line}" for line in _processor_lines(service)]
     if service.trouble is not None:
         lines.append(f"  {service.trouble}")
+    elif service.absent:
+        lines.append("  nothing listens there; `ringline serve` starts a ring")
     load = service.load
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]

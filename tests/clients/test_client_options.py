@@ -197,6 +197,10 @@ def test_a_conversation_with_tools():
 
 
 def test_a_misspelt_option_is_answered_with_the_name_that_is_like_it():
+    with pytest.raises(TypeError, match=r"^option 'response_format' is not supported: answers cannot be held to a gr"):
+        build_request("Hi", None, None, {"response_format": {"type": "json_object"}})
+    with pytest.raises(TypeError, match=r"^unknown option 'xyzzy'$"):
+        build_request("Hi", None, None, {"xyzzy": 1})
     with pytest.raises(TypeError, match=r"^unknown option 'max_token'; did you mean 'max_tokens'\?$"):
         build_request("a", None, None, {"max_token": 1})
 

@@ -33,6 +33,18 @@ _NESTED = {
 }
 """For each option, the submessage of the request that holds it."""
 
+_NO_GRAMMAR = "answers cannot be held to a grammar or a JSON schema yet"
+_GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs")
+_OF_OTHER_APIS = {
+    **dict.fromkeys(_GUIDED, _NO_GRAMMAR),
+    **dict.fromkeys(("parallel_tool_calls", "tool_choice"), "the model decides; its text has the calls that it writes"),
+    **dict.fromkeys(("best_of", "use_beam_search"), "n gives several choices"),
+    "chat_template_kwargs": "it is called template_args here",
+    "lora_request": "there are no adapters; merge them into the model's weights",
+    "max_completion_tokens": "it is called max_tokens here",
+}
+"""What other APIs have, with what there is instead."""
+
 
 def build_request(
     prompt: str | None,
@@ -66,9 +78,16 @@ def build_request(
         elif name in _CHAT:
             raise TypeError(f"option {name!r} is for messages only: give messages, or leave it out")
         else:
-            near = get_close_matches(name, _REQUEST | _NESTED.keys() | _CHAT, 1)
-            raise TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            raise _unknown(name)
     return request
+
+
+def _unknown(name: str) -> TypeError:
+    """The error of an option that there is not: of another API, or misspelt."""
+    if (instead := _OF_OTHER_APIS.get(name)) is not None:
+        return TypeError(f"option {name!r} is not supported: {instead}")
+    near = get_close_matches(name, _REQUEST | _NESTED.keys() | _CHAT, 1, cutoff=0.8)
+    return TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def build_tokenize(
