@@ -64,7 +64,7 @@ class EngineLoadStream(LoadStream):
         await self._call.write(pb.AttachRequest(hello=hello_message(me)))
         first = await self._call.read()
         if not isinstance(first, pb.AttachResponse) or not first.HasField("welcome"):
-            raise LoadError("the engine did not say welcome")
+            raise LoadError("the engine did not send a Welcome first")
         return Target(
             model=model.model,
             vocab_size=model.vocab_size,

@@ -168,10 +168,7 @@ class ServedModels:
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
         served_model = ServedModel(model, codec.tokenizer, codec.chat, limits)
         if not self._held.learn(generation, PeerId(model.name, model.incarnation), served_model):
-            most = self._max_generations
-            raise LinkRefused(
-                f"it serves another model than the {most} that engines and requests need here: --max-generations"
-            )
+            raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
         log.info(
             "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
         )
@@ -179,8 +176,10 @@ class ServedModels:
     def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """An engine was linked; raises ``LinkRefused`` if its model was dropped since it was learned."""
         if not self._held.engine_up(engine, generation_of(model)):
-            most = self._max_generations
-            raise LinkRefused(f"what it serves was forgotten: {most} other models were asked for meanwhile")
+            raise LinkRefused(f"its model was dropped for later ones: {self._limit()} reached")
+
+    def _limit(self) -> str:
+        return f"limit of {self._max_generations} models (--max-generations)"
 
     def engine_down(self, engine: PeerId) -> None:
         self._held.engine_down(engine)

@@ -247,7 +247,7 @@ class Supervisor:
             raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
         pause = child.restarts.delay(time.monotonic())
         if pause is None:
-            raise ChildFailed(f"{child.spec.name} died too often; the last time: {reason}", exit_code)
+            raise ChildFailed(f"{child.spec.name} died {child.restarts.limit}; the last time: {reason}", exit_code)
         return pause
 
     def _reason(self, child: Child, code: int) -> str:
@@ -274,6 +274,8 @@ class RestartPolicy:
     def __init__(self, backoff: Backoff, deaths: int = 5, window: float = 60.0) -> None:
         """``deaths`` within ``window`` seconds are too many."""
         self._backoff, self._deaths, self._window = backoff, deaths, window
+        self.limit = f"{deaths} times within {window:g} s"
+        """In words."""
         self._recent: deque[float] = deque()
 
     def delay(self, now: float) -> float | None:

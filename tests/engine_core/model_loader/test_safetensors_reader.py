@@ -173,7 +173,8 @@ def test_index_names_what_is_not_beside_it(shard: str, tmp_path: Path) -> None:
     inner.mkdir()
     save_file(TENSORS, tmp_path / "x.safetensors")
     save_sharded(inner, {"x.safetensors": ["a.weight"]}, {"a.weight": "x.safetensors", "b.weight": shard})
-    with pytest.raises(CheckpointError, match=f"names {re.escape(repr(shard))}, which is not a file beside it"):
+    shown = re.escape(repr(shard)) if len(shard) < 100 else "'x+ … x+'"  # a long one loses its middle
+    with pytest.raises(CheckpointError, match=f"names {shown}, which is not a file beside it"):
         find_tensors(inner)
 
 

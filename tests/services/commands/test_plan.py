@@ -282,7 +282,7 @@ def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
     arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--quantization", "int8"]
     result = CliRunner().invoke(cli, arguments)
     assert isinstance(result.exception, FatalError)
-    assert "model.layers.0.mlp.down_proj has 131088 inputs; in 8 bits at most 131072" in str(result.exception)
+    assert "model.layers.0.mlp.down_proj has 131088 inputs, and 8 bits allow at most 131072" in str(result.exception)
 
 
 def test_a_request_that_the_model_does_not_take_is_refused() -> None:
