@@ -6,6 +6,7 @@ Anything else raises ``TypeError`` or ``ValueError``, which name the place: ``me
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ def _read(messages: Sequence[object], place: str) -> Conversation:
 def _message(message: object, place: str) -> Mapping[str, Any]:
     given = _mapping(message, place, _MESSAGE)
     if unknown := [key for key in given if key not in _KEYS]:
-        raise TypeError(f"{place} has the key {unknown[0]!r}; expected {', '.join(_KEYS)}")
+        raise TypeError(f"{place} has the key {reprlib.repr(unknown[0])}; expected {', '.join(_KEYS)}")
     read: dict[str, Any] = {"role": _text(given.get("role"), f"{place}.role")}
     if not read["role"]:
         raise ValueError(f"{place}.role is empty; expected a role such as user or assistant")
@@ -67,7 +68,8 @@ def _content(content: object, place: str, *, optional: bool) -> str:
     for index, each in enumerate(content):
         part = _mapping(each, f"{place}[{index}]", 'a part such as {"type": "text", "text": "Hello"}')
         if part.get("type") != "text":
-            raise ValueError(f"{place}[{index}] is a part of type {part.get('type')!r}; expected parts of type 'text'")
+            kind = reprlib.repr(part.get("type"))
+            raise ValueError(f"{place}[{index}] is a part of type {kind}; expected parts of type 'text'")
         texts.append(_text(part.get("text"), f"{place}[{index}].text"))
     return "\n".join(texts)
 

@@ -87,11 +87,12 @@ class _Live:
     """A request that is computed, and what has come of it."""
 
     request: Request
-    params: SamplingParams
     prompt: Prompt
     result: Result
     texts: list[ChoiceText] = field(default_factory=list)
     """Of each choice; empty where nobody wants text."""
+    searched: bool = False
+    """Whether each step's text is searched for stop strings; else text is made at the end."""
 
     def take(self, output: SequenceOutput, core: EngineCore) -> int:
         """Add the news of a choice, which ends where a stop string is complete; returns how many ids it got."""
@@ -102,8 +103,7 @@ class _Live:
         if output.cached_tokens is not None:
             self.result.cached_tokens = output.cached_tokens
         self.result.prompt_logprobs = _joined(self.result.prompt_logprobs, output.prompt_logprobs)
-        searching = bool(self.params.stop_strings)
-        stopped = self.texts[output.choice].add(output.token_ids, output.finish) if searching else None
+        stopped = self.texts[output.choice].add(output.token_ids, output.finish) if self.searched else None
         if stopped is not None:
             core.cancel(output.request_id, output.choice, finish_reason=None)
             choice.finish, choice.stop = Finish(FinishReason.STOP), stopped.stop
@@ -116,7 +116,7 @@ class _Live:
     def finish(self) -> Result:
         """The result, with its text."""
         for choice, text in zip(self.result.choices, self.texts, strict=bool(self.texts)):
-            if not self.params.stop_strings:
+            if not self.searched:
                 text.add(choice.token_ids, choice.finish)
             choice.text = text.text
         self.result.prompt = self.prompt.text
@@ -322,8 +322,8 @@ class LLM:
             where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None
         result = Result(list(token_ids), [Completion() for _ in range(for_engine.n)])
-        live = _Live(request, params, prompt, result)
-        if prompt.text is not None or params.stop_strings:
+        live = _Live(request, prompt, result, searched=bool(params.stop_strings))
+        if prompt.text is not None or live.searched:
             live.texts = [self._text.choice(token_ids, params) for _ in range(for_engine.n)]
         return live
 

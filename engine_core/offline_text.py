@@ -30,16 +30,17 @@ class ModelText:
     def __init__(self, config: ModelConfig) -> None:
         """Read the files that ``config`` names. Raises ``CheckpointError``."""
         with tokenizer_directory(config) as directory:
-            self._files = read_tokenizer_files(directory)
+            files = read_tokenizer_files(directory)
+        self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
         try:
-            self.tokenizer = ModelTokenizer.from_files(self._files)
+            self.tokenizer = ModelTokenizer.from_files(files)
         except ValueError as error:
             raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
 
     @cached_property
     def _templates(self) -> ChatTemplates:
         try:
-            return ChatTemplates.from_files(self._files)
+            return ChatTemplates.from_files(self._template_files)
         except ValueError as error:
             raise CheckpointError(f"the chat template cannot be read: {' '.join(str(error).split())}") from error
 

@@ -30,6 +30,8 @@ from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, ch
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
 """Fields of config.json of which transformers makes lists of that length, by whatever name a model has them."""
+_MOST_JSON_BYTES = 16 << 20
+"""Of config.json and generation_config.json, which have kilobytes."""
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -131,8 +133,12 @@ def tokenizer_source(config: ModelConfig) -> Path:
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
     """The JSON object in a file; empty when it is optional and not there."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe or a device may never end
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
             raise CheckpointError(f"{path} is not a regular file: download the checkpoint again")
+        if found.st_size > _MOST_JSON_BYTES:
+            problem = f"{path} has {found.st_size} bytes: expected at most {_MOST_JSON_BYTES}"
+            raise CheckpointError(f"{problem}; download the checkpoint again")
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         if optional:

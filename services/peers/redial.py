@@ -93,6 +93,11 @@ class PeerDedup:
             del self._addresses[peer]
             self._warned.pop(peer, None)
 
+    @property
+    def duplicates(self) -> frozenset[str]:
+        """Addresses of peers that are linked through another one."""
+        return frozenset[str]().union(*self._warned.values())
+
     def has_another(self, peer: PeerId, address: str) -> bool:
         """Whether a link through another address has reserved ``peer``; warns once per reservation and address."""
         used = self._addresses.get(peer, address)

@@ -87,7 +87,8 @@ class _Processor:
         self._tracing = start_tracing(settings)
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
         self._routes = Routes(random.Random())
-        self._peers = Peers(self._routes, lambda: KnownAddresses(*(found.addresses for found in self._discoveries)))
+        self._dedup = PeerDedup()
+        self._peers = Peers(self._routes, self._known_addresses)
         self._models = ServedModels(
             settings.rollout.max_generations, self._routes.preferred, self._peers.no_route_reason
         )
@@ -140,10 +141,13 @@ class _Processor:
         )
         self._server.add_service(DESCRIPTION, service)
 
+    def _known_addresses(self) -> KnownAddresses:
+        """Where engines and detokenizers are looked for, without second addresses of linked ones."""
+        return KnownAddresses(*(found.addresses - self._dedup.duplicates for found in self._discoveries))
+
     def _discover_peers(self, me: PeerId) -> list[Discovery]:
         """The links to engines and detokenizers, which report to ``_link_events``."""
         settings, server = self._settings, self._settings.server
-        dedup = PeerDedup()
         credentials = dialling_credentials(settings)
         engines = Discovery(
             settings.engines,
@@ -151,7 +155,7 @@ class _Processor:
                 address,
                 me,
                 self._link_events,
-                dedup,
+                self._dedup,
                 stall_timeout=server.stall_timeout,
                 max_message_bytes=server.max_message_bytes,
                 credentials=credentials,
@@ -165,7 +169,7 @@ class _Processor:
                 address,
                 me,
                 self._link_events,
-                dedup,
+                self._dedup,
                 max_message_bytes=server.max_message_bytes,
                 credentials=credentials,
                 server_name=host,

@@ -385,6 +385,15 @@ def test_a_refusal_is_one_short_line_whatever_it_quotes(tmp_path: Path, field: s
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_file_too_large_to_be_a_configuration_is_refused_unread(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with (tmp_path / name).open("a") as file:
+        file.truncate(3 << 30)  # sparse
+    with pytest.raises(CheckpointError, match=f"{name} has 3221225472 bytes: expected at most 16777216; download"):
+        open_at(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_a_pipe_is_refused_unread(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / name).unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from services.peers.redial import LinkRefused, maintain_link, parse_welcome
+from services.peers.redial import LinkRefused, PeerDedup, maintain_link, parse_welcome
 from services.ring.identity import MAX_VERSION, PeerId
 from services.rpc.protobuf import welcome_message
 
@@ -98,3 +98,14 @@ async def test_an_unexpected_error_ends_its_link_alone(monkeypatch):
         ("link ended", "an unexpected error"),
         ("link ended", "the peer ended the link"),
     ]
+
+
+def test_a_second_address_of_a_linked_peer_is_known_as_a_duplicate():
+    """Else ``ringline status`` would look for a peer there that is attached already."""
+    dedup, peer = PeerDedup(), PeerId("engine-0", 1)
+    with dedup.claim(peer, "127.0.0.1:50061"):
+        assert dedup.duplicates == frozenset()
+        with pytest.raises(LinkRefused), dedup.claim(peer, "[::1]:50061"):
+            raise AssertionError
+        assert dedup.duplicates == {"[::1]:50061"}
+    assert dedup.duplicates == frozenset()
