@@ -49,9 +49,9 @@ test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, b
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)
 
 # Without torch, which takes gigabytes: what starts an engine, or compares with transformers, is left out.
-PYTHON_TESTS := tests/clients $(addprefix tests/services/,config detokenizer peers process processor ring rpc security supervise telemetry text)
+PYTHON_TESTS := tests/clients $(addprefix tests/services/,cli/supervise common detokenizer processor ring text)
 ENGINE_TESTS := $(addprefix tests/clients/test_,node.py oldest.py survival.py) \
-  $(addprefix tests/services/,processor/test_dashboard_page.py security/test_credentials.py) \
+  $(addprefix tests/services/,processor/test_dashboard_page.py common/security/test_credentials.py) \
   $(addprefix tests/services/text/test_,calls_in_templates.py chat_templates.py families.py tokenizer.py)
 test-python:  ## the tests of the client and the CPU tiers on another PYTHON, such as python3.13, in .venv-python; without torch
 	@.ci/which-python check "$(PYTHON)" $@
@@ -134,7 +134,7 @@ $(RUNS): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine]'
 	@echo "Compiling what every engine imports."
-	@.venv/bin/python -c 'import services.cli, services.engine.main'
+	@.venv/bin/python -c 'import services.cli.main, services.engine.main'
 	@touch $@
 
 # What everyone works in: the same with the tools. What was there to run is there still, so both are up to date then.
@@ -142,7 +142,7 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 	test -x .venv/bin/python || $(BASE_PYTHON) -m venv .venv
 	$(INSTALL_TORCH)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
-	@.venv/bin/python -c 'import services.cli, services.engine.main'  # compiles what every engine imports
+	@.venv/bin/python -c 'import services.cli.main, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

@@ -197,7 +197,7 @@ def memory() -> Row:
 
 def products() -> Row:
     """The batch-invariant product compared with cuBLAS, on the shapes of an 8B layer; the lowest of the ratios."""
-    from engine_core.layers.gpu_backend import GpuBackend
+    from engine_core.ops.gpu import GpuBackend
 
     processors = torch.cuda.get_device_properties().multi_processor_count
     ratios: dict[str, float] = {}

@@ -33,11 +33,11 @@ from engine_core.attention.base import AttentionBackend, AttentionOptions, KVCac
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.layers.rotary import RopeParameters, Rotary
-from engine_core.layers.selector import choose_layers
 from engine_core.models.roofline import Cost
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.selector import choose_layers
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.request import SamplingParams

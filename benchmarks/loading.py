@@ -19,12 +19,12 @@ from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure
 from benchmarks.startup import forget
 from engine_core.kernels.library import load_kernels
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsLayer, ExpertsShape
 from engine_core.layers.fused_moe import ExpertTensors, SeparateExperts, StackedExperts
-from engine_core.layers.native_backend import NativeBackend
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsOp, ExpertsShape
+from engine_core.ops.native import NativeBackend
 from engine_core.quantization.base import Unquantized
 
 _LAYERS_PER_FILE = 12
@@ -50,7 +50,7 @@ class Stored:
         for file in set(files.values()):
             (directory / file).read_bytes()
 
-    def load(self, layers: list[ExpertsLayer]) -> float:
+    def load(self, layers: list[ExpertsOp]) -> float:
         """Seconds from opening the first file until the last one is closed."""
         started = time.perf_counter()
         sizes = _sizes(self._layers, self._shape)

@@ -35,7 +35,7 @@ from benchmarks.served.tenant_load import (
 )
 from benchmarks.served.usage import Watch, cpu_seconds
 from benchmarks.shapes import find_model, model_options
-from services.supervise.runtime_directory import StackState, running_stacks
+from services.cli.supervise.runtime_directory import StackState, running_stacks
 
 SERVICES = ("processor", "engine", "detokenizer")
 _FLAGS = ("--kv-cache-memory-bytes", "256MiB")

@@ -28,12 +28,12 @@ from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.kernels.library import load_int8_kernels
-from engine_core.layers.base import LayerBackend, LinearLayer
-from engine_core.layers.torch_backend import TorchBackend
 from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import LinearOp, OpsBackend
+from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import LinearShape, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int8 import Int8, Int8Linear
 
@@ -59,7 +59,7 @@ class Int8WeightsOnly(QuantMethod):
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
         return Int8(None).weight_bytes(shape, itemsize)
 
-    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
         rounded = Int8Linear(take_weight(shape, weights, backend), None, load_int8_kernels())
         return backend.linear(rounded.weight_rows(torch.arange(rounded.out_features)), bias)
@@ -68,7 +68,7 @@ class Int8WeightsOnly(QuantMethod):
 class Int8ButHead(Int8):
     """Rounds everything except the output projection."""
 
-    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         if shape.outputs.fixed:
             return Unquantized().load(shape, weights, backend)
         return super().load(shape, weights, backend)

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.supervise.runtime_directory import StackState, running_stacks
+from services.cli.supervise.runtime_directory import StackState, running_stacks
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints" / "tiny"

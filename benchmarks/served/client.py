@@ -13,9 +13,9 @@ import time
 from dataclasses import asdict
 
 from benchmarks.work import Work
-from services.bench.load_generator import LoadGenerator
-from services.bench.load_stream import LoadStream
-from services.bench.measurement import Report
+from services.cli.bench.load_generator import LoadGenerator
+from services.cli.bench.load_stream import LoadStream
+from services.cli.bench.measurement import Report
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def _load_stream(wire: str, address: str, model: str) -> LoadStream:
 
             return TextSessionLoadStream(address)
         case "ring-engine":
-            from services.bench.engine_load_stream import EngineLoadStream
+            from services.cli.bench.engine_load_stream import EngineLoadStream
 
             return EngineLoadStream(address)
         case "gateway":

@@ -11,7 +11,7 @@ import aiohttp
 
 from benchmarks.served.per_request_load_stream import UNKNOWN_TARGET, PerRequestLoadStream
 from benchmarks.work import text_of
-from services.bench.load_stream import LoadError, Target
+from services.cli.bench.load_stream import LoadError, Target
 
 _PREFIX = b"data: "
 _DONE = b"[DONE]"

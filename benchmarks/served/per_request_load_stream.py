@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import deque
 from typing import NoReturn
 
-from services.bench.load_stream import LoadStream, Target
+from services.cli.bench.load_stream import LoadStream, Target
 
 UNKNOWN_TARGET = Target(model="", vocab_size=0, max_model_len=0, eos_token_ids=frozenset(), max_live_requests=None)
 """The target for servers that do not describe their model."""

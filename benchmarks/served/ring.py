@@ -16,7 +16,7 @@ from typing import Any
 import ringline
 
 from benchmarks.served.processes import ServerError, failure, free_port, running
-from services.supervise.runtime_directory import running_stacks
+from services.cli.supervise.runtime_directory import running_stacks
 
 _START_TIMEOUT = 120.0
 _CLIENT_TIMEOUT = 600.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from services.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
+from services.common.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
 from services.processor import main
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes

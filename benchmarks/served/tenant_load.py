@@ -24,7 +24,7 @@ from ringline.types.v1 import output_pb2
 
 from benchmarks.served.stream import Stream, open_stream
 from benchmarks.work import text_of
-from services.bench.measurement import LatencySummary
+from services.cli.bench.measurement import LatencySummary
 
 TENANT_HEADER = "x-ringline-tenant"
 _SESSION = "/ringline.inference.v1.InferenceService/Session"

@@ -12,7 +12,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as rpc
 
 from benchmarks.served.per_request_load_stream import UNKNOWN_TARGET, PerRequestLoadStream
-from services.bench.load_stream import Target
+from services.cli.bench.load_stream import Target
 
 
 class VllmLoadStream(PerRequestLoadStream):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights, LayerBackend, LinearLayer, Routing
 from engine_core.layers.parts import Part, StepWeights
 from engine_core.layers.weights import Weights
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, LinearOp, OpsBackend, Routing
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
 
@@ -125,8 +125,8 @@ class RouterTensors:
 class FusedMoE(Part):
     """Router and experts. The router is never quantized."""
 
-    gate: LinearLayer
-    experts: ExpertsLayer
+    gate: LinearOp
+    experts: ExpertsOp
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class FusedMoE(Part):
         routing: Routing,
         router: RouterTensors,
         tensors: ExpertTensors,
-        backend: LayerBackend,
+        backend: OpsBackend,
         quant_method: QuantMethod,
         dtype: torch.dtype,
     ) -> None:

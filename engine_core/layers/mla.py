@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
-from engine_core.layers.base import GroupedLinearLayer, HeadsShape, LayerBackend, RotaryLayer
 from engine_core.layers.parts import Part
 from engine_core.layers.weights import Weights
+from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend, RotaryOp
 from engine_core.quantization.base import Features
 
 
@@ -44,7 +44,7 @@ class MultiHeadLatentAttention(Part):
     """Attention of one layer over its latents; takes ``kv_b_proj``, which stays in the model's type."""
 
     def __init__(
-        self, name: str, shape: MLAShape, scale: float, layers: LayerBackend, attention: AttentionBackend
+        self, name: str, shape: MLAShape, scale: float, layers: OpsBackend, attention: AttentionBackend
     ) -> None:
         self._name = f"{name}.weight"
         self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
@@ -52,12 +52,12 @@ class MultiHeadLatentAttention(Part):
         self._options = AttentionOptions(scale)
         self._layers = layers
         self._attention = attention
-        self._keys: GroupedLinearLayer
-        self._values: GroupedLinearLayer
+        self._keys: GroupedLinearOp
+        self._values: GroupedLinearOp
         self._rotate_queries = self._rotation(shape.num_heads)
         self._rotate_keys = self._rotation(1)
 
-    def _rotation(self, num_heads: int) -> RotaryLayer:
+    def _rotation(self, num_heads: int) -> RotaryOp:
         width = self._shape.qk_rope_head_dim
         return self._layers.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
 

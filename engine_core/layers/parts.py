@@ -2,7 +2,7 @@
 
 Names and roles are vLLM's. With several ranks, every projection is split along its outputs, ``o_proj`` and
 ``down_proj`` too, so that each output stays one chain of additions whatever the number of ranks. A part has no weights
-until ``load``; ``factory.LayerFactory`` makes parts and remembers the order in which they load.
+until ``load``; ``factory.PartFactory`` makes parts and remembers the order in which they load.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
-from engine_core.layers.base import HeadNorms, HeadsShape, LayerBackend, LinearLayer, NormLayer, RotaryLayer
 from engine_core.layers.weights import Weights
+from engine_core.ops.base import HeadNorms, HeadsShape, LinearOp, NormOp, OpsBackend, RotaryOp
 from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
 
 
@@ -77,9 +77,9 @@ class Part(ABC):
 class ColumnParallelLinear(Part):
     """y = x · Wᵀ + b."""
 
-    layer: LinearLayer
+    layer: LinearOp
 
-    def __init__(self, shape: LinearShape, backend: LayerBackend, quant_method: QuantMethod) -> None:
+    def __init__(self, shape: LinearShape, backend: OpsBackend, quant_method: QuantMethod) -> None:
         self.shape = shape
         self.outputs_per_row = shape.outputs.count
         self._backend = backend
@@ -130,9 +130,9 @@ class ParallelLMHead(ColumnParallelLinear):
 class RowGate(Part):
     """Multiplies rows by the sigmoid of a projection to one logit, which is never quantized."""
 
-    layer: LinearLayer
+    layer: LinearOp
 
-    def __init__(self, name: str, inputs: Features, backend: LayerBackend) -> None:
+    def __init__(self, name: str, inputs: Features, backend: OpsBackend) -> None:
         self._shape = LinearShape((name,), (1,), inputs, Features(1, 1, fixed=True), bias=False)
         self._backend = backend
 
@@ -162,7 +162,7 @@ class VocabParallelEmbedding(Part):
         name: str,
         vocab_size: int,
         features: Features,
-        backend: LayerBackend,
+        backend: OpsBackend,
         dtype: torch.dtype,
         tied_to: ParallelLMHead | None = None,
         scale: float = 1.0,
@@ -207,7 +207,7 @@ class VocabParallelEmbedding(Part):
 class Norm(Part):
     """Normalization over the last dimension."""
 
-    layer: NormLayer
+    layer: NormOp
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``; or [T, G, W] of groups of W each."""
@@ -230,7 +230,7 @@ class RMSNorm(Norm):
         name: str | None,
         features: Features,
         eps: float,
-        backend: LayerBackend,
+        backend: OpsBackend,
         device: torch.device,
         offset: float = 0.0,
         tensor: str = "weight",
@@ -270,7 +270,7 @@ class LayerNorm(Norm):
     """Subtracts the mean, divides by the deviation, and adds a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
 
     def __init__(
-        self, name: str | None, features: Features, eps: float, backend: LayerBackend, device: torch.device
+        self, name: str | None, features: Features, eps: float, backend: OpsBackend, device: torch.device
     ) -> None:
         """Without a name, weights are ones and biases zeros."""
         self._name = name
@@ -299,7 +299,7 @@ class LayerNorm(Norm):
         return len(self.tensors()) * self._features.count * itemsize
 
 
-def padded_weight(weight: torch.Tensor, features: Features, backend: LayerBackend) -> torch.Tensor:
+def padded_weight(weight: torch.Tensor, features: Features, backend: OpsBackend) -> torch.Tensor:
     """A copy of ``weight`` [W], each group padded with zeros."""
     return features.pad(weight.clone(), 0, backend)
 
@@ -321,9 +321,9 @@ class HeadNormNames:
 class RotaryEmbedding(Part):
     """Rotates queries and keys by position, after the normalization of heads where ``norms`` names its weights."""
 
-    layer: RotaryLayer
+    layer: RotaryOp
 
-    def __init__(self, shape: HeadsShape, norms: HeadNormNames | None, backend: LayerBackend) -> None:
+    def __init__(self, shape: HeadsShape, norms: HeadNormNames | None, backend: OpsBackend) -> None:
         self._shape = shape
         self._norms = norms
         self._backend = backend

@@ -24,7 +24,7 @@ from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missin
 from engine_core.model_loader.hub import download
 from engine_core.model_loader.location import local_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
-from engine_core.models.architecture import MOST_LAYERS, ModelShape, require_like_layers
+from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

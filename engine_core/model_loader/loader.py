@@ -6,15 +6,15 @@ import torch
 
 from engine_core.attention.base import AttentionBackend
 from engine_core.attention.torch_reference import TorchAttention
-from engine_core.layers.base import LayerBackend
-from engine_core.layers.factory import LayerFactory
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import OpsBackend
+from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantMethod
 from engine_core.quantization.int8 import Int8
 
@@ -22,12 +22,12 @@ from engine_core.quantization.int8 import Int8
 def make_model(
     checkpoint: Checkpoint,
     attention: AttentionBackend,
-    layers: LayerBackend,
+    layers: OpsBackend,
     device: torch.device,
     quant_method: QuantMethod | None = None,
 ) -> LanguageModel:
     """The model without weights: what it needs is known, and nothing was read."""
-    factory = LayerFactory(layers, attention, checkpoint.dtype, device, quant_method)
+    factory = PartFactory(layers, attention, checkpoint.dtype, device, quant_method)
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.base import ExpertsShape, Routing
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import positive_number
-from engine_core.models.decoder import FeedForward
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_mlp
 from engine_core.models.latent import LatentConfig, latent_fields
 from engine_core.models.mixture import Mixture, check_only, grouped_routing, read_experts, shared_size, sparse_from
+from engine_core.models.model_config import positive_number
+from engine_core.ops.base import ExpertsShape, Routing
 
 
 class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
@@ -31,7 +31,7 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
         fields = latent_fields(config, interleaved=True)
         return LatentConfig(**fields, mixture=_mixture(config, fields))
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers, correction_bias=False)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
-from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import FeedForward, GatedMLP, TransformerLayer, pre_norms
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward, GatedMLP, TransformerLayer, pre_norms
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
 from engine_core.models.latent import LatentAttention, LatentConfig, latent_fields
 from engine_core.models.mixture import (
     Mixture,
@@ -24,6 +23,7 @@ from engine_core.models.mixture import (
     shared_size,
     sparse_from,
 )
+from engine_core.models.model_config import ArchitectureConfig
 
 DEEPSEEK_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
 """The only values of these fields that DeepSeek V3 and the models after it have."""
@@ -49,7 +49,7 @@ def deepseek_mlp(
     mixture: Mixture,
     index: int,
     prefix: str,
-    layers: LayerFactory,
+    layers: PartFactory,
     *,
     correction_bias: bool = True,
 ) -> FeedForward:
@@ -95,12 +95,12 @@ class DeepseekV3ForCausalLM(CausalLM):
         fields = latent_fields(config, interleaved=bool(config.rope_interleave))
         return LatentConfig(**fields, mixture=deepseek_mixture(config, fields))
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         attention = LatentAttention(self.config, f"{prefix}.self_attn", layers)
         mlp = self.make_mlp(index, prefix, layers)
         return TransformerLayer(attention, mlp, pre_norms(prefix, self.config, layers), layers)
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         """The feed-forward block of layer ``index``."""
         return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
 

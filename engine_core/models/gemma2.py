@@ -8,17 +8,17 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import HeadNormNames, Norm
-from engine_core.models.architecture import (
+from engine_core.models.blocks import AttentionVariant, GatedMLP, LayerNorms, SelfAttention, TransformerLayer
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.model_config import (
     ArchitectureConfig,
     common_fields,
     optional_number,
     positive_number,
     windows_of_layers,
 )
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import AttentionVariant, GatedMLP, LayerNorms, SelfAttention, TransformerLayer
 from engine_core.quantization.base import Features
 
 NORM_OFFSET = 1.0
@@ -59,7 +59,7 @@ class Gemma2ForCausalLM(CausalLM):
     def read_config(cls, config: PretrainedConfig) -> GemmaConfig:
         return GemmaConfig(**gemma_fields(config), attn_logit_softcap=optional_number(config, "attn_logit_softcapping"))
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, attention = self.config, f"{prefix}.self_attn"
         head_norms = HeadNormNames(f"{attention}.q_norm", f"{attention}.k_norm", config.norm_eps, NORM_OFFSET)
         variant = AttentionVariant(
@@ -76,8 +76,8 @@ class Gemma2ForCausalLM(CausalLM):
         mlp = GatedMLP(config, f"{prefix}.mlp", layers)
         return TransformerLayer(SelfAttention(config, index, attention, layers, variant), mlp, norms, layers)
 
-    def make_norm(self, layers: LayerFactory) -> Norm:
+    def make_norm(self, layers: PartFactory) -> Norm:
         return self._norm_named(f"{self.prefix}.norm", layers)
 
-    def _norm_named(self, name: str, layers: LayerFactory) -> Norm:
+    def _norm_named(self, name: str, layers: PartFactory) -> Norm:
         return layers.rms_norm(name, Features(1, self.config.hidden_size), self.config.norm_eps, NORM_OFFSET)

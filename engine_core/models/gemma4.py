@@ -12,11 +12,20 @@ from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
-from engine_core.layers.base import Routing
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, StackedExperts
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import HeadNormNames, Norm
-from engine_core.models.architecture import (
+from engine_core.models.blocks import (
+    AttentionVariant,
+    FeedForward,
+    GatedMLP,
+    LayerNorms,
+    SelfAttention,
+    TransformerLayer,
+)
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.mixture import Mixture, read_experts
+from engine_core.models.model_config import (
     MOST_LAYERS,
     ArchitectureConfig,
     common_fields,
@@ -26,17 +35,8 @@ from engine_core.models.architecture import (
     whole_number,
     windows_of_layers,
 )
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import (
-    AttentionVariant,
-    FeedForward,
-    GatedMLP,
-    LayerNorms,
-    SelfAttention,
-    TransformerLayer,
-)
-from engine_core.models.mixture import Mixture, read_experts
 from engine_core.models.per_layer_embeddings import PerLayerEmbeddings, PerLayerShape
+from engine_core.ops.base import Routing
 from engine_core.quantization.base import Features
 
 
@@ -102,11 +102,11 @@ class Gemma4ForCausalLM(CausalLM):
             mixture=_mixture(config, fields),
         )
 
-    def make_per_layer_embeddings(self, layers: LayerFactory) -> PerLayerEmbeddings | None:
+    def make_per_layer_embeddings(self, layers: PartFactory) -> PerLayerEmbeddings | None:
         shape = self.config.per_layer
         return None if shape is None else PerLayerEmbeddings(shape, self.prefix, layers)
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, attention = self.config, f"{prefix}.self_attn"
         keys = f"{attention}.k_norm" if config.owners[index] == index else None
         variant = AttentionVariant(
@@ -139,7 +139,7 @@ class Gemma4ForCausalLM(CausalLM):
     def is_of_layer(self, name: str) -> bool:
         return name.startswith(f"{self.prefix}.per_layer_") or super().is_of_layer(name)
 
-    def _norm_named(self, name: str, layers: LayerFactory, scale: float | str = 1.0) -> Norm:
+    def _norm_named(self, name: str, layers: PartFactory, scale: float | str = 1.0) -> Norm:
         return layers.rms_norm(name, Features(1, self.config.hidden_size), self.config.norm_eps, scale=scale)
 
 
@@ -147,7 +147,7 @@ class ExpertsBeside:
     """A dense block and experts side by side, each with norms of its own. The router sees what neither norm has."""
 
     def __init__(
-        self, dense: FeedForward, mixture: Mixture, prefix: str, layers: LayerFactory, config: ArchitectureConfig
+        self, dense: FeedForward, mixture: Mixture, prefix: str, layers: PartFactory, config: ArchitectureConfig
     ) -> None:
         hidden = Features(1, config.hidden_size)
 

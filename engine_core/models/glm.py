@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import common_fields, interleaved
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import (
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import (
     AttentionVariant,
     GatedMLP,
     LayerNorms,
@@ -17,7 +15,9 @@ from engine_core.models.decoder import (
     TransformerLayer,
     pre_norms,
 )
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
 from engine_core.models.llama import LlamaConfig
+from engine_core.models.model_config import common_fields, interleaved
 
 
 class GlmForCausalLM(CausalLM):
@@ -31,7 +31,7 @@ class GlmForCausalLM(CausalLM):
         fields = common_fields(config, partial_rotary=True)
         return LlamaConfig(**fields | {"ropes": interleaved(fields["ropes"])}, qkv_bias=config.attention_bias)
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, variant = self.config, AttentionVariant(qkv_bias=self.config.qkv_bias)
         return TransformerLayer(
             SelfAttention(config, index, f"{prefix}.self_attn", layers, variant),
@@ -40,6 +40,6 @@ class GlmForCausalLM(CausalLM):
             layers,
         )
 
-    def layer_norms(self, prefix: str, layers: LayerFactory) -> LayerNorms:
+    def layer_norms(self, prefix: str, layers: PartFactory) -> LayerNorms:
         """The norms of the layer whose tensors' names begin with ``prefix``."""
         return pre_norms(prefix, self.config, layers)

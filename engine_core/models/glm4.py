@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.decoder import LayerNorms
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import LayerNorms
 from engine_core.models.glm import GlmForCausalLM
 from engine_core.quantization.base import Features
 
@@ -15,7 +15,7 @@ class Glm4ForCausalLM(GlmForCausalLM):
 
     model_type = "glm4"
 
-    def layer_norms(self, prefix: str, layers: LayerFactory) -> LayerNorms:
+    def layer_norms(self, prefix: str, layers: PartFactory) -> LayerNorms:
         hidden, eps = Features(1, self.config.hidden_size), self.config.norm_eps
         return replace(
             super().layer_norms(prefix, layers),

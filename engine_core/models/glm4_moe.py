@@ -7,12 +7,12 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import common_fields
-from engine_core.models.decoder import FeedForward
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward
 from engine_core.models.deepseek_v3 import DEEPSEEK_ONLY, deepseek_mixture, deepseek_mlp, is_unused
 from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
 from engine_core.models.mixture import check_only
+from engine_core.models.model_config import common_fields
 
 
 class Glm4MoeForCausalLM(MixtralForCausalLM):
@@ -30,7 +30,7 @@ class Glm4MoeForCausalLM(MixtralForCausalLM):
         mixture = deepseek_mixture(config, fields)
         return MixtralConfig(**fields, qkv_bias=config.attention_bias, qk_norm=config.use_qk_norm, mixture=mixture)
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers)
 
     def is_redundant(self, name: str) -> bool:

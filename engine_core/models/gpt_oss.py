@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import Routing
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import InterleavedExperts, RouterTensors
-from engine_core.layers.mxfp4 import SCALED_TOGETHER, Mxfp4Experts
-from engine_core.models.architecture import common_fields, positive_number, windows_of_layers
-from engine_core.models.decoder import FeedForward
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward
 from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
 from engine_core.models.mixture import Mixture, read_experts
+from engine_core.models.model_config import common_fields, positive_number, windows_of_layers
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import Routing
+from engine_core.quantization.mxfp4 import SCALED_TOGETHER, Mxfp4Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class GptOssForCausalLM(MixtralForCausalLM):
             is_mxfp4=is_mxfp4,
         )
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         mixture, prefix = self.config.mixture, f"{prefix}.mlp"
         router = RouterTensors(f"{prefix}.router", bias=True)
         prefix = f"{prefix}.experts"

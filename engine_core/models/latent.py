@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 from engine_core.attention.base import Angles, AttentionMetadata
 from engine_core.errors import CheckpointError
 from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.mla import MLAShape
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import RopeParameters, read_number, yarn_scale
-from engine_core.models.architecture import ArchitectureConfig, common_fields, positive
 from engine_core.models.mixture import Mixture
+from engine_core.models.model_config import ArchitectureConfig, common_fields, positive
 from engine_core.quantization.base import Features
 
 _LATENT_EPS = 1e-6
@@ -81,7 +81,7 @@ def _softmax_scale(parameters: Mapping[str, Any], ropes: tuple[RopeParameters | 
 class LatentAttention:
     """Queries through a latent of their own or none; keys and values through the one that is cached."""
 
-    def __init__(self, config: LatentConfig, prefix: str, layers: LayerFactory) -> None:
+    def __init__(self, config: LatentConfig, prefix: str, layers: PartFactory) -> None:
         shape, hidden = config.mla, Features(1, config.hidden_size)
         latents = (shape.kv_lora_rank, shape.qk_rope_head_dim)
         names, rows, outputs = [f"{prefix}.kv_a_proj_with_mqa"], [sum(latents)], list(latents)

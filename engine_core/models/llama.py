@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import HeadNormNames
-from engine_core.models.architecture import ArchitectureConfig, common_fields
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import (
+from engine_core.models.blocks import (
     AttentionVariant,
     FeedForward,
     GatedMLP,
@@ -18,6 +16,8 @@ from engine_core.models.decoder import (
     TransformerLayer,
     pre_norms,
 )
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class LlamaForCausalLM(CausalLM):
         biased = config.attention_bias
         return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, attention = self.config, f"{prefix}.self_attn"
         norms = HeadNormNames(f"{attention}.q_norm", f"{attention}.k_norm", config.norm_eps) if config.qk_norm else None
         options = AttentionVariant(qkv_bias=config.qkv_bias, o_bias=config.o_bias, head_norms=norms)
@@ -53,6 +53,6 @@ class LlamaForCausalLM(CausalLM):
             layers,
         )
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         """The feed-forward block of layer ``index``."""
         return GatedMLP(self.config, f"{prefix}.mlp", layers, bias=self.config.mlp_bias)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.architecture import common_fields, uniform_windows
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
+from engine_core.models.model_config import common_fields, uniform_windows
 
 
 class MistralForCausalLM(LlamaForCausalLM):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.base import Routing
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
-from engine_core.models.architecture import common_fields, sliding_window
-from engine_core.models.decoder import FeedForward
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
 from engine_core.models.mixture import Mixture, read_experts
+from engine_core.models.model_config import common_fields, sliding_window
+from engine_core.ops.base import Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class MixtralForCausalLM(LlamaForCausalLM):
     def layer_kind(self, index: int) -> Hashable:
         return super().layer_kind(index), self.config.mixture.is_sparse[index]
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         mixture, prefix = self.config.mixture, f"{prefix}.block_sparse_moe"
         tensors = SeparateExperts(f"{prefix}.experts", gate="w1", up="w3", down="w2")
         return layers.fused_moe(mixture.shape, mixture.routing, RouterTensors(f"{prefix}.gate"), tensors)

@@ -10,11 +10,11 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.layers.base import ExpertsShape, Routing, Scoring
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import FusedMoE
-from engine_core.models.architecture import ArchitectureConfig, positive, positive_number, whole_number
-from engine_core.models.decoder import FeedForward
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward
+from engine_core.models.model_config import ArchitectureConfig, positive, positive_number, whole_number
+from engine_core.ops.base import ExpertsShape, Routing, Scoring
 from engine_core.quantization.base import Features
 
 _MOST_EXPERTS = 4096
@@ -112,7 +112,7 @@ class SharedExperts:
         self,
         routed: FusedMoE,
         shared: FeedForward,
-        layers: LayerFactory,
+        layers: PartFactory,
         config: ArchitectureConfig,
         gate: str | None = None,
     ) -> None:

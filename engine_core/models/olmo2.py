@@ -7,11 +7,11 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import ArchitectureConfig, common_fields
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import AttentionVariant, GatedMLP, LayerNorms, SelfAttention, TransformerLayer
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import AttentionVariant, GatedMLP, LayerNorms, SelfAttention, TransformerLayer
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
 from engine_core.models.llama import LlamaConfig
+from engine_core.models.model_config import ArchitectureConfig, common_fields
 from engine_core.quantization.base import Features
 
 
@@ -26,7 +26,7 @@ class Olmo2ForCausalLM(CausalLM):
         biased = config.attention_bias
         return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased)
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, hidden = self.config, Features(1, self.config.hidden_size)
         options = AttentionVariant(qkv_bias=config.qkv_bias, o_bias=config.o_bias)
         norms = LayerNorms(
@@ -41,7 +41,7 @@ class Olmo2Attention(SelfAttention):
     """One norm spans all query heads, another all key heads."""
 
     def __init__(
-        self, config: ArchitectureConfig, index: int, prefix: str, layers: LayerFactory, options: AttentionVariant
+        self, config: ArchitectureConfig, index: int, prefix: str, layers: PartFactory, options: AttentionVariant
     ) -> None:
         super().__init__(config, index, prefix, layers, options)
         queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)

@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.models.architecture import common_fields, windows_of_layers
 from engine_core.models.llama import LlamaConfig
+from engine_core.models.model_config import common_fields, windows_of_layers
 from engine_core.models.olmo2 import Olmo2ForCausalLM
 
 

@@ -10,13 +10,10 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.activation import read_activation
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import ColumnParallelLinear, Norm
 from engine_core.layers.rotary import MOST_POSITIONS
-from engine_core.models.architecture import MOST_LAYERS, ArchitectureConfig, positive
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import (
+from engine_core.models.blocks import (
     MLP,
     AttentionVariant,
     LayerNorms,
@@ -24,6 +21,9 @@ from engine_core.models.decoder import (
     SelfAttention,
     TransformerLayer,
 )
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, positive
+from engine_core.ops.activation import read_activation
 from engine_core.quantization.base import Features
 
 _NORM_EPS = 1e-5
@@ -77,7 +77,7 @@ class OPTForCausalLM(CausalLM):
             embedding_size=positive(config, "word_embed_proj_dim"),
         )
 
-    def __init__(self, config: OPTConfig, layers: LayerFactory, max_model_len: int) -> None:
+    def __init__(self, config: OPTConfig, layers: PartFactory, max_model_len: int) -> None:
         super().__init__(config, layers, max_model_len)
         self.embed_positions = layers.vocab_parallel_embedding(
             f"{self.prefix}.embed_positions", config.max_position_embeddings + _FIRST_POSITION, config.hidden_size
@@ -92,7 +92,7 @@ class OPTForCausalLM(CausalLM):
     def embedding_size(self) -> int:
         return self.config.embedding_size
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, bias = self.config, self.config.bias
         variant = AttentionVariant(qkv_bias=bias, o_bias=bias, o_name="out_proj")
         attention = SelfAttention(config, index, f"{prefix}.self_attn", layers, variant)
@@ -104,7 +104,7 @@ class OPTForCausalLM(CausalLM):
             return TransformerLayer(attention, mlp, norms, layers)
         return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
 
-    def make_norm(self, layers: LayerFactory) -> OPTOutput:
+    def make_norm(self, layers: PartFactory) -> OPTOutput:
         config, norm, project_out = self.config, None, None
         if config.final_norm:
             norm = self._norm_named(f"{self.prefix}.final_layer_norm", layers)
@@ -126,7 +126,7 @@ class OPTForCausalLM(CausalLM):
         """A number of the format's version may be there, too."""
         return name == f"{self.prefix}.version" or super().is_redundant(name)
 
-    def _norm_named(self, name: str, layers: LayerFactory) -> Norm:
+    def _norm_named(self, name: str, layers: PartFactory) -> Norm:
         config = self.config
         return layers.layer_norm(
             name if config.norm_weights else None, Features(1, config.hidden_size), config.norm_eps

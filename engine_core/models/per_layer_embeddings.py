@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.activation import Activation
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import ColumnParallelLinear, RMSNorm
+from engine_core.ops.activation import Activation
 from engine_core.quantization.base import Features
 
 
@@ -42,7 +42,7 @@ class _Gate:
 class PerLayerEmbeddings:
     """The table, the projection, and the gates of all layers."""
 
-    def __init__(self, shape: PerLayerShape, prefix: str, layers: LayerFactory) -> None:
+    def __init__(self, shape: PerLayerShape, prefix: str, layers: PartFactory) -> None:
         """``prefix`` is that of all tensors of the model; each layer has a ``layer_scalar`` after its gate."""
         self._shape = shape
         self._layers = layers

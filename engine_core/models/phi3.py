@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.factory import LayerFactory
-from engine_core.models.architecture import ArchitectureConfig, common_fields, uniform_windows
-from engine_core.models.base import CausalLM, DecoderLayer
-from engine_core.models.decoder import AttentionVariant, GatedMLP, SelfAttention, TransformerLayer, pre_norms
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import AttentionVariant, GatedMLP, SelfAttention, TransformerLayer, pre_norms
+from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields, uniform_windows
 
 
 class Phi3ForCausalLM(CausalLM):
@@ -20,7 +20,7 @@ class Phi3ForCausalLM(CausalLM):
         fields = common_fields(config, partial_rotary=True)
         return ArchitectureConfig(**fields | {"sliding_windows": uniform_windows(config, fields["num_layers"])})
 
-    def make_layer(self, index: int, prefix: str, layers: LayerFactory) -> DecoderLayer:
+    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
         config, variant = self.config, AttentionVariant(qkv_names=("qkv_proj",))
         return TransformerLayer(
             SelfAttention(config, index, f"{prefix}.self_attn", layers, variant),

@@ -7,13 +7,13 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.base import ExpertsShape, Routing
-from engine_core.layers.factory import LayerFactory
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
-from engine_core.models.architecture import common_fields, positive, windows_of_layers
-from engine_core.models.decoder import FeedForward, GatedMLP
+from engine_core.layers.part_factory import PartFactory
+from engine_core.models.blocks import FeedForward, GatedMLP
 from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
 from engine_core.models.mixture import Mixture, SharedExperts, read_experts
+from engine_core.models.model_config import common_fields, positive, windows_of_layers
+from engine_core.ops.base import ExpertsShape, Routing
 
 
 def qwen_experts(config: PretrainedConfig, fields: dict[str, Any]) -> ExpertsShape:
@@ -49,7 +49,7 @@ class Qwen2MoeForCausalLM(MixtralForCausalLM):
             windows = windows_of_layers(config, fields["num_layers"])
         return MixtralConfig(**fields | {"sliding_windows": windows}, qkv_bias=config.qkv_bias, mixture=mixture)
 
-    def make_mlp(self, index: int, prefix: str, layers: LayerFactory) -> FeedForward:
+    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
         config, mixture, prefix = self.config, self.config.mixture, f"{prefix}.mlp"
         if not mixture.is_sparse[index]:
             return GatedMLP(config, prefix, layers)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.base import Routing
-from engine_core.models.architecture import common_fields, sliding_window
 from engine_core.models.mixtral import MixtralConfig
 from engine_core.models.mixture import Mixture
+from engine_core.models.model_config import common_fields, sliding_window
 from engine_core.models.qwen2_moe import Qwen2MoeForCausalLM, qwen_experts, sparse_layers
+from engine_core.ops.base import Routing
 
 
 class Qwen3MoeForCausalLM(Qwen2MoeForCausalLM):

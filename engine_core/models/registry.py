@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.models.base import CausalLM
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.deepseek_v2 import DeepseekV2ForCausalLM
 from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM
 from engine_core.models.gemma2 import Gemma2ForCausalLM
@@ -23,8 +23,8 @@ from engine_core.models.glm4_moe import Glm4MoeForCausalLM
 from engine_core.models.glm4_moe_lite import Glm4MoeLiteForCausalLM
 from engine_core.models.gpt_oss import GptOssForCausalLM
 from engine_core.models.granite import GraniteForCausalLM
-from engine_core.models.interface import LanguageModel
 from engine_core.models.kinds import is_known, kind_of, not_supported
+from engine_core.models.language_model import LanguageModel
 from engine_core.models.llama import LlamaForCausalLM
 from engine_core.models.ministral import MinistralForCausalLM
 from engine_core.models.ministral3 import Ministral3ForCausalLM

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 from engine_core.layers.parts import ParallelLMHead, Part, StepWeights
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 
 
 class Speed(Protocol):

@@ -11,8 +11,8 @@ from transformers import PretrainedConfig
 from transformers.models.smollm3.configuration_smollm3 import SmolLM3Config
 
 from engine_core.errors import CheckpointError
-from engine_core.models.architecture import common_fields, windows_of_layers
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
+from engine_core.models.model_config import common_fields, windows_of_layers
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):

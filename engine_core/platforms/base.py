@@ -10,8 +10,8 @@ import torch
 from engine_core.attention.base import AttentionBackend, KVCacheSpec
 from engine_core.config import CacheConfig, RequestMemory
 from engine_core.kv_cache_interface import KVCacheConfig
-from engine_core.layers.base import LayerBackend
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import OpsBackend
 from engine_core.platforms.kv_cache_size import Profile
 from engine_core.quantization.base import QuantMethod
 from engine_core.worker.input_batch import InputBatch
@@ -25,7 +25,7 @@ class Platform(ABC):
 
     torch_device: torch.device
     attention: AttentionBackend
-    layers: LayerBackend
+    layers: OpsBackend
     quant_method: QuantMethod | None
     """The method for linear layers; None: they keep the model's type."""
     usable: int

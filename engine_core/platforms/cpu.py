@@ -11,9 +11,9 @@ from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
-from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.selector import choose_layers, choose_quant_method
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size

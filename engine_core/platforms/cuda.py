@@ -15,7 +15,7 @@ from engine_core.config import CacheConfig, DeviceConfig, RequestMemory
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.cuda_graphs import CudaGraphRecorder, DeviceForward
 from engine_core.platforms.host_memory import usable_memory
@@ -175,7 +175,7 @@ class CudaPlatform(Platform):
         check_gpu(properties.name, capability, config, checkpoint, has_triton)
         from engine_core.attention.flashinfer import HeadsOfModel
         from engine_core.attention.gpu_selector import Demand, check_attention, choose_gpu_attention
-        from engine_core.layers.gpu_backend import GpuBackend
+        from engine_core.ops.gpu import GpuBackend
 
         model = checkpoint.config
         heads = HeadsOfModel(model.num_heads, model.num_kv_heads, model.head_dim, checkpoint.dtype)

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
+from engine_core.async_copy import upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.models.interface import LanguageModel
-from engine_core.platforms.async_copy import upload
+from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.input_buffers import GraphInputBuffers
 from engine_core.worker.forward import PendingTokens, Rows
 from engine_core.worker.input_batch import BatchLimits, StepInputs

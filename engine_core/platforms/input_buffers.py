@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionMetadata
-from engine_core.platforms.async_copy import offsets_of, upload
 from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, StepInputs
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, LinearLayer
 from engine_core.layers.weights import Weights
+from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Features:
         """Features without padding."""
         return self.groups * self.size
 
-    def padded(self, backend: LayerBackend) -> int:
+    def padded(self, backend: OpsBackend) -> int:
         """The size of a group with its padding."""
         return self.size if self.fixed else sum(backend.padded(part) for part in self.parts or (self.size,))
 
-    def pad(self, x: torch.Tensor, dim: int, backend: LayerBackend) -> torch.Tensor:
+    def pad(self, x: torch.Tensor, dim: int, backend: OpsBackend) -> torch.Tensor:
         """``x``, which has these features along ``dim``, with zeros after each part; ``x`` itself without padding."""
         if (size := self.padded(backend)) == self.size:
             return x
@@ -78,10 +78,10 @@ class QuantMethod(ABC):
         """Bytes that the layer will take, without padding; ``itemsize`` is that of the model's type."""
 
     @abstractmethod
-    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         """Take the layer's tensors from ``weights``."""
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
         """Experts without weights, of a model of type ``dtype``."""
         return backend.experts(shape, dtype)
 
@@ -97,18 +97,18 @@ class Unquantized(QuantMethod):
         inputs = shape.inputs.count + (1 if shape.bias else 0)
         return sum(shape.rows) * inputs * itemsize  # a tensor that is named twice is kept twice
 
-    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
         return backend.linear(take_weight(shape, weights, backend), bias)
 
 
-def take_weight(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor:
+def take_weight(shape: LinearShape, weights: Weights, backend: OpsBackend) -> torch.Tensor:
     """[N, K] in the model's type, padded; valid until the next tensor is taken."""
     weight = weights.take(*(f"{name}.weight" for name in shape.names))
     return shape.inputs.pad(shape.outputs.pad(weight, 0, backend), 1, backend)
 
 
-def take_bias(shape: LinearShape, weights: Weights, backend: LayerBackend) -> torch.Tensor | None:
+def take_bias(shape: LinearShape, weights: Weights, backend: OpsBackend) -> torch.Tensor | None:
     """[N], padded, or None where the layer has none; a copy."""
     if not shape.bias:
         return None

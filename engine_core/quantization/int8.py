@@ -14,8 +14,8 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, LinearLayer
 from engine_core.layers.weights import Weights
+from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
 from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes, padded_sizes
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes, require_summable
@@ -36,13 +36,13 @@ class Int8(QuantMethod):
         weight = packed_bytes(shape.outputs.count, shape.inputs.count)
         return weight + (shape.outputs.count * itemsize if shape.bias else 0)
 
-    def load(self, shape: LinearShape, weights: Weights, backend: LayerBackend) -> LinearLayer:
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         assert self._kernels is not None
         require_summable(", ".join(shape.names), shape.inputs.groups * shape.inputs.padded(backend))
         bias = take_bias(shape, weights, backend)
         return Int8Linear(take_weight(shape, weights, backend), bias, self._kernels)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: LayerBackend) -> ExpertsLayer:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
         assert self._kernels is not None
         for place, inputs in zip(("gate", "down"), padded_sizes(shape), strict=True):
             require_summable(f"the {place} projection of experts", inputs)
@@ -57,7 +57,7 @@ class Int8(QuantMethod):
         return experts_bytes(shape)
 
 
-class Int8Linear(LinearLayer):
+class Int8Linear(LinearOp):
     """W and x are rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Int8Kernels) -> None:

@@ -10,8 +10,8 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES, ExpertsArguments
 from engine_core.kernels.capture import empty
 from engine_core.kernels.library import Int8Kernels
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights
-from engine_core.layers.native_packing import interleave
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights
+from engine_core.ops.native_packing import interleave
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
 
 _MULTIPLE = 16
@@ -33,7 +33,7 @@ def experts_bytes(shape: ExpertsShape) -> int:
     return shape.num_experts * (packed_bytes(2 * inner, hidden) + packed_bytes(hidden, inner) + biases)
 
 
-class Int8Experts(ExpertsLayer):
+class Int8Experts(ExpertsOp):
     """Packed as cpu/interface.h says. A row with an infinity or a NaN in it becomes NaN, alone."""
 
     def __init__(self, kernels: Int8Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.platforms.async_copy import upload
+from engine_core.async_copy import upload
 from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import torch_gumbel
 

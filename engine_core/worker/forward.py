@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.kernels.capture import BufferPool, outputs_in
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.async_copy import AsyncCopy, upload
 from engine_core.logprobs import Logprobs
-from engine_core.models.interface import LanguageModel
-from engine_core.platforms.async_copy import AsyncCopy, upload
+from engine_core.models.language_model import LanguageModel
 from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput

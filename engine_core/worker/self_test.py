@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import BatchLimits
 
 _LENGTHS = (37, 1, 6)

@@ -15,7 +15,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform, is_for_cpu

@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
+from services.common.rpc.shared_messages import finish_from_proto, read_logprobs
+from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.detokenizer.service import Subscriber, Subscribers
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
-from services.rpc.protobuf import finish_from_proto, read_logprobs
-from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
 from services.text.tokenizer import Tokenizer
 

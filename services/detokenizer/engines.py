@@ -11,16 +11,16 @@ from typing import Any
 import structlog
 from ringline.engine.v1 import engine_pb2
 
+from services.common.links.engine_link import EngineLink
+from services.common.links.redial import LinkRefused
+from services.common.links.tokenizer_fetch import TokenizerFetcher
+from services.common.telemetry.tracing import Tracing
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.service import Subscribers
-from services.peers.engine_link import EngineLink
-from services.peers.redial import LinkRefused
-from services.peers.tokenizer_fetch import TokenizerFetcher
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.model_generations import Generations
 from services.ring.outbox import Outboxes
-from services.telemetry.tracing import Tracing
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)

@@ -7,23 +7,23 @@ import asyncio
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.config.settings import DetokenizerSettings
+from services.common.config.settings import DetokenizerSettings
+from services.common.links.discovery import Discovery
+from services.common.links.engine_link import EngineLink
+from services.common.links.redial import PeerDedup
+from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
+from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
+from services.common.rpc.server import Server, wait_until_idle
+from services.common.security.credentials import dialling_credentials, listening_credentials, service_interceptors
+from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.telemetry.metrics_endpoint import start_metrics
+from services.common.telemetry.tracing import start_tracing
 from services.detokenizer.engines import Engines
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.detokenizer.service import METHOD_ROLES, DetokenizerService
-from services.peers.discovery import Discovery
-from services.peers.engine_link import EngineLink
-from services.peers.redial import PeerDedup
-from services.process.memory import freeze_loaded_objects, limit_malloc_retention
-from services.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.ring.outbox import Outboxes
-from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import dialling_credentials, listening_credentials, service_interceptors
-from services.telemetry.logs import configure_logs, warn_of_unknown_variables
-from services.telemetry.metrics_endpoint import start_metrics
-from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from services.telemetry.metrics import ServiceMetrics
+from services.common.telemetry.metrics import ServiceMetrics
 
 
 class DetokenizerMetrics(ServiceMetrics):

@@ -9,16 +9,16 @@ import grpc
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.detokenizer.protobuf import outputs_of
+from services.common.rpc.calls import end_call_soon
+from services.common.rpc.message_limits import SMALL_MESSAGE, parse
+from services.common.rpc.output_stream import OutputStream
+from services.common.rpc.shared_messages import abort, peer_changes_to_proto, welcome_message
+from services.detokenizer.detokenizer_messages import outputs_of
+from services.ring.attached_peers import PeerListSender
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.identity import PeerId, negotiate
 from services.ring.outbox import Outboxes
-from services.ring.peer_list import PeerListSender
 from services.ring.roles import Role, check_name
-from services.rpc.calls import end_call_soon
-from services.rpc.message_limits import SMALL_MESSAGE, parse
-from services.rpc.output_stream import OutputStream
-from services.rpc.protobuf import abort, peer_changes_to_proto, welcome_message
 
 MAX_SUBSCRIBERS = 256
 """Subscribers at the same time. Bounded because each is sent the load, and may be sent the text of every request."""

@@ -15,16 +15,16 @@ from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
 from engine_core.request import Request
 from engine_core.step import SequenceOutput
+from services.engine.engine_messages import end_of, status_of
 from services.engine.large_messages import LargeMessages
 from services.engine.metrics import EngineMetrics, EngineReading
-from services.engine.protobuf import end_of, status_of
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tracing import EngineTraces
 from services.ring.attach_registry import AttachRegistry
-from services.ring.cursor import OutboundLink
 from services.ring.errors import retry_after_ms
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
+from services.ring.outbound_link import OutboundLink
 
 log = structlog.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
+from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
 from services.ring.identity import ENGINE_CAPABILITIES, check_requires
-from services.rpc.message_limits import MessageLimits
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64

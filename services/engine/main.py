@@ -15,25 +15,25 @@ from engine_core.errors import ConfigError, EngineError
 from engine_core.model_loader.digest import digest_of
 from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
-from services.config.errors import ExitCode, FatalError, unusable_option
-from services.config.settings import EngineServiceSettings
+from services.common.config.errors import ExitCode, FatalError, unusable_option
+from services.common.config.settings import EngineServiceSettings
+from services.common.process.memory import freeze_loaded_objects, resident_memory
+from services.common.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
+from services.common.process.watchdog import Watchdog, thread_stacks
+from services.common.rpc.server import Server, wait_until_idle
+from services.common.security.credentials import listening_credentials, service_interceptors
+from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.telemetry.metrics_endpoint import start_metrics
+from services.common.telemetry.tracing import start_tracing
 from services.engine.async_engine import AsyncEngine
-from services.engine.protobuf import model_message
+from services.engine.engine_messages import model_message
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.process.memory import freeze_loaded_objects, resident_memory
-from services.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
-from services.process.watchdog import Watchdog, thread_stacks
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL
-from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import listening_credentials, service_interceptors
-from services.telemetry.logs import configure_logs, warn_of_unknown_variables
-from services.telemetry.metrics_endpoint import start_metrics
-from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.metrics_core import Metric
 
-from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
+from services.common.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 

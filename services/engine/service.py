@@ -11,6 +11,9 @@ import grpc
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
+from services.common.rpc.handlers import RequestStream
+from services.common.rpc.message_limits import SMALL_MESSAGE, parse
+from services.common.rpc.shared_messages import abort
 from services.engine.async_engine import AsyncEngine
 from services.engine.attach import ATTACHERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
@@ -19,9 +22,6 @@ from services.engine.tokenizer import chunks
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.roles import Role
-from services.rpc.handlers import RequestStream
-from services.rpc.message_limits import SMALL_MESSAGE, parse
-from services.rpc.protobuf import abort
 
 METHOD_ROLES = {
     "Attach": ATTACHERS,
@@ -38,7 +38,7 @@ _CALL_TIMEOUT = 60.0
 
 
 class EngineService:
-    """Methods take messages as bytes (see ``services.rpc.handlers``) and answer UNAVAILABLE before ``serve``."""
+    """Methods take messages as bytes (see ``services.common.rpc.handlers``) and answer UNAVAILABLE before ``serve``."""
 
     def __init__(
         self,

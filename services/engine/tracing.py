@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine_core.step import SequenceOutput
+from services.common.telemetry.tracing import Tracing
 from services.ring.ledger import LedgerEntry
-from services.telemetry.tracing import Tracing
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from services.config.security_settings import ClientAuthSettings
+from services.common.config.security_settings import ClientAuthSettings
+from services.common.security.auth_interceptor import AuthInterceptor, Context
+from services.common.security.file_reload import ReloadedFile, UnusableFile
+from services.common.security.tokens import AUTHORIZATION, bearer_token
 from services.processor.principal import MAX_TENANT_LENGTH, Principal, authenticated
 from services.ring.errors import Code, Refused
-from services.security.auth_interceptor import AuthInterceptor, Context
-from services.security.file_reload import ReloadedFile, UnusableFile
-from services.security.tokens import AUTHORIZATION, bearer_token
 
 if TYPE_CHECKING:  # PyJWT and cryptography take a tenth of a second to load
     from services.processor.json_web_tokens import JsonWebTokens

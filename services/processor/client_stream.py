@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 
 from ringline.inference.v1 import inference_pb2
 
-from services.processor.protobuf import refusal, write_update
+from services.common.rpc.output_stream import OutputStream
+from services.processor.inference_messages import refusal, write_update
 from services.processor.request import Request
 from services.processor.tracing import RequestTrace
 from services.ring.errors import Status
 from services.ring.outbox import Outboxes
-from services.rpc.output_stream import OutputStream
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_REFUSALS = 1000

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 
-from services.peers.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.rpc.shared_messages import hello_message
+from services.common.security.credentials import PLAINTEXT, PeerCredentials
 from services.ring.identity import PeerId
-from services.rpc.protobuf import hello_message
-from services.security.credentials import PLAINTEXT, PeerCredentials
 
 WELCOME_TIMEOUT = 10.0
 DUPLICATE_INTERVAL = 0.5

@@ -15,12 +15,13 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2
 
+from services.common.rpc.shared_messages import read_logprobs, status_from_proto
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.failover import Failed, Failover
+from services.processor.inference_messages import TextEntry, ends_of, entries_of, refused_before_admission
 from services.processor.metrics import ProcessorMetrics
 from services.processor.peers import Peers
-from services.processor.protobuf import TextEntry, ends_of, entries_of, refused_before_admission
 from services.processor.request import Request, ResolvedRequest
 from services.processor.request_log import count_delta, count_request, log_finished, log_refused
 from services.processor.served_models import ServedModels
@@ -29,7 +30,6 @@ from services.ring.dynamic_threshold import TenantMemoryQuota
 from services.ring.errors import Code, Status, retry_after_ms
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
-from services.rpc.protobuf import read_logprobs, status_from_proto
 
 CLIENT_EPOCH = 0
 """The epoch of everything in a client's outbox: clients see no epochs, and accepted output is never replaced."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from ringline.inference.v1 import inference_pb2
 
+from services.common.telemetry.tracing import carrier_of
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_queue import TokenizationQueue
@@ -26,7 +27,6 @@ from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId, ring_id
 from services.ring.outbox import Outboxes
-from services.telemetry.tracing import carrier_of
 
 
 class Intake:

@@ -10,9 +10,9 @@ from typing import Any
 import jwt
 import structlog
 
-from services.config.security_settings import ClientAuthSettings
+from services.common.config.security_settings import ClientAuthSettings
+from services.common.security.file_reload import ReloadedFile, UnusableFile
 from services.processor.principal import MAX_TENANT_LENGTH, Principal
-from services.security.file_reload import ReloadedFile, UnusableFile
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.peers.engine_link import EngineLink
+from services.common.links.engine_link import EngineLink
 from services.processor.peers import Peers
 from services.processor.served_models import ServedModels
 from services.ring.identity import PeerId

@@ -9,12 +9,17 @@ import time
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.config.settings import ProcessorSettings
-from services.peers.discovery import Discovery
-from services.peers.engine_link import EngineLink
-from services.peers.redial import PeerDedup
-from services.process.memory import freeze_loaded_objects, limit_malloc_retention
-from services.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
+from services.common.config.settings import ProcessorSettings
+from services.common.links.discovery import Discovery
+from services.common.links.engine_link import EngineLink
+from services.common.links.redial import PeerDedup
+from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
+from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
+from services.common.rpc.server import Server, wait_until_idle
+from services.common.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
+from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+from services.common.telemetry.metrics_endpoint import start_metrics
+from services.common.telemetry.tracing import start_tracing
 from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -36,11 +41,6 @@ from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.routing_logic import Routes
-from services.rpc.server import Server, wait_until_idle
-from services.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
-from services.telemetry.logs import configure_logs, warn_of_unknown_variables
-from services.telemetry.metrics_endpoint import start_metrics
-from services.telemetry.tracing import start_tracing
 
 log = structlog.get_logger(__name__)
 

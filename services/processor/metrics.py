@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
+from services.common.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.routing_logic import Routes
-from services.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 
 MAX_TENANTS = 50
 """The most tenants with their own counters."""

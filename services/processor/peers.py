@@ -12,15 +12,15 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.peers.engine_link import EngineLink
-from services.peers.redial import LinkRefused
+from services.common.links.engine_link import EngineLink
+from services.common.links.redial import LinkRefused
+from services.common.rpc.shared_messages import peer_changes_from_proto
 from services.processor.recent_events import RecentEvents
 from services.processor.served_models import generation_of
+from services.ring.attached_peers import PeerList
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, Liveness, step_limit
-from services.ring.peer_list import PeerList
 from services.ring.routing_logic import Route, Routes
-from services.rpc.protobuf import peer_changes_from_proto
 
 log = structlog.get_logger(__name__)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.output_stream import OutputStream
 from services.processor.served_models import generation_of
 from services.processor.tracing import RequestTrace
 from services.ring.delivery import Delivery
@@ -22,7 +23,6 @@ from services.ring.poison import PoisonTracker
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.route_timeout import RouteTimeout
 from services.ring.routing_logic import Route
-from services.rpc.output_stream import OutputStream
 
 # Upper estimates of the memory that an admitted request takes, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12

@@ -9,9 +9,9 @@ from typing import Any
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
 from services.processor.metrics import ProcessorMetrics
 from services.processor.request import Request
-from services.rpc.protobuf import status_from_proto
 
 log = structlog.get_logger(__name__)
 

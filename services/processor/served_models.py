@@ -13,12 +13,12 @@ from typing import Any
 import structlog
 from ringline.engine.v1 import engine_pb2
 
-from services.peers.redial import LinkRefused
-from services.peers.tokenizer_fetch import TokenizerFetcher
+from services.common.links.redial import LinkRefused
+from services.common.links.tokenizer_fetch import TokenizerFetcher
+from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.ring.model_generations import Generation, Generations
-from services.rpc.message_limits import MessageLimits
 from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer
 

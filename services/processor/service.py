@@ -13,21 +13,21 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.calls import end_call_soon
+from services.common.rpc.handlers import RequestStream
+from services.common.rpc.message_limits import is_cheap_to_parse, parse
+from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.request_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
+from services.processor.inference_messages import refusal
 from services.processor.intake import Intake, usable_id
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal, authenticated, tenant_of
-from services.processor.protobuf import refusal
 from services.processor.served_models import ServedModel, ServedModels, find_model
 from services.ring.errors import Code, Reason, Refused, Status
-from services.rpc.calls import end_call_soon
-from services.rpc.handlers import RequestStream
-from services.rpc.message_limits import is_cheap_to_parse, parse
-from services.rpc.protobuf import abort, status_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class SessionLimits:
 
 
 class InferenceService:
-    """Methods take messages as bytes (see ``services.rpc.handlers``), and check their size before parsing."""
+    """Methods take messages as bytes (see ``services.common.rpc.handlers``), and check their size before parsing."""
 
     def __init__(
         self,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
+from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.ring.delivery import Delivery
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.routing_logic import Route
-from services.rpc.protobuf import status_from_proto
-from services.telemetry.tracing import MAX_TRACEPARENT, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
 from services.ring.ledger import ChoiceLog, CoreRequest, LedgerEntry, Ledgers, Submission
 from services.ring.logprobs import LogprobArrays, PackedLogprobs
+from services.ring.outbound_link import OutboundLink, RejectedCommand
 
 MAX_PEERS = 256
 """Peers attached at the same time. Bounded because every change of the list is sent to every peer."""

@@ -11,8 +11,8 @@ from typing import Any
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.peers.channels import open_channel
-from services.process.run import new_incarnation
+from services.common.links.channels import open_channel
+from services.common.process.run import new_incarnation
 from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.abuse.memory_attacks import honest_submit
 

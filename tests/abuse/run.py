@@ -15,7 +15,7 @@ from typing import Any
 import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.peers.channels import open_channel
+from services.common.links.channels import open_channel
 from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine

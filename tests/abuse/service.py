@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.peers.channels import check_health, open_channel
+from services.common.links.channels import check_health, open_channel
 from tests.chaos.fleet import held_resources
 
 MIB = 1 << 20

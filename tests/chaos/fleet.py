@@ -17,11 +17,11 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.config.variable_names import PARENT_PID_VARIABLE
-from services.peers.channels import check_health, open_channel
-from services.process.run import new_incarnation
+from services.common.config.variable_names import PARENT_PID_VARIABLE
+from services.common.links.channels import check_health, open_channel
+from services.common.process.run import new_incarnation
+from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
-from services.rpc.protobuf import hello_message
 from tests.chaos.relay import Wire
 from tests.ring import MODEL, ROOT
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.peers.channels import check_health
+from services.common.links.channels import check_health
 from tests.ports import HeldPort
 from tests.ring import ROOT, Ring
 

@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2_grpc
 from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
-from services.security.certificate_authority import CertificateAuthority
+from services.common.security.certificate_authority import CertificateAuthority
 from tests.clients.scripted_server import admitted, delta, ended
 
 HOUR = timedelta(hours=1)

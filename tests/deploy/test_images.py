@@ -19,10 +19,10 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from services.cli import cli
-from services.commands.certs import ROLES
-from services.config.addresses import check_addresses
-from services.config.settings import (
+from services.cli.commands.certs import ROLES
+from services.cli.main import cli
+from services.common.config.addresses import check_addresses
+from services.common.config.settings import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
     METRICS_PORT_OFFSET,
@@ -30,9 +30,9 @@ from services.config.settings import (
     DetokenizerSettings,
     ServerSettings,
 )
-from services.config.variable_names import known_variables
-from services.rpc.health import Health
-from services.telemetry.metrics_endpoint import MetricsEndpoint
+from services.common.config.variable_names import known_variables
+from services.common.rpc.health import Health
+from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
 from tests.ring import Ring

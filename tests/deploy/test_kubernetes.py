@@ -9,10 +9,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.config.addresses import check_addresses
-from services.config.settings import METRICS_PORT_OFFSET, ServerSettings
-from services.config.variable_names import known_variables
-from services.rpc.health import LIVENESS, Health
+from services.common.config.addresses import check_addresses
+from services.common.config.settings import METRICS_PORT_OFFSET, ServerSettings
+from services.common.config.variable_names import known_variables
+from services.common.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages
 from tests.deploy.kustomize import Resource, merge, render
 from tests.deploy.test_images import PORTS, by_default, read

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from engine_core.models.architecture import ArchitectureConfig
-from engine_core.models.base import CausalLM
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.model_config import ArchitectureConfig
 from engine_core.models.registry import ARCHITECTURES
 from tests.docs.documents import ROOT
 from tests.engine_core.models.families import SHAPES

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from services.cli import COMMANDS, cli
+from services.cli.main import COMMANDS, cli
 from tests.docs.documents import ROOT, command_lines, inline_code
 from tests.ring import Ring
 

@@ -15,7 +15,7 @@ from engine_core.engine import EngineCore
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.llm import LLM, _Live
-from engine_core.models.base import CausalLM
+from engine_core.models.causal_lm import CausalLM
 from engine_core.request import SamplingParams
 from engine_core.sampling.sampler import Sampler
 from engine_core.scheduling.lifecycle import Lifecycle

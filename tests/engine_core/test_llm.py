@@ -27,7 +27,7 @@ from engine_core.errors import (
     UnknownOptionError,
 )
 from engine_core.llm import LLM, configure
-from engine_core.models.base import CausalLM
+from engine_core.models.causal_lm import CausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats

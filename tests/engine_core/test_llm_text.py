@@ -18,7 +18,7 @@ from engine_core.llm import LLM, Completion, Result, SamplingParams, configure
 from engine_core.offline_text import ModelText
 from engine_core.request import FinishReason, Request
 from engine_core.validation import validate_request
-from services.config.options import _parse_bytes as parse_bytes_of_flags
+from services.common.config.options import _parse_bytes as parse_bytes_of_flags
 from services.text.chat_templates import ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from services.text.incremental_decoder import IncrementalDecoder, left_context

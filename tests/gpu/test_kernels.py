@@ -11,10 +11,10 @@ import torch
 from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
-from engine_core.layers.gpu_backend import GpuBackend
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.torch import TorchBackend
 from engine_core.sampling import noise
 from tests.engine_core.attention import test_latents as latents
 from tests.engine_core.attention.sequences import Geometry, Run, make_sequences

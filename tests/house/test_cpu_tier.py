@@ -33,7 +33,7 @@ def run(*command: str | Path) -> str:
 
 @pytest.mark.parametrize(
     ("module", "entry"),
-    [("services.processor.main", "run"), ("services.detokenizer.main", "run"), ("services.cli", "main")],
+    [("services.processor.main", "run"), ("services.detokenizer.main", "run"), ("services.cli.main", "main")],
 )
 def test_program_loads_without_torch(module: str, entry: str) -> None:
     found = json.loads(run(BIN / "python", "-c", PROBE, module, entry))

@@ -62,14 +62,14 @@ def test_protobuf_meets_the_core_in_one_place() -> None:
         knows_steps = any(name.startswith(("engine_core.request", "engine_core.step")) for name in names)
         if knows_messages and knows_steps:
             meeting.add(relative(path))
-    assert meeting == {"services/engine/protobuf.py"}
+    assert meeting == {"services/engine/engine_messages.py"}
 
 
 def test_a_call_is_ended_with_details() -> None:
     """Every status says its reason to programs: the one place that ends a call writes it."""
     ends = re.compile(r"context\.(abort|abort_with_status|set_code|set_details|set_trailing_metadata)\(")
     ending = {relative(path) for path in sources("services") if ends.search(path.read_text())}
-    assert ending == {"services/rpc/protobuf.py"}
+    assert ending == {"services/common/rpc/shared_messages.py"}
 
 
 def test_nothing_of_a_checkpoint_is_executed() -> None:

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bundled_model_is_found_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
-    code = "from services.commands.serve import bundled_model; print(bundled_model())"
+    code = "from services.cli.commands.serve import bundled_model; print(bundled_model())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path / "services",  # not in it either: the working directory is no place for a model

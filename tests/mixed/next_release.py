@@ -33,7 +33,7 @@ def main() -> None:
     grpc.aio.server = lambda *given, interceptors=(), **options: server(
         *given, interceptors=[_LaterAnswers(), *interceptors], **options
     )
-    from services import cli
+    from services.cli import main as cli
 
     for stub in (engine_pb2_grpc.EngineServiceStub, detokenizer_pb2_grpc.DetokenizerServiceStub):
         stub.__init__ = _on_later_channel(stub.__init__)  # type: ignore[method-assign]

@@ -13,11 +13,11 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.peers.channels import open_channel
-from services.process.run import new_incarnation
+from services.common.links.channels import open_channel
+from services.common.process.run import new_incarnation
+from services.common.rpc.shared_messages import hello_message, status_from_proto
 from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
-from services.rpc.protobuf import hello_message, status_from_proto
 from tests.chaos.fleet import THIS, Fleet, Release
 from tests.chaos.load import ClosedLoop, ask, connect
 from tests.chaos.logs import read_logs

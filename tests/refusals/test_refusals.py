@@ -64,7 +64,10 @@ def page() -> list[Message]:
             "{field}[{position}]: {token} is not in the vocabulary: expected 0 to {limits.vocab_size - 1}",
         ),
         Message(
-            "services/rpc/connections.py", "ConnectionGuard._watch", "log.exception", "the connection guard failed"
+            "services/common/rpc/connections.py",
+            "ConnectionGuard._watch",
+            "log.exception",
+            "the connection guard failed",
         ),
     ],
     ids=lambda message: message.kind,
@@ -75,7 +78,7 @@ def test_page_has_a_refusal(page: list[Message], message: Message) -> None:
 
 def test_page_has_every_room(page: list[Message]) -> None:
     assert len(page) > 500
-    for room in ("engine_core/", "services/engine", "services/commands", "clients/python/ringline"):
+    for room in ("engine_core/", "services/engine", "services/cli/commands", "clients/python/ringline"):
         assert any(message.room.startswith(room) for message in page), room
 
 

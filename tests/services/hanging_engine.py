@@ -13,7 +13,7 @@ import engine_core.startup
 import services.ring.liveness
 from engine_core.engine import EngineCore
 from engine_core.step import SequenceOutput
-from services.cli import main
+from services.cli.main import main
 
 HANGS = "HANGING_ENGINE_HANGS"
 """Variable with the path of a file that lists in which ways, one per line: the first is the next life's."""

@@ -12,7 +12,7 @@ import engine_core.startup
 from engine_core.engine import EngineCore
 from engine_core.request import Request
 from engine_core.step import SequenceOutput
-from services.cli import main
+from services.cli.main import main
 
 POISON = 7
 """A token id."""

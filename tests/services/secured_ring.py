@@ -32,8 +32,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from jwt.algorithms import ECAlgorithm
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.commands.certs import replace_file
-from services.security.certificate_authority import CertificateAuthority
+from services.cli.commands.certs import replace_file
+from services.common.security.certificate_authority import CertificateAuthority
 from tests.ring import MODEL, ROOT, START_TIMEOUT
 
 SECONDS = 60

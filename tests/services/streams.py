@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
-from services.rpc.protobuf import read_logprobs
+from services.common.rpc.shared_messages import read_logprobs
 from tests.services.ring.token_logprobs import TokenLogprob, unpacked
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.commands.certs import replace_file
+from services.cli.commands.certs import replace_file
 from tests.services.secured_ring import SECONDS, USERS, SecuredRing, refusal_of_engine, user_token
 from tests.services.uninterrupted_streams import check_streams_uninterrupted
 

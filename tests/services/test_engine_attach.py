@@ -11,8 +11,8 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
 from services.ring.errors import Code, Reason
-from services.rpc.protobuf import status_from_proto
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS

@@ -10,15 +10,15 @@ import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from structlog.testing import capture_logs
 
-from services.commands.serve import ENGINE_SETTINGS
-from services.supervise.runtime_directory import RuntimeDirectory
-from services.supervise.stack import StackOptions, child_specs
-from services.supervise.supervisor import ChildSpec
+from services.cli.commands.serve import ENGINE_SETTINGS
+from services.cli.supervise.runtime_directory import RuntimeDirectory
+from services.cli.supervise.stack import StackOptions, child_specs
+from services.cli.supervise.supervisor import ChildSpec
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
+from tests.services.cli.supervise.test_supervisor import Running
 from tests.services.hanging_engine import HANGS, PROCESS, STEP
 from tests.services.streams import Transcript, generate
-from tests.services.supervise.test_supervisor import Running
 from tests.services.test_lifecycle import finish, long_request, wait_until_serving
 
 pytestmark = pytest.mark.long

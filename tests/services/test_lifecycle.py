@@ -21,8 +21,8 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
+from tests.services.common.process.test_run import wait_until
 from tests.services.poisoned_engine import MAY_FAIL, POISON
-from tests.services.process.test_run import wait_until
 from tests.services.streams import Transcript, ask, generate, long_work, read_session
 
 pytestmark = pytest.mark.long

@@ -18,9 +18,9 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
 
+from services.common.rpc.shared_messages import read_logprobs
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
-from services.rpc.protobuf import read_logprobs
 from tests.services.ring.ring_simulation import (
     ALPHABET,
     LARGE,

@@ -13,7 +13,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
-from services.rpc.protobuf import read_logprobs
+from services.common.rpc.shared_messages import read_logprobs
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.ring.token_logprobs import unpacked

@@ -14,8 +14,8 @@ from ringline.types.v1 import output_pb2
 
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
+from services.common.rpc.shared_messages import read_logprobs
 from services.ring.errors import Code
-from services.rpc.protobuf import read_logprobs
 from tests.ring import MODEL, Ring
 from tests.services.ring.token_logprobs import unpacked
 from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Transcript, ask, generate, long_work, read_session

@@ -21,8 +21,8 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
 from services.ring.errors import Code, Reason, Status
-from services.rpc.protobuf import status_from_proto
 from tests.services.certificate_recorder import CertificateRecorder
 from tests.services.secured_ring import (
     SECONDS,

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _applied(x, KIND: tl.constexpr):
-    """``KIND`` is a number of ``layers.activation.Activation``."""
+    """``KIND`` is a number of ``ops.activation.Activation``."""
     if KIND == 0:
         return x / (1.0 + tl.exp(-x))
     if KIND == 1:

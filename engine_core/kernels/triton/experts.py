@@ -30,7 +30,7 @@ def _product(a, b, acc, IEEE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _gated(gate, up, KIND: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """f(gate) · up; ``KIND`` is a number of ``layers.activation.Activation``."""
+    """f(gate) · up; ``KIND`` is a number of ``ops.activation.Activation``."""
     if KIND == _CLAMPED_SWIGLU:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import ParallelLMHead
 from engine_core.models.fallback.modules import (
     ACTIVATIONS,
@@ -61,7 +61,7 @@ class Assembly:
         return replaced(self.module, self.decoder_path.split("."), GivenHidden())
 
 
-def assemble(config: PretrainedConfig, layers: LayerFactory, implementation: str) -> Assembly:
+def assemble(config: PretrainedConfig, layers: PartFactory, implementation: str) -> Assembly:
     """The model that ``config`` describes, with parts that ``layers`` makes; its other weights are on the meta device.
 
     ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` for what the
@@ -133,7 +133,7 @@ class _Builder:
 
     head: Head
 
-    def __init__(self, module: PreTrainedModel, layers: LayerFactory) -> None:
+    def __init__(self, module: PreTrainedModel, layers: PartFactory) -> None:
         self._module = module
         self._layers = layers
         self._places = {id(each): name for name, each in module.named_modules()}

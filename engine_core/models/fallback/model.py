@@ -19,16 +19,16 @@ from transformers import PretrainedConfig
 from engine_core.attention.base import AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
 from engine_core.layers.weights import Weights
-from engine_core.models.architecture import MOST_LAYERS, ModelShape, positive
 from engine_core.models.fallback.assembly import assemble
 from engine_core.models.fallback.modules import IMPLEMENTATION, LayerAttention, StepAttention, replaced, set_attention
 from engine_core.models.fallback.rows import require_separate_rows
 from engine_core.models.fallback.rules import architecture_of, require_dense_decoder
 from engine_core.models.fallback.trial import Outline, outline_of, refusing
-from engine_core.models.interface import LanguageModel, group_of_layers
+from engine_core.models.language_model import LanguageModel, group_of_layers
+from engine_core.models.model_config import MOST_LAYERS, ModelShape, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class TransformersForCausalLM(LanguageModel):
             outline=outline,
         )
 
-    def __init__(self, config: FallbackConfig, layers: LayerFactory, max_model_len: int) -> None:
+    def __init__(self, config: FallbackConfig, layers: PartFactory, max_model_len: int) -> None:
         """Build the module, without weights."""
         super().__init__(config, layers, max_model_len)
         with refusing(architecture_of(config.source)):

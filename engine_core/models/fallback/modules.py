@@ -20,10 +20,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.activation import NAMES, Activation
-from engine_core.layers.factory import LayerFactory
+from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.parts import ColumnParallelLinear, ParallelLMHead, Part, VocabParallelEmbedding
 from engine_core.layers.weights import Weights
+from engine_core.ops.activation import NAMES, Activation
 
 IMPLEMENTATION = "ringline"
 """What the engine's attention is called among transformers' attention functions. No mask function has that name, so no
@@ -204,7 +204,7 @@ class Activated(nn.Module):
     torch computes the last elements of a tensor, or of a thread's share, in another loop, which gives other bits.
     """
 
-    def __init__(self, activation: Activation, layers: LayerFactory) -> None:
+    def __init__(self, activation: Activation, layers: PartFactory) -> None:
         super().__init__()
         self._activation = activation
         self._layers = layers

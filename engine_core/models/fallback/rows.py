@@ -6,7 +6,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.errors import UnsupportedModelError
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 
 _ROWS = 3
 """The length of each of two sequences; one block has room for it."""

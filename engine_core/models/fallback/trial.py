@@ -20,10 +20,10 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.factory import LayerFactory
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.layers.part_factory import PartFactory
 from engine_core.models.fallback.assembly import Assembly, assemble
 from engine_core.models.fallback.modules import attend, set_attention
+from engine_core.ops.torch import TorchBackend
 
 _IMPLEMENTATION = "ringline-trial"
 _WINDOW = "ringline_window"
@@ -82,7 +82,7 @@ class Outline:
 def outline_of(config: PretrainedConfig, architecture: str) -> Outline:
     """What the model that ``config`` describes does. Raises ``UnsupportedModelError`` where the engine cannot do it."""
     meta = torch.device("meta")
-    factory = LayerFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
+    factory = PartFactory(TorchBackend(), TorchAttention(), torch.float32, meta)
     with refusing(architecture):
         return _Trial(assemble(config, factory, _IMPLEMENTATION)).run()
 

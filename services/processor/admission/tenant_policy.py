@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from services.common.security.file_reload import ReloadedFile, UnusableFile
 from services.processor.principal import MAX_TENANT_LENGTH
 from services.ring.errors import Code, Refused
-from services.security.file_reload import ReloadedFile, UnusableFile
 
 FLAG = "--tenants-file"
 

@@ -23,8 +23,9 @@ from typing import Any, NoReturn, TypeVar
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.process.memory import trim_malloc
-from services.process.run import DaemonThreadPool
+from services.common.process.memory import trim_malloc
+from services.common.process.run import DaemonThreadPool
+from services.common.rpc.message_limits import MalformedMessage
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -35,7 +36,6 @@ from services.processor.served_models import ServedModel, ServedModels, no_route
 from services.ring.dynamic_threshold import DynamicThreshold
 from services.ring.errors import Code, Reason, Refused, Status, retry_after_ms
 from services.ring.identity import PeerId
-from services.rpc.message_limits import MalformedMessage
 
 log = structlog.get_logger(__name__)
 

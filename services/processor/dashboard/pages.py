@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
+from services.common.telemetry.metrics_endpoint import Page
 from services.processor.dashboard.snapshot import DashboardSnapshot
-from services.telemetry.metrics_endpoint import Page
 
 
 def pages(snapshot: DashboardSnapshot) -> Mapping[str, Page]:

@@ -27,9 +27,9 @@ from triton.runtime.jit import JITFunction
 from engine_core.attention.base import Angles, AttentionMetadata, AttentionOptions, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsShape, HeadNorms, HeadsShape
-from engine_core.layers.gpu_backend import GpuBackend
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsShape, HeadNorms, HeadsShape
+from engine_core.ops.gpu import GpuBackend
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
 

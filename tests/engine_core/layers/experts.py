@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, ExpertWeights
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = {
@@ -37,7 +37,7 @@ def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Te
     return (gate, up, down), biases
 
 
-def load(experts: ExpertsLayer, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsLayer:
+def load(experts: ExpertsOp, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
     weights = (weights_of(shape, expert, dtype) for expert in range(shape.num_experts))
     experts.load(ExpertWeights(iter(tensors), biases) for tensors, biases in weights)
     return experts

@@ -14,8 +14,6 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError
 from engine_core.kernels.library import load_int8_kernels, load_kernels
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsLayer, ExpertsShape, LayerBackend, Routing
 from engine_core.layers.fused_moe import (
     ExpertTensors,
     FusedMoE,
@@ -24,10 +22,12 @@ from engine_core.layers.fused_moe import (
     SeparateExperts,
     StackedExperts,
 )
-from engine_core.layers.native_backend import NativeBackend
-from engine_core.layers.torch_backend import TorchBackend
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantMethod, Unquantized
 from engine_core.quantization.int8 import Int8
 
@@ -41,7 +41,7 @@ WAYS: dict[str, tuple[ExpertTensors, ExpertsShape]] = {
     "stacked": (StackedExperts("l.experts"), SHAPE),
     "interleaved": (InterleavedExperts("l.experts"), replace(SHAPE, bias=True)),
 }
-BACKENDS: dict[str, LayerBackend] = {"native": NativeBackend(load_kernels()), "torch": TorchBackend()}
+BACKENDS: dict[str, OpsBackend] = {"native": NativeBackend(load_kernels()), "torch": TorchBackend()}
 METHODS: dict[str, QuantMethod] = {"unquantized": Unquantized(), "int8": Int8(load_int8_kernels())}
 
 
@@ -80,7 +80,7 @@ def of_router(shape: ExpertsShape, dtype: torch.dtype) -> dict[str, torch.Tensor
     }
 
 
-def part(way: str, backend: LayerBackend, method: QuantMethod, dtype: torch.dtype) -> FusedMoE:
+def part(way: str, backend: OpsBackend, method: QuantMethod, dtype: torch.dtype) -> FusedMoE:
     tensors, shape = WAYS[way]
     return FusedMoE(shape, Routing(shape.top_k), ROUTER, tensors, backend, method, dtype)
 
@@ -101,7 +101,7 @@ def test_every_way_is_read_into_the_same_experts(way: str, backend: str, method:
     made = part(way, layers, quantized, dtype)
     made.load(opened(tmp_path, made, dtype))
 
-    experts: ExpertsLayer = load(quantized.experts(shape, dtype, layers), shape, dtype)
+    experts: ExpertsOp = load(quantized.experts(shape, dtype, layers), shape, dtype)
     gate = layers.linear(as_stored["l.gate.weight"], as_stored["l.gate.bias"])
     x, residual = (numbers(30, shape.hidden_size, dtype=dtype, seed=seed) for seed in (5, 6))
     shift, scales = as_stored["l.gate.shift"], as_stored["l.scales"]

@@ -20,9 +20,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from engine_core.kernels.arguments import Step
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
-from engine_core.layers.base import ExpertsShape, Routing, Scoring
-from engine_core.layers.native_backend import NativeBackend
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.ops.base import ExpertsShape, Routing, Scoring
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.torch import TorchBackend
 
 from .experts import SHAPES, activated, chosen, load, numbers, weights_of
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from engine_core.layers.torch_backend import TorchLinear
 from engine_core.model_loader import safetensors_reader as stored
+from engine_core.ops.torch import TorchLinear
 from tests.engine_core.models.driver import build_model, open_at
 from tests.engine_core.models.tiny_models import make_model, save_model
 

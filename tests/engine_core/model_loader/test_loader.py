@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine_core.errors import CheckpointError
-from engine_core.models.base import CausalLM
+from engine_core.models.causal_lm import CausalLM
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model

@@ -12,14 +12,14 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.attention.selector import choose_attention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
-from engine_core.layers.base import LayerBackend
-from engine_core.layers.native_backend import NativeBackend
-from engine_core.layers.selector import choose_layers, choose_quant_method
 from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import OpsBackend
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.selector import choose_layers, choose_quant_method
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -29,14 +29,14 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
     return open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
 
 
-def layers_of(checkpoint: Checkpoint) -> LayerBackend:
+def layers_of(checkpoint: Checkpoint) -> OpsBackend:
     """Those that an engine would choose."""
     return choose_layers(checkpoint.config.head_dim, checkpoint.dtype)[0]
 
 
 def build_model(
     checkpoint: Checkpoint,
-    layers: LayerBackend | None = None,
+    layers: OpsBackend | None = None,
     attention: AttentionBackend | None = None,
     on_progress: ProgressCallback | None = None,
     digest: WeightsDigest | None = None,
@@ -55,7 +55,7 @@ def load(
     directory: Path,
     dtype: str = "float32",
     quantization: str | None = None,
-    layers: LayerBackend | None = None,
+    layers: OpsBackend | None = None,
     attention: AttentionBackend | None = None,
 ) -> LanguageModel:
     """The model of the checkpoint in that directory."""

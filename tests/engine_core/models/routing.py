@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 
 Routing = list[tuple[torch.Tensor, torch.Tensor]]
 """Of each layer that has experts: ids [T, k] and weights [T, k] float32."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from engine_core.layers.base import LayerBackend
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.ops.base import OpsBackend
+from engine_core.ops.torch import TorchBackend
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.families import ALL, configuration
 from tests.engine_core.models.routing import force_routing, forced_routing, recorded_routing
@@ -21,7 +21,7 @@ LENGTH = 150
 
 
 @pytest.fixture(params=["chosen", "torch"])
-def layers(request: pytest.FixtureRequest) -> LayerBackend | None:
+def layers(request: pytest.FixtureRequest) -> OpsBackend | None:
     return TorchBackend() if request.param == "torch" else None
 
 
@@ -40,7 +40,7 @@ def reference_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     return model(ids[None]).logits[0].float()
 
 
-def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
+def test_logits_in_float32(pair: tuple[PreTrainedModel, Path], layers: OpsBackend | None) -> None:
     reference, directory = pair
     ids = random_ids(LENGTH)
     expected = reference_logits(reference, ids)
@@ -92,7 +92,7 @@ def test_a_mistral_with_types_of_layers_is_a_ministral(kinds: list[str] | None, 
 
 
 @pytest.mark.parametrize("layers", ["torch"], indirect=True)  # the others: test_transformers_parity.py
-def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: LayerBackend | None) -> None:
+def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], layers: OpsBackend | None) -> None:
     reference, directory = pair
     prompts = [random_ids(length, seed=length) for length in (5, 40, 1)]
     count = 24
@@ -117,7 +117,7 @@ def test_greedy_tokens_in_a_mixed_batch(pair: tuple[PreTrainedModel, Path], laye
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rounding_error_is_no_larger_than_transformers(
-    pair: tuple[PreTrainedModel, Path], dtype: str, layers: LayerBackend | None
+    pair: tuple[PreTrainedModel, Path], dtype: str, layers: OpsBackend | None
 ) -> None:
     """Where there are experts, all take those that the reference chooses: rounding may change a close choice."""
     reference, directory = pair

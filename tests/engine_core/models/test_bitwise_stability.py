@@ -21,7 +21,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from tests.engine_core.models.driver import Driver, load, logits_of
 from tests.engine_core.models.tiny_models import make_model, save_model
 

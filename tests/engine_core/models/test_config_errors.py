@@ -11,7 +11,7 @@ import pytest
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.models.architecture import require_like_layers
+from engine_core.models.model_config import require_like_layers
 from tests.engine_core.models.driver import open_at
 
 SIZES: dict[str, Any] = {

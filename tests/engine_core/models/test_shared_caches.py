@@ -9,7 +9,7 @@ import torch
 from transformers import Gemma4TextConfig
 
 from engine_core.llm import LLM
-from engine_core.models.interface import LanguageModel
+from engine_core.models.language_model import LanguageModel
 from engine_core.models.roofline import StepCost
 from engine_core.request import SamplingParams
 from engine_core.worker import dummy_batches

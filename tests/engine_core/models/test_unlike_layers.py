@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaConfig as PretrainedLlamaConfig
 
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
-from engine_core.layers.torch_backend import TorchBackend
 from engine_core.llm import LLM
 from engine_core.models import registry
 from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
+from engine_core.ops.torch import TorchBackend
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable

@@ -15,9 +15,9 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import Step
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import Int8Kernels, load_kernels
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsShape
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsShape
+from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8
 from engine_core.quantization.int8_experts import Int8Experts, padded_sizes
 

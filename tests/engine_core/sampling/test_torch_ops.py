@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine_core.platforms.async_copy import upload
+from engine_core.async_copy import upload
 from engine_core.request import SamplingParams
 from engine_core.sampling import noise, torch_ops
 from engine_core.sampling.base import SamplingOps

@@ -10,9 +10,9 @@ import torch
 from engine_core.attention.base import Angles
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
-from engine_core.layers.base import DecoderStack, LayerBackend, LinearLayer
-from engine_core.layers.native_backend import NativeBackend, NativeLinear
 from engine_core.llm import configure
+from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
+from engine_core.ops.native import NativeBackend, NativeLinear
 from engine_core.progress import Stage, StartupProgress
 from engine_core.worker import worker
 from engine_core.worker.input_batch import BatchLimits
@@ -56,7 +56,7 @@ class OffInSmallSteps(SlightlyOff):
 
 
 def is_stable(
-    directory: Path, layers: LayerBackend | None = None, block_size: int = 16, max_model_len: int | None = None
+    directory: Path, layers: OpsBackend | None = None, block_size: int = 16, max_model_len: int | None = None
 ) -> bool:
     checkpoint = open_at(directory, max_model_len=max_model_len)
     attention, model = chosen_attention(), build_model(checkpoint, layers)
@@ -98,7 +98,7 @@ def test_layers_that_depend_on_the_step_are_found(
     layer: type[SlightlyOff], max_model_len: int | None, tmp_path: Path
 ) -> None:
     class Off(NativeBackend):
-        def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearLayer:
+        def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
             return layer(load_kernels(), weight, bias)
 
         def captured(self, stack: DecoderStack) -> DecoderStack:

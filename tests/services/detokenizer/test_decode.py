@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
+from services.common.rpc.shared_messages import write_logprobs
 from services.detokenizer.decode import EngineDecoder
 from services.detokenizer.service import Subscribers
 from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.outbox import RequestUpdate
-from services.rpc.protobuf import write_logprobs
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from services.text.tokenizer import Tokenizer as TextTokenizer
 from tests.services.processor.model_specs import EOS_TEXT, files, tokenizer

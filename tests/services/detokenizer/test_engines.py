@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from ringline.engine.v1 import engine_pb2
 
+from services.common.links.redial import LinkRefused
 from services.detokenizer.engines import Engines
-from services.peers.redial import LinkRefused
 from services.ring.identity import PeerId
 from services.text.tokenizer_files import fingerprint
 from tests.services.processor.model_specs import files

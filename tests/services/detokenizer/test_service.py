@@ -13,11 +13,11 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
+from services.common.rpc.handlers import rpc_handlers
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
-from services.rpc.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 5)
 

@@ -10,12 +10,12 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
 from engine_core.config import ModelSpec
+from services.common.rpc import message_limits as parsing
+from services.common.rpc.message_limits import MessageLimits
 from services.engine.async_engine import AsyncEngine
 from services.engine.attach import MAX_PENDING_REJECTIONS, Attachment
 from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
-from services.rpc import message_limits as parsing
-from services.rpc.message_limits import MessageLimits
 
 ME = PeerId("processor-0", 1)
 

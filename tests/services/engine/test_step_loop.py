@@ -21,7 +21,7 @@ from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, Pending, model_spec
 from tests.engine_core.scheduling.harness import make_request
-from tests.services.process.test_run import wait_until
+from tests.services.common.process.test_run import wait_until
 from tests.services.ring.attach_harness import code_of, submission
 
 LIMITS = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)

@@ -12,14 +12,14 @@ from typing import TypeVar
 import grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.common.rpc.calls import CallRegistry
+from services.common.rpc.error_interceptor import ErrorInterceptor
+from services.common.rpc.handlers import rpc_handlers
 from services.processor.admission.backlog import BacklogLimits
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.main import DESCRIPTION
 from services.processor.service import InferenceService, SessionLimits
 from services.ring.outbox import Outboxes
-from services.rpc.calls import CallRegistry
-from services.rpc.error_interceptor import ErrorInterceptor
-from services.rpc.handlers import rpc_handlers
 from tests.services.processor.model_specs import learned, served_model
 from tests.services.processor.processor_core import NO_LIMITS, ProcessorCore
 

@@ -11,10 +11,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from services.config.errors import FatalError
-from services.config.options import SettingError, build
-from services.config.security_settings import ClientAuthSettings
-from services.config.settings import ProcessorSettings
+from services.common.config.errors import FatalError
+from services.common.config.options import SettingError, build
+from services.common.config.security_settings import ClientAuthSettings
+from services.common.config.settings import ProcessorSettings
 from services.processor.authentication import auth_interceptors
 from services.processor.json_web_tokens import JsonWebTokens
 

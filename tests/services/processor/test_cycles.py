@@ -18,10 +18,10 @@ from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 import services
+from services.common.rpc.calls import CallRegistry
+from services.common.rpc.error_interceptor import ErrorInterceptor
 from services.processor.main import DESCRIPTION
 from services.ring.errors import Code, Refused, Status
-from services.rpc.calls import CallRegistry
-from services.rpc.error_interceptor import ErrorInterceptor
 from tests.services.processor.ring_requests import ask as ask_ring
 from tests.services.processor.ring_requests import settle
 from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write

@@ -11,8 +11,9 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.commands._live_page import read_live_page
-from services.commands.status import ServiceStatus, StackStatus, stack_text
+from services.cli.commands._live_page import read_live_page
+from services.cli.commands.status import ServiceStatus, StackStatus, stack_text
+from services.common.telemetry.metrics_endpoint import MetricsEndpoint, server_header
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
 from services.processor.link_events import LinkEvents
@@ -21,7 +22,6 @@ from services.processor.peers import Peers
 from services.processor.recent_events import MAX_EVENTS, RecentEvents
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
-from services.telemetry.metrics_endpoint import MetricsEndpoint, server_header
 from tests.services.processor.model_specs import learned
 from tests.services.processor.ring_requests import ask, processors_stream
 from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation

@@ -15,9 +15,9 @@ import grpc
 import pytest
 from ringline.inference.v1 import inference_pb2_grpc
 
+from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.processor.dashboard.pages import pages
-from services.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.browser import Browser, browsing
 from tests.ring import Ring
 from tests.services.streams import ask

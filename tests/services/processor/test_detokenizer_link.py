@@ -9,12 +9,12 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2
 from structlog.testing import capture_logs
 
+from services.common.links.redial import PeerDedup
+from services.common.rpc.handlers import rpc_handlers
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService, Subscribers
-from services.peers.redial import PeerDedup
 from services.processor.detokenizer_link import DetokenizerLink
 from services.ring.identity import PeerId
-from services.rpc.handlers import rpc_handlers
 
 ME = PeerId("processor-0", 1)
 DETOKENIZER = PeerId("detokenizer-0", 7)

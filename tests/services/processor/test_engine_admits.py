@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from engine_core.request import Request
 from engine_core.validation import validate_request
-from services.engine.protobuf import submission_of
+from services.engine.engine_messages import submission_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.request import Request as ReceivedRequest

@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.process.memory import resident_memory, trim_malloc
+from services.common.process.memory import resident_memory, trim_malloc
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.dispatcher import submit_of

@@ -9,7 +9,8 @@ from unittest.mock import Mock
 import pytest
 from ringline.engine.v1 import engine_pb2
 
-from services.peers.redial import LinkRefused
+from services.common.links.redial import LinkRefused
+from services.common.rpc.shared_messages import status_from_proto
 from services.processor.link_events import LinkEvents
 from services.processor.peers import KnownAddresses, Peers
 from services.processor.request import Request
@@ -18,7 +19,6 @@ from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.routing_logic import Routes
-from services.rpc.protobuf import status_from_proto
 from services.text.chat_templates import ChatTemplates
 from tests.services.processor.model_specs import learned
 from tests.services.processor.ring_requests import SEED, ask, end, events, expected, ids, processors_stream, settle

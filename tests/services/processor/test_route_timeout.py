@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ringline.engine.v1 import engine_pb2
 
-from services.engine.protobuf import submission_of
+from services.engine.engine_messages import submission_of
 from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId

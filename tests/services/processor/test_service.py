@@ -15,6 +15,8 @@ import pytest
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
+from services.common.rpc.handlers import rpc_handlers
+from services.common.rpc.message_limits import parse
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
@@ -25,8 +27,6 @@ from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
-from services.rpc.handlers import rpc_handlers
-from services.rpc.message_limits import parse
 from tests.services.processor.service_harness import (
     ServiceHarness,
     ask,

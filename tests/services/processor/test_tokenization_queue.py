@@ -11,6 +11,7 @@ import pytest
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS, _Job
 from services.processor.request import ResolvedRequest
@@ -18,7 +19,6 @@ from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
 from services.ring.events import FinishReason
 from services.ring.model_generations import Generation
-from services.rpc.protobuf import status_from_proto
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
 from tests.services.text.panicking import panic

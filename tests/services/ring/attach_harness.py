@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.engine.protobuf import response_of
-from services.ring.cursor import OutboundLink, OutputFrame
+from services.engine.engine_messages import response_of
+from services.ring.attached_peers import PeerList
 from services.ring.errors import Code, Refused
 from services.ring.events import ChoiceEnd
 from services.ring.identity import PeerId
 from services.ring.ledger import Submission
 from services.ring.logprobs import PackedLogprobs
-from services.ring.peer_list import PeerList
+from services.ring.outbound_link import OutboundLink, OutputFrame
 from tests.services.ring.token_logprobs import TokenLogprob, unpacked
 
 GRACE = 2.0

@@ -20,22 +20,22 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from engine_core.config import ModelSpec
 from engine_core.request import Request
+from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
-from services.detokenizer.protobuf import outputs_of
 from services.detokenizer.service import Subscriber
-from services.engine.protobuf import response_of, submission_of
+from services.engine.engine_messages import response_of, submission_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
 from services.processor.request import Request as ClientRequest
 from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.ring.attach_registry import AttachRegistry
-from services.ring.cursor import OutboundLink, RejectedCommand
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
+from services.ring.outbound_link import OutboundLink, RejectedCommand
 from services.ring.poison import MAX_CRASH_RESUBMITS
 from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer import Tokenizer

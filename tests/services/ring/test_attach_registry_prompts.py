@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.engine.protobuf import response_of
+from services.engine.engine_messages import response_of
 from services.ring.attach_registry import AttachRegistry
 from services.ring.events import Prefill
 from services.ring.identity import PeerId

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.detokenizer.protobuf import outputs_of
+from services.detokenizer.detokenizer_messages import outputs_of
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, Outboxes, RequestUpdate

@@ -11,8 +11,8 @@ import torch
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.attention.triton import TritonAttention
 from engine_core.config import DeviceConfig
-from engine_core.layers.gpu_backend import GpuBackend
 from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.ops.gpu import GpuBackend
 from engine_core.platforms.base import NewBatch
 from engine_core.platforms.cuda import CudaPlatform
 from engine_core.platforms.cuda_graphs import DeviceForward

@@ -9,11 +9,11 @@ from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.paged import CachingRotation
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
-from engine_core.layers.activation import Activation
-from engine_core.layers.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
-from engine_core.layers.gpu_backend import GpuBackend
-from engine_core.layers.gpu_linear import InvariantLinear, ProductTiles
-from engine_core.layers.torch_backend import TorchBackend
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
+from engine_core.ops.torch import TorchBackend
 from tests.engine_core.layers.experts import chosen, weights_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

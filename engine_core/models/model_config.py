@@ -1,0 +1,330 @@
+"""The architecture config: what the engine must know of a decoder, read from a checkpoint's configuration."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from transformers import PretrainedConfig
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
+from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
+from engine_core.ops.activation import Activation, read_activation
+
+_MOST, MOST_LAYERS = 2**24, 4096
+"""Limits of any size, and of layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the engine must know of any model."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    sliding_windows: tuple[int | None, ...]
+    """How many tokens a token sees in each layer, itself included; None: all before it."""
+
+    def within(self, max_model_len: int) -> Self:
+        """The same without windows that change nothing for sequences of up to ``max_model_len``."""
+        windows = (None if window is None or window >= max_model_len else window for window in self.sliding_windows)
+        return replace(self, sliding_windows=tuple(windows))
+
+    @property
+    def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What each layer attends over of a token, without padding. A family with unlike layers overrides it."""
+        return (AttentionSpec(self.num_kv_heads, self.head_dim),) * self.num_layers
+
+    @property
+    def cache_owners(self) -> tuple[int, ...]:
+        """Which layer writes what each layer attends over: itself, or an earlier one with as much and as wide a window.
+
+        A family whose layers share caches overrides it.
+        """
+        return tuple(range(self.num_layers))
+
+    @property
+    def caching_layers(self) -> tuple[int, ...]:
+        """The layers with a cache of their own, in ascending order."""
+        return tuple(sorted(set(self.cache_owners)))
+
+    def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
+        """The groups of a cache of these layers; a group has their places in ``layers``."""
+        return group_layers(
+            [self.sliding_windows[layer] for layer in layers], [self.cache_specs[layer] for layer in layers]
+        )
+
+    @property
+    def largest_head_dim(self) -> int:
+        return max(
+            (spec.head_dim for spec in self.cache_specs if isinstance(spec, AttentionSpec)), default=self.head_dim
+        )
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Whether all layers see all tokens, and keep the same of each."""
+        alike = set(self.cache_specs) == {AttentionSpec(self.num_kv_heads, self.head_dim)}
+        return (
+            alike
+            and len(self.caching_layers) == self.num_layers
+            and all(window is None for window in self.sliding_windows)
+        )
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        """Whether all that attention does is the softmax of scores / √head_dim over all tokens, alike in all layers."""
+        return self.has_plain_layers
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        """The rotations whose angles are computed at the start, in the order in which they first occur."""
+        return ()
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens a sequence may have."""
+        return self.max_position_embeddings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureConfig(ModelShape):
+    """What all families have. A family that needs more extends it in its own file."""
+
+    activation: Activation
+    norm_eps: float
+    tie_word_embeddings: bool
+    ropes: tuple[RopeParameters | None, ...]
+    """How each layer rotates queries and keys; None: it does not."""
+    softmax_scale: float | None = None
+    """The factor of attention's scores; None: 1 / √head_dim."""
+    attn_logit_softcap: float | None = None
+    """Scores s become c · tanh(s / c)."""
+    attention_sinks: bool = False
+    """Whether each head has a logit that takes part in the softmax and has no value."""
+    residual_scale: float = 1.0
+    """The factor of what attention and feed-forward blocks add to the residual."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    """Logits x become c · tanh(x / c)."""
+
+    @property
+    def is_plainly_attending(self) -> bool:
+        special = self.attention_sinks, self.softmax_scale is not None, self.attn_logit_softcap is not None
+        return self.has_plain_layers and not any(special)
+
+    @property
+    def distinct_ropes(self) -> tuple[RopeParameters, ...]:
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @property
+    def longest_sequence(self) -> int:
+        lengths = [rope.longest_sequence(self.max_position_embeddings) for rope in self.distinct_ropes]
+        return min(lengths, default=self.max_position_embeddings)
+
+
+def common_fields(
+    config: PretrainedConfig,
+    *,
+    activation: str = "hidden_act",
+    partial_rotary: bool = False,
+    query_scaling: bool = False,
+    head_dim: int | None = None,
+    head_dims: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
+
+    ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
+    ``head_dim`` is the configuration's unless given, and that of all layers unless ``head_dims`` has theirs. No layer
+    has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
+    type that the engine does not have.
+    """
+    hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    num_kv_heads = positive(config, "num_key_value_heads")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"num_attention_heads={num_heads} is not a multiple of num_key_value_heads={num_kv_heads}"
+        )
+    if head_dim is None:
+        is_given = getattr(config, "head_dim", None) is not None
+        head_dim = positive(config, "head_dim") if is_given else hidden_size // num_heads
+    if head_dim < 2 or head_dim % 2:
+        sizes = f"hidden_size={hidden_size}, num_attention_heads={num_heads}"
+        raise CheckpointError(f"head_dim={head_dim} is not an even number from 2 on ({sizes})")
+    max_position_embeddings = positive(config, "max_position_embeddings", MOST_POSITIONS)
+    num_layers = positive(config, "num_hidden_layers", MOST_LAYERS)
+    return {
+        "vocab_size": positive(config, "vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": positive(config, "intermediate_size"),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "activation": read_activation(activation, getattr(config, activation)),
+        "norm_eps": _norm_eps(config),
+        "max_position_embeddings": max_position_embeddings,
+        "tie_word_embeddings": bool(config.tie_word_embeddings),
+        "ropes": _ropes(
+            config,
+            max_position_embeddings,
+            [head_dim] * num_layers if head_dims is None else head_dims,
+            partial_rotary,
+            query_scaling,
+        ),
+        "sliding_windows": (None,) * num_layers,
+    }
+
+
+def require_like_layers(config: PretrainedConfig) -> None:
+    """Refuse ``per_layer_config`` that changes something: any configuration may have it. Raises
+    ``UnsupportedModelError``.
+    """
+    if not getattr(config, "is_heterogeneous", False):  # not known to transformers of before 5.14
+        return
+    if changed := sorted(config.per_layer_attributes or ()):
+        raise UnsupportedModelError(
+            f"per_layer_config: {', '.join(changed)} may not differ between layers of {config.model_type}"
+        )
+    if any(getattr(layer, "skip", None) for layer in config.per_layer_config):
+        raise UnsupportedModelError("per_layer_config: skip is not supported: expected layers with all of their parts")
+
+
+def interleaved(ropes: Sequence[RopeParameters | None]) -> tuple[RopeParameters | None, ...]:
+    """The same, with neighbouring elements as pairs."""
+    return tuple(None if rope is None else replace(rope, interleaved=True) for rope in ropes)
+
+
+def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window`` for the layers to which ``layer_types`` gives one. Raises ``CheckpointError``, and
+    ``UnsupportedModelError`` for a type that is not known.
+    """
+    kinds = layer_types(config, num_layers)
+    unused = getattr(config, "use_sliding_window", True) is False
+    windows = {"full_attention": None, "sliding_attention": None if unused else sliding_window(config)}
+    if unknown := set(kinds) - set(windows):
+        raise UnsupportedModelError(
+            f"layer_types: {', '.join(sorted(unknown))} is not supported: expected {' or '.join(windows)}"
+        )
+    if "sliding_attention" in kinds and windows["sliding_attention"] is None:
+        missing = "use_sliding_window to true" if unused else "sliding_window to a number of tokens"
+        raise CheckpointError(f"layer_types has sliding_attention, but no window is set: set {missing}")
+    return tuple(windows[kind] for kind in kinds)
+
+
+def uniform_windows(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
+    """``sliding_window``, which may be null, for all layers. Raises ``CheckpointError``, and ``UnsupportedModelError``
+    where ``layer_types`` wants something else.
+    """
+    window = sliding_window(config)
+    kind = "full_attention" if window is None else "sliding_attention"
+    if others := set(getattr(config, "layer_types", None) or ()) - {kind}:
+        raise UnsupportedModelError(
+            f"layer_types: {', '.join(sorted(others))} is not supported for {config.model_type} with "
+            f"sliding_window={window}: expected {kind} for all layers"
+        )
+    return (window,) * num_layers
+
+
+def layer_types(config: PretrainedConfig, num_layers: int) -> list[str]:
+    """The kind of each layer. Raises ``CheckpointError`` where there are more or fewer than layers."""
+    kinds = config.layer_types
+    if not isinstance(kinds, list) or len(kinds) != num_layers:
+        named = f"names {len(kinds)} layers" if isinstance(kinds, list) else f"is {kinds!r}"
+        raise CheckpointError(f"layer_types {named}: expected one for each of num_hidden_layers={num_layers}")
+    return [str(kind) for kind in kinds]
+
+
+def sliding_window(config: PretrainedConfig) -> int | None:
+    """``sliding_window`` of a configuration, which may be null. Raises ``CheckpointError``."""
+    return None if config.sliding_window is None else positive(config, "sliding_window", MOST_POSITIONS)
+
+
+def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
+    """A size from 1 to ``most``: sizes beyond those of any model are refused before anything is allocated."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a positive whole number")
+    if value > most:
+        raise CheckpointError(f"{name}={value} is not usable: expected at most {most}")
+    return value
+
+
+def positive_number(config: PretrainedConfig, name: str) -> float:
+    """A finite number above 0. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a positive number")
+    return float(value)
+
+
+def whole_number(config: PretrainedConfig, name: str) -> int:
+    """A size that may be 0. Raises ``CheckpointError``."""
+    value = getattr(config, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CheckpointError(f"{name}={value!r} is not usable: expected a whole number from 0 on")
+    return value if value == 0 else positive(config, name)
+
+
+def optional_number(config: PretrainedConfig, name: str) -> float | None:
+    """A finite number above 0, or null. Raises ``CheckpointError``."""
+    return None if getattr(config, name) is None else positive_number(config, name)
+
+
+def _norm_eps(config: PretrainedConfig) -> float:
+    value = config.rms_norm_eps
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise CheckpointError(f"rms_norm_eps={value!r} is not usable: expected a number from 0 to 1")
+    return float(value)
+
+
+def _ropes(
+    config: PretrainedConfig,
+    max_position_embeddings: int,
+    head_dims: Sequence[int],
+    partial_rotary: bool,
+    query_scaling: bool,
+) -> tuple[RopeParameters | None, ...]:
+    """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
+    # As transformers' modules do: this puts an original_max_position_embeddings beside the parameters in theirs' place.
+    try:
+        config.standardize_rope_params()
+    except TypeError as error:  # a field may have the name of what this calls
+        raise CheckpointError(f"rope_parameters cannot be read: {error}") from error
+    given: Mapping[str, Any] = config.rope_parameters or {}
+    by_kind: list[Mapping[str, Any]] = [parameters for parameters in given.values() if isinstance(parameters, dict)]
+    if by_kind and not hasattr(config, "layer_types"):
+        raise CheckpointError(
+            f"rope_parameters has one entry per layer type: expected a single one, as {config.model_type} has no types"
+        )
+    for parameters in by_kind or [given]:
+        if not partial_rotary and (factor := parameters.get("partial_rotary_factor", 1.0)) != 1.0:
+            raise UnsupportedModelError(
+                f"partial_rotary_factor={factor!r} is not supported: expected 1, as {config.model_type} rotates "
+                "whole heads"
+            )
+        if not query_scaling and (beta := parameters.get("llama_4_scaling_beta")) is not None:
+            raise UnsupportedModelError(
+                f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
+                "position"
+            )
+    if not by_kind:
+        return tuple(RopeParameters.read(given, max_position_embeddings, head_dim) for head_dim in head_dims)
+    for parameters in by_kind:
+        if parameters.get("truncate", True) is not True:
+            raise UnsupportedModelError(
+                f"rope_parameters: truncate={parameters['truncate']!r} is not supported with one entry per layer type"
+            )
+    kinds = layer_types(config, len(head_dims))
+    if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
+        raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
+    of_layers = zip(kinds, head_dims, strict=True)
+    return tuple(RopeParameters.read(given[kind], max_position_embeddings, head_dim) for kind, head_dim in of_layers)

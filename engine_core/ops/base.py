@@ -1,0 +1,302 @@
+"""What layers compute, and the interface of a backend that computes them.
+
+A model is written from the parts in ``parts``; when a part is loaded, it asks the backend for the layer that computes
+it. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
+vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.ops.activation import Activation
+
+
+class LinearOp(ABC):
+    """y = x · Wᵀ + b."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the weight and the bias as they are kept, packed and padded."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
+
+        ``residual`` may be overwritten.
+        """
+
+    @abstractmethod
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows [M, K] of the weight, for ``indices`` [M] int64: the embedding, where it is tied to the head."""
+
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
+        return first_greatest(self(x, dtype=torch.float32))
+
+
+def first_greatest(x: torch.Tensor) -> torch.Tensor:
+    """[M] int64: the column of the greatest element of each row of ``x`` [M, N], the first of equals."""
+    # On CPU numpy's is vectorized and torch's is not: 9 against 126 µs for a row of 151,936.
+    return torch.from_numpy(x.numpy().argmax(axis=1)) if x.is_cpu else x.argmax(1)
+
+
+class GroupedLinearOp(Protocol):
+    """G linear layers side by side, without biases."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, G, N] of ``x`` [M, G, K], whose rows and groups may lie apart."""
+
+
+class Scoring(enum.IntEnum):
+    """``RinglineScoring`` of kernels/cpu/interface.h: what becomes of a router's logits."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router chooses experts."""
+
+    top_k: int
+    """Experts of a row."""
+    scoring: Scoring = Scoring.SOFTMAX
+    renormalize: bool = False
+    """Whether the weights of a row's experts are divided by their sum."""
+    scale: float = 1.0
+    """The factor of the chosen experts' weights."""
+    num_groups: int = 1
+    """Groups of neighbouring experts (group-limited routing, https://arxiv.org/abs/2405.04434)."""
+    topk_groups: int = 1
+    """Groups whose experts may be chosen."""
+    group_best: int = 1
+    """A group's score is the sum of this many of its highest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """Gated feed-forward blocks of one size."""
+
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+    swiglu_limit: float = 0.0
+    """For ``Activation.CLAMPED_SWIGLU``, like ``swiglu_alpha``."""
+    swiglu_alpha: float = 0.0
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in all experts."""
+        biases = 2 * self.intermediate_size + self.hidden_size if self.bias else 0
+        return self.num_experts * (3 * self.intermediate_size * self.hidden_size + biases)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The weights of one expert."""
+
+    tensors: Iterator[torch.Tensor]
+    """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """[I], [I] and [H]."""
+
+
+class ExpertsOp(ABC):
+    """Experts whose outputs are rounded to the type of their input after the activation, and after they are multiplied
+    by their weights; a row's are then summed in the order in which they are listed, in float32.
+    """
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the weights as they are kept."""
+
+    @abstractmethod
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts, which come in ascending order and without padding."""
+
+    @abstractmethod
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[M, H] of ``x`` [M, H]: experts ``ids`` [M, k] int32, times ``weights`` [M, k] float32, plus ``residual``."""
+
+
+class NormOp(Protocol):
+    """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
+
+    The result is multiplied by a scale, where a layer has one.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
+
+        Or [T, G, W] of ``x`` [T, G, W] and ``residual`` [T, G, W]: each of the G groups of a row on its own.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsShape:
+    """Queries, keys and values of one row, and how they are rotated."""
+
+    num_heads: int
+    num_kv_heads: int
+    """0: there are queries alone."""
+    head_dim: int
+    """Without padding."""
+    rotary_dim: int
+    """Elements of a head that are rotated: the first ones; 0 where nothing is rotated (NoPE)."""
+    interleaved: bool = False
+    """As in ``RopeParameters``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [D] float32 of the root mean square normalization of each head."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor | None
+    eps: float
+
+    def stacked(self, padding: int = 0) -> torch.Tensor:
+        """[2 or 3, D + padding] float32, padded with zeros."""
+        weights = [self.query, self.key] + ([] if self.value is None else [self.value])
+        return torch.nn.functional.pad(torch.stack(weights), (0, padding))
+
+
+class RotaryOp(Protocol):
+    """Rotary embedding of queries and keys, after the normalization of heads where a model has one."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
+
+        ``angles`` is None where nothing is rotated.
+        """
+
+
+class DecoderStack(Protocol):
+    """Everything between a model's embedding and its head."""
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        angles: Sequence[Angles],
+        kv_caches: list[torch.Tensor],
+        metadata: Sequence[AttentionMetadata],
+        rows: torch.Tensor | None,
+        per_layer: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
+
+        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` are all that there are,
+        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each
+        token besides, if anything.
+        """
+
+
+class OpsBackend(ABC):
+    """Computes layers on one kind of device. Weights that are passed in may be overwritten later: they are copied."""
+
+    batch_invariant: bool
+    """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
+
+    def padded(self, width: int) -> int:
+        """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""
+        return width
+
+    @abstractmethod
+    def numerics(self) -> str:
+        """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
+
+    @abstractmethod
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
+        """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
+
+    @abstractmethod
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
+        """Linear layers of ``weight`` [G, N, K], padded."""
+
+    @abstractmethod
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Experts [M, k] int32 and their weights [M, k] float32 for ``logits`` [M, E] float32, the highest score first.
+
+        ``correction_bias`` and ``expert_scales`` are [E] float32, as in ``RouterTensors``.
+        """
+
+    @abstractmethod
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
+        """Experts without weights, which will be of type ``dtype``."""
+
+    @abstractmethod
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormOp:
+        """Normalization with ``weight`` [padded W] float32; the mean is over ``width`` elements.
+
+        By the root mean square, or, with a ``bias`` [padded W] float32, by mean and deviation. ``scale`` is a factor of
+        what is put out, the residual included.
+        """
+
+    @abstractmethod
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
+        """Normalization of heads, where there are ``norms``, and rotation."""
+
+    @abstractmethod
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+
+    @abstractmethod
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
+
+    @abstractmethod
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
+
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""
+        return x.index_select(0, rows)
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        """A stack that computes the same as ``stack``, made of this backend's layers, with less work in between."""
+        return stack

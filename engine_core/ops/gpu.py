@@ -1,0 +1,202 @@
+"""Layers on NVIDIA GPUs: matrix products by ``gpu_linear``, everything else by our own Triton kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from engine_core.attention.base import Angles
+from engine_core.kernels.triton import AS_WRITTEN
+from engine_core.kernels.triton.activation import activate
+from engine_core.kernels.triton.norm import normalize
+from engine_core.kernels.triton.rope import rotate
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    GroupedLinearOp,
+    HeadNorms,
+    HeadsShape,
+    LinearOp,
+    NormOp,
+    OpsBackend,
+    RotaryOp,
+    Routing,
+)
+from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
+from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
+from engine_core.ops.torch import TorchBackend
+
+_HEADS_TOGETHER = 8
+_ACTIVATIONS_TOGETHER = 1024
+_WIDTH_PER_WARP = 512
+
+
+class GpuNorm:
+    """Normalization by the root mean square, or, with a bias, by mean and deviation."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, scale: float) -> None:
+        """Keep copies of ``weight`` and ``bias`` [H] float32."""
+        self._weight = weight.clone()
+        self._bias = None if bias is None else bias.clone()
+        self._eps = eps
+        self._scale = scale
+        self._width = triton.next_power_of_2(len(weight))
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows, made = x.flatten(0, -2), output.flatten(0, -2)
+        normalize[(len(rows),)](
+            rows,
+            self._weight,
+            self._weight if self._bias is None else self._bias,
+            x if residual is None else residual,
+            made,
+            rows.stride(0),
+            made.stride(0),
+            EPSILON=self._eps,
+            SCALE=self._scale,
+            SIZE=rows.shape[1],
+            WIDTH=self._width,
+            CENTERED=self._bias is not None,
+            ADDED=residual is not None,
+            num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
+            **AS_WRITTEN,
+        )
+        return output
+
+
+class GpuRotary:
+    """Normalization and rotation of heads, in place or on their way to the KV cache."""
+
+    def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        """Keep a copy of the norms' weights."""
+        self._shape = shape
+        self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._weights = None if norms is None else norms.stacked()
+        self._eps = 0.0 if norms is None else norms.eps
+        self._norms_values = norms is not None and norms.value is not None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._weights is None else self._weights.nbytes
+
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of ``heads`` [T, Hq + 2 · Hkv, D], which is overwritten."""
+        if angles is not None or self._weights is not None:
+            self._launch(heads, angles, None, None)
+        query, key, value = torch.split(heads, self._split, dim=1)
+        return query, key, value
+
+    def into_cache(
+        self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        self._launch(heads, angles, kv_cache, slots)
+        return heads[:, : self._split[0]]
+
+    def _launch(
+        self, heads: torch.Tensor, angles: Angles | None, kv_cache: torch.Tensor | None, slots: torch.Tensor | None
+    ) -> None:
+        num_heads, num_kv_heads, num_values = self._split
+        count = num_heads + num_kv_heads + (num_values if kv_cache is not None or self._norms_values else 0)
+        half = 0 if angles is None else angles.cos.shape[-1]
+        rest, scales = heads.shape[2] - 2 * half, None if angles is None else angles.query_scales
+        rotate[(len(heads), -(-count // _HEADS_TOGETHER))](
+            heads,
+            heads if self._weights is None else self._weights,
+            heads if angles is None else angles.cos,
+            heads if angles is None else angles.sin,
+            heads if scales is None else scales,
+            heads if kv_cache is None else kv_cache,
+            heads if slots is None else slots,
+            heads.stride(0),
+            heads.stride(1),
+            0 if kv_cache is None else kv_cache.stride(0),
+            0 if kv_cache is None else kv_cache.stride(1),
+            NORMALIZED=self._weights is not None,
+            VALUES_NORMALIZED=self._norms_values,
+            SCALED=scales is not None,
+            INTERLEAVED=self._shape.interleaved,
+            EPSILON=self._eps,
+            NUM_QUERY_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=heads.shape[2],
+            HALF=half,
+            TOGETHER=_HEADS_TOGETHER,
+            WIDTH=triton.next_power_of_2(half),
+            REST_WIDTH=triton.next_power_of_2(rest),
+            CACHED=kv_cache is not None,
+            BLOCK_SIZE=1 if kv_cache is None else kv_cache.shape[3],
+            num_warps=2,
+            **AS_WRITTEN,
+        )
+
+
+class GpuBackend(OpsBackend):
+    """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
+
+    def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
+        """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""
+        self._processors = processors
+        self._device = device or torch.device("cuda")
+        self.batch_invariant = deterministic
+
+    def numerics(self) -> str:
+        return f"triton {triton.__version__}, " + ("own products" if self.batch_invariant else "products by cuBLAS")
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
+        return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
+
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
+        if self.batch_invariant:
+            return InvariantGroupedLinear(weight, self._processors)
+        return LibraryGroupedLinear(weight)
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
+        return GpuExperts(shape, dtype, self._device)
+
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormOp:
+        return GpuNorm(weight, bias, eps, scale)
+
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
+        return GpuRotary(shape, norms)
+
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return self.activate(gate, activation, up)
+
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        activate[(len(x), -(-x.shape[1] // _ACTIVATIONS_TOGETHER))](
+            x,
+            x if up is None else up,
+            output,
+            x.stride(0),
+            0 if up is None else up.stride(0),
+            SIZE=x.shape[1],
+            BLOCK=_ACTIVATIONS_TOGETHER,
+            KIND=int(activation),
+            GATED=up is not None,
+            **AS_WRITTEN,
+        )
+        return output
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(residual, x, logits.sigmoid().to(x.dtype))

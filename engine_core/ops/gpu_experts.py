@@ -1,0 +1,170 @@
+"""Experts and grouped linear layers on NVIDIA GPUs, by our own Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from engine_core.kernels.triton import AS_WRITTEN
+from engine_core.kernels.triton.experts import expand_rows, reduce_rows, sum_experts
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, GroupedLinearOp
+from engine_core.ops.gpu_linear import InvariantLinear
+
+_SUMMED_TOGETHER = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """How the products are cut: alike for any number of rows."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+
+    @staticmethod
+    def of(x: torch.Tensor) -> _Tile:
+        return _Tile(16, 32, 32, stages=2) if x.dtype == torch.float32 else _Tile(32, 64, 64, stages=3)
+
+
+class GpuExperts(ExpertsOp):
+    """Weights are kept as they are, those of all experts in one tensor. Nothing is read back from the device, so that
+    a CUDA graph can have it.
+    """
+
+    def __init__(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> None:
+        """Make room for the weights."""
+        count, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
+        self._shape = shape
+        self._gate_up = torch.empty(count, 2, inner, hidden, dtype=dtype, device=device)
+        self._down = torch.empty(count, hidden, inner, dtype=dtype, device=device)
+        biases = count if shape.bias else 0
+        self._gate_up_bias = torch.empty(biases, 2, inner, device=device)
+        self._down_bias = torch.empty(biases, hidden, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in (self._gate_up, self._down, self._gate_up_bias, self._down_bias))
+
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        for index, weights in enumerate(experts):
+            places = (self._gate_up[index, 0], self._gate_up[index, 1], self._down[index])
+            for place, tensor in zip(places, weights.tensors, strict=True):
+                place.copy_(tensor)
+            if weights.biases is not None:
+                of_gate, of_up, of_down = weights.biases
+                self._gate_up_bias[index, 0], self._gate_up_bias[index, 1] = of_gate, of_up
+                self._down_bias[index] = of_down
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        shape, flat = self._shape, ids.flatten()
+        order = torch.argsort(flat, stable=True).int()
+        numbers = torch.arange(shape.num_experts, device=x.device, dtype=flat.dtype)
+        ends = (flat <= numbers[:, None]).sum(1, dtype=torch.int32)
+        inner = x.new_empty(len(flat), shape.intermediate_size)
+        outputs = x.new_empty(len(flat), shape.hidden_size)
+        self._expand(x.contiguous(), order, ends, inner)
+        self._reduce(inner, order, ends, weights.contiguous(), outputs)
+        total = torch.empty_like(x)
+        sum_experts[(len(x), -(-shape.hidden_size // _SUMMED_TOGETHER))](
+            outputs,
+            outputs if residual is None else residual,
+            total,
+            TOP_K=shape.top_k,
+            SIZE=shape.hidden_size,
+            BLOCK=_SUMMED_TOGETHER,
+            ADDED=residual is not None,
+            **AS_WRITTEN,
+        )
+        return total
+
+    def _expand(self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, output: torch.Tensor) -> None:
+        shape, tile = self._shape, _Tile.of(x)
+        expand_rows[(self._most_tiles(len(order), tile), -(-shape.intermediate_size // tile.columns))](
+            x,
+            self._gate_up,
+            self._gate_up_bias,
+            order,
+            ends,
+            output,
+            TOP_K=shape.top_k,
+            INPUTS=shape.hidden_size,
+            OUTPUTS=shape.intermediate_size,
+            KIND=int(shape.activation),
+            LIMIT=shape.swiglu_limit,
+            ALPHA=shape.swiglu_alpha,
+            **self._options(x, tile),
+        )
+
+    def _reduce(
+        self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, shares: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        shape, tile = self._shape, _Tile.of(x)
+        reduce_rows[(self._most_tiles(len(order), tile), -(-shape.hidden_size // tile.columns))](
+            x,
+            self._down,
+            self._down_bias,
+            order,
+            ends,
+            shares,
+            output,
+            INPUTS=shape.intermediate_size,
+            OUTPUTS=shape.hidden_size,
+            **self._options(x, tile),
+        )
+
+    def _most_tiles(self, num_pairs: int, tile: _Tile) -> int:
+        """If every expert that has a pair has a tile that is not full."""
+        return num_pairs // tile.rows + min(num_pairs, self._shape.num_experts)
+
+    def _options(self, x: torch.Tensor, tile: _Tile) -> dict[str, Any]:
+        shape = self._shape
+        return {
+            "EXPERTS": shape.num_experts,
+            "EXPERTS_WIDTH": triton.next_power_of_2(shape.num_experts),
+            "ROWS": tile.rows,
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "BIASED": shape.bias,
+            "IEEE": x.dtype == torch.float32,
+            "WIDE": x.device.type == "cpu",  # under Triton's interpreter
+            "num_warps": 4,
+            "num_stages": tile.stages,
+            **AS_WRITTEN,
+        }
+
+
+class LibraryGroupedLinear(GroupedLinearOp):
+    """Computed by torch: a row's result may depend on the number of rows."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        """Keep a copy of ``weight`` [G, N, K]."""
+        self._weight = weight.contiguous().clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.transpose(0, 1), self._weight.transpose(1, 2)).transpose(0, 1).contiguous()
+
+
+class InvariantGroupedLinear(GroupedLinearOp):
+    """One group after the other, by the kernel of linear layers."""
+
+    def __init__(self, weight: torch.Tensor, processors: int) -> None:
+        """``processors``: multiprocessors of the device."""
+        self._groups = [InvariantLinear(each, None, processors) for each in weight.contiguous()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self._groups)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([group(x[:, index]) for index, group in enumerate(self._groups)], dim=1)

@@ -1,0 +1,291 @@
+"""Layers computed by the native kernels in engine_core/kernels/cpu.
+
+All of them give a row the same bits whatever the other rows are, and however many threads compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine_core.attention.base import Angles
+from engine_core.kernels.arguments import (
+    NUMBER_TYPES,
+    ActivationArguments,
+    LinearArguments,
+    NormArguments,
+    RotationArguments,
+    RowsArguments,
+    SelectionArguments,
+    SigmoidGateArguments,
+)
+from engine_core.kernels.capture import empty
+from engine_core.kernels.library import CpuKernels
+from engine_core.kernels.memory import empty_for_streaming
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import (
+    DecoderStack,
+    ExpertsOp,
+    ExpertsShape,
+    GroupedLinearOp,
+    HeadNorms,
+    HeadsShape,
+    LinearOp,
+    NormOp,
+    OpsBackend,
+    RotaryOp,
+    Routing,
+)
+from engine_core.ops.kernel_graph import KernelGraph
+from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
+from engine_core.ops.native_packing import PANEL, pack_rows, packed_shape, padded_width
+
+
+class NativeLinear(LinearOp):
+    """Packed as cpu/linear.h describes."""
+
+    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Pack ``weight`` [N, K]; K is a multiple of 16."""
+        self.out_features, self.in_features = weight.shape
+        self._kernels = kernels
+        self._packed = empty_for_streaming(
+            packed_shape(self.out_features, self.in_features, weight.dtype), weight.dtype
+        )
+        pack_rows(weight, self._packed)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(self._packed.shape[0] * PANEL)
+            self._bias[: self.out_features] = bias
+        self._arguments = LinearArguments(
+            weight=self._packed.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            in_features=self.in_features,
+            out_features=self.out_features,
+            number_type=NUMBER_TYPES[weight.dtype],
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        y = empty(x.shape[0], self.out_features, dtype or x.dtype)
+        self._arguments.residual = None if residual is None else residual.data_ptr()
+        self._arguments.wide, self._arguments.scale = y.dtype == torch.float32, scale
+        self._call(self._kernels.linear, x, y)
+        return y
+
+    def _call(self, kernel: Callable[[LinearArguments], int], x: torch.Tensor, output: torch.Tensor) -> None:
+        arguments = self._arguments
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), output.data_ptr(), x.shape[0]
+        arguments.num_threads = torch.get_num_threads()
+        if kernel(arguments) != 0:
+            raise MemoryError("no memory for the inputs of a linear layer")
+
+    def argmax(self, x: torch.Tensor) -> torch.Tensor:
+        """The first NaN where there is one. No outputs are written."""
+        places = torch.empty(x.shape[0], dtype=torch.int64)
+        self._call(self._kernels.argmax, x.contiguous(), places)
+        return places
+
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        found = torch.empty(len(indices), self.in_features, dtype=self._packed.dtype)
+        self._kernels.read_rows(
+            RowsArguments(
+                self._packed.data_ptr(),
+                indices.data_ptr(),
+                found.data_ptr(),
+                len(indices),
+                self.in_features,
+                NUMBER_TYPES[found.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return found
+
+
+class NativeNorm:
+    """Normalization, computed in float32."""
+
+    def __init__(
+        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float
+    ) -> None:
+        """Keep copies of ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
+        self._kernels = kernels
+        self._weight = weight.clone()
+        self._bias = None if bias is None else bias.clone()
+        self._arguments = NormArguments(
+            weight=self._weight.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            width=len(weight),
+            mean_width=width,
+            epsilon=eps,
+            scale=scale,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        width = x.shape[-1]
+        groups = x.shape[1] if x.ndim == 3 else 1
+        x = x if x.stride(-1) == 1 and x.stride(-2) in (width, x.stride(0)) else x.contiguous()
+        y = x if in_place else empty(x.shape[0], groups * width, x.dtype).view(x.shape)
+        arguments = self._arguments
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.groups = groups
+        arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
+        arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
+        self._kernels.normalize(arguments)
+        return y
+
+
+class NativeRotary:
+    """Normalization and rotation of heads in place."""
+
+    def __init__(self, kernels: CpuKernels, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        """Keep a copy of the norms' weights; D is at most 1024, and heads are padded to a multiple of 16."""
+        self._kernels = kernels
+        self._weights: torch.Tensor | None = None
+        self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        self._arguments = RotationArguments(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            mean_width=shape.head_dim,
+            rotary_dim=shape.rotary_dim,
+            interleaved=shape.interleaved,
+        )
+        if norms is not None:
+            self._weights = norms.stacked(-shape.head_dim % PANEL)
+            self._arguments.epsilon = norms.eps
+            places = ("query_weight", "key_weight", "value_weight")
+            for place, weight in zip(places, self._weights, strict=False):
+                setattr(self._arguments, place, weight.data_ptr())
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._weights is None else self._weights.nbytes
+
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        arguments = self._arguments
+        arguments.heads = heads.data_ptr()
+        if angles is not None:
+            arguments.cos, arguments.sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+            scales = angles.query_scales
+            arguments.query_scales = None if scales is None else scales.data_ptr()
+        arguments.rows, arguments.stride, arguments.head_dim = heads.shape[0], heads.stride(0), heads.shape[2]
+        arguments.head_stride = heads.stride(1)
+        arguments.number_type, arguments.num_threads = NUMBER_TYPES[heads.dtype], torch.get_num_threads()
+        self._kernels.rotate(arguments)
+        query, key, value = torch.split(heads, self._split, dim=1)
+        return query, key, value
+
+
+class NativeBackend(OpsBackend):
+    """Everything by native kernels."""
+
+    batch_invariant = True
+
+    def __init__(self, kernels: CpuKernels) -> None:
+        self._kernels = kernels
+
+    def padded(self, width: int) -> int:
+        return padded_width(width)
+
+    def numerics(self) -> str:
+        return f"native {self._kernels.instruction_set}, build {self._kernels.build}"
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
+        return NativeLinear(self._kernels, weight, bias)
+
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
+        return NativeGroupedLinear(self._kernels, weight)
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return route(self._kernels, logits, routing, correction_bias, expert_scales)
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
+        return NativeExperts(self._kernels, shape, dtype)
+
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormOp:
+        return NativeNorm(self._kernels, weight, bias, eps, width, scale)
+
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
+        return NativeRotary(self._kernels, shape, norms)
+
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return self.activate(gate, activation, up)
+
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        output = empty(x.shape[0], x.shape[1], x.dtype)
+        self._kernels.activate(
+            ActivationArguments(
+                x.data_ptr(),
+                None if up is None else up.data_ptr(),
+                output.data_ptr(),
+                x.shape[0],
+                x.shape[1],
+                x.stride(0),
+                0 if up is None else up.stride(0),
+                activation,
+                NUMBER_TYPES[x.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return output
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        output = empty(x.shape[0], x.shape[1], x.dtype)
+        self._kernels.sigmoid_gate(
+            SigmoidGateArguments(
+                x.data_ptr(),
+                logits.data_ptr(),
+                residual.data_ptr(),
+                output.data_ptr(),
+                x.shape[0],
+                x.shape[1],
+                NUMBER_TYPES[x.dtype],
+                torch.get_num_threads(),
+            )
+        )
+        return output
+
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        selected = empty(len(rows), x.shape[1], x.dtype)
+        self._kernels.select_rows(
+            SelectionArguments(
+                x.data_ptr(),
+                selected.data_ptr(),
+                rows.data_ptr(),
+                len(rows),
+                x.shape[1] * x.itemsize,
+                x.stride(0) * x.itemsize,
+                torch.get_num_threads(),
+            )
+        )
+        return selected
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        return KernelGraph(stack, self._kernels.replay)

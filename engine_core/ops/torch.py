@@ -1,0 +1,243 @@
+"""Layers by plain torch: the reference in tests, and the fallback where no native kernels could be built.
+
+A row's bits may depend on the other rows here: torch chooses its kernels by the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from engine_core.attention.base import Angles
+from engine_core.layers.rotary import rotate
+from engine_core.ops.activation import Activation
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertWeights,
+    GroupedLinearOp,
+    HeadNorms,
+    HeadsShape,
+    LinearOp,
+    NormOp,
+    OpsBackend,
+    RotaryOp,
+    Routing,
+    Scoring,
+)
+
+
+class TorchLinear(LinearOp):
+    """The weight [N, K] is kept row by row."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight.clone()
+        self.bias = None if bias is None else bias.clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        scale: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        y = torch.nn.functional.linear(x, self.weight, self.bias).to(dtype or x.dtype)
+        y = y if scale == 1.0 else y.mul_(scale)
+        return y if residual is None else residual + y
+
+    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(indices, self.weight)
+
+
+class TorchNorm:
+    """Computed in float32."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, scale: float) -> None:
+        self.weight = weight.clone()
+        self.bias = None if bias is None else bias.clone()
+        self.eps = eps
+        self.scale = scale
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def __call__(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+    ) -> torch.Tensor:
+        if self.bias is None:
+            y = torch.nn.functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        else:
+            y = torch.nn.functional.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)
+        if residual is not None:
+            y = residual.float() + y
+        y = y if self.scale == 1.0 else y * self.scale
+        return x.copy_(y) if in_place else y.to(x.dtype)
+
+
+class TorchRotary:
+    """Normalization and rotation of heads, computed in float32."""
+
+    def __init__(self, shape: HeadsShape, norms: HeadNorms | None) -> None:
+        self._shape = shape
+        self._norms = norms
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._norms is None else self._norms.stacked().nbytes
+
+    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        shape, norms = self._shape, self._norms
+        counts = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
+        query, key, value = torch.split(heads.float(), counts, dim=1)
+        if norms is not None:
+            query, key = self._normalize(query, norms.query), self._normalize(key, norms.key)
+            value = value if norms.value is None else self._normalize(value, norms.value)
+        if angles is not None:
+            query, key = (rotate(x, angles, interleaved=shape.interleaved) for x in (query, key))
+            query = query if angles.query_scales is None else query * angles.query_scales
+        return query.to(heads.dtype), key.to(heads.dtype), value.to(heads.dtype)
+
+    def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert self._norms is not None
+        return torch.nn.functional.rms_norm(x, weight.shape, weight, self._norms.eps)
+
+
+class TorchGroupedLinear:
+    """The weight [G, N, K] is kept as it is."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight.contiguous().clone()
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("mgk,gnk->mgn", x, self.weight)
+
+
+class TorchExperts(ExpertsOp):
+    """One expert after the other."""
+
+    def __init__(self, shape: ExpertsShape) -> None:
+        self._shape = shape
+        self._weights: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._biases: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None] = []
+
+    @property
+    def nbytes(self) -> int:
+        biases = (each for of_expert in self._biases if of_expert is not None for each in of_expert)
+        return sum(each.nbytes for of_expert in self._weights for each in of_expert) + sum(
+            each.nbytes for each in biases
+        )
+
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        for weights in experts:
+            gate, up, down = (tensor.clone() for tensor in weights.tensors)
+            biases = weights.biases
+            if biases is not None:
+                of_gate, of_up, of_down = (bias.to(gate.dtype, copy=True) for bias in biases)
+                biases = of_gate, of_up, of_down
+            self._biases.append(biases)
+            self._weights.append((gate, up, down))
+
+    def __call__(
+        self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        outputs = x.new_zeros(*ids.shape, x.shape[1])
+        for expert in sorted(set(ids.flatten().tolist())):
+            rows, places = torch.nonzero(ids == expert, as_tuple=True)
+            computed = self._compute(expert, x[rows]).float() * weights[rows, places, None]
+            outputs[rows, places] = computed.to(x.dtype)
+        total = outputs[:, 0].float()
+        for place in range(1, ids.shape[1]):
+            total = total + outputs[:, place].float()
+        return (total if residual is None else total + residual.float()).to(x.dtype)
+
+    def _compute(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        (gate, up, down), biases = self._weights[expert], self._biases[expert]
+        gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
+        linear = torch.nn.functional.linear
+        activated = self._activated(linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float())
+        return linear(activated.to(x.dtype), down, down_bias)
+
+    def _activated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        shape = self._shape
+        if shape.activation is not Activation.CLAMPED_SWIGLU:
+            return shape.activation(gate) * up
+        gate = gate.clamp(max=shape.swiglu_limit)
+        up = up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
+        return (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
+
+
+class TorchBackend(OpsBackend):
+    """Everything by torch."""
+
+    batch_invariant = False
+
+    def numerics(self) -> str:
+        return "torch"
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
+        return TorchLinear(weight, bias)
+
+    def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
+        return TorchGroupedLinear(weight)
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: Routing,
+        correction_bias: torch.Tensor | None,
+        expert_scales: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = logits.softmax(-1) if routing.scoring is Scoring.SOFTMAX else logits.sigmoid()
+        choice = scores if correction_bias is None else scores + correction_bias
+        if routing.topk_groups < routing.num_groups:
+            grouped = choice.view(len(choice), routing.num_groups, -1)
+            of_groups = _greatest(grouped, routing.group_best).values.sum(-1)
+            left_out = torch.ones_like(of_groups, dtype=torch.bool)
+            left_out.scatter_(1, _greatest(of_groups, routing.topk_groups).indices, False)
+            choice = grouped.masked_fill(left_out[..., None], -torch.inf).flatten(1)
+        ids = _greatest(choice, routing.top_k).indices
+        weights = scores.gather(1, ids)
+        if routing.renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights * routing.scale
+        return ids.int(), weights if expert_scales is None else weights * expert_scales[ids]
+
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
+        return TorchExperts(shape)
+
+    def norm(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
+    ) -> NormOp:
+        return TorchNorm(weight, bias, eps, scale)
+
+    def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
+        return TorchRotary(shape, norms)
+
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation, up)
+
+    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
+        y = activation(x.float())
+        return (y if up is None else y * up.float()).to(x.dtype)
+
+    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
+
+
+def _greatest(x: torch.Tensor, count: int) -> torch.return_types.sort:
+    """Like ``topk``, but of equal values the first comes first."""
+    values, indices = torch.sort(x, dim=-1, descending=True, stable=True)
+    return torch.return_types.sort((values[..., :count], indices[..., :count]))

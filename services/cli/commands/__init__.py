@@ -1,0 +1,1 @@
+"""The commands of ``ringline``, one file each; ``services.cli.main`` finds them."""

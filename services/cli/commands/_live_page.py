@@ -1,0 +1,106 @@
+"""What a processor's live page knows, read for ``ringline status``, which then shows the same numbers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Timer
+from typing import Any
+from urllib.parse import urlsplit
+
+from services.common.config.addresses import host_and_port
+from services.common.config.settings import METRICS_PORT_OFFSET
+from services.common.telemetry.metrics_endpoint import server_header
+
+_SECONDS = 2.0
+_MAX_BYTES = 1 << 20
+_SHOWN_ADDRESSES = 4
+_PEERS = {"engines": "engine", "detokenizers": "detokenizer"}
+"""The services that a processor looks for, by their names on the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivePage:
+    """A processor's own requests and peers."""
+
+    live_requests: int
+    waiting_requests: int
+    """Those that no engine has begun."""
+    engines: int
+    """Attached ones."""
+    detokenizers: int
+    missing: dict[str, list[str]]
+    """For engines and detokenizers: the addresses where the processor looks for one, and none is attached."""
+
+    def missing_peers(self) -> list[str]:
+        """A line for each kind of peer that is missing: how many are, where the processor looks, what to do."""
+        return [self._missing(peers, addresses) for peers, addresses in self.missing.items() if addresses]
+
+    def _missing(self, peers: str, addresses: list[str]) -> str:
+        service, attached = _PEERS[peers], getattr(self, peers)
+        known = attached + len(addresses)
+        shown = ", ".join(addresses[:_SHOWN_ADDRESSES])
+        more = f" and at {len(addresses) - _SHOWN_ADDRESSES} more" if len(addresses) > _SHOWN_ADDRESSES else ""
+        what = f"{attached} of {known} {peers} are attached" if attached else f"no {service} is attached (0 of {known})"
+        return f"{what}: none at {shown}{more}; it may still be starting, else `ringline {service}` starts one"
+
+
+def read_live_page(address: str, metrics: str | None) -> LivePage | None:
+    """The page of the processor at ``address``; None if it has none, or it cannot be reached.
+
+    ``metrics``: the URL of its metrics; without it, the port that belongs to the processor's by default.
+    """
+    place = urlsplit(metrics).netloc if metrics is not None else _default_place(address)
+    if place is None:
+        return None
+    try:
+        page = _get(place)
+        missing = {peers: [_printable(where) for where in page["missing"][peers]] for peers in _PEERS}
+        engines, detokenizers = (len(page[peers]) for peers in _PEERS)
+        return LivePage(int(page["live_requests"]), int(page["waiting_requests"]), engines, detokenizers, missing)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None  # no page, or one of another release
+
+
+def _default_place(address: str) -> str | None:
+    if address.startswith("unix:"):
+        return None
+    host, port = host_and_port(address)
+    above = port + METRICS_PORT_OFFSET
+    own = above if above <= 65535 else port - METRICS_PORT_OFFSET
+    return f"[{host}]:{own}" if ":" in host else f"{host}:{own}"
+
+
+def _printable(address: object) -> str:
+    """The address; an answer with control characters, which a terminal would obey, is not shown."""
+    if not isinstance(address, str) or not address.isprintable():
+        raise ValueError(f"{address!r} is not an address")
+    return address
+
+
+def _get(place: str) -> dict[str, Any]:
+    connection = http.client.HTTPConnection(place, timeout=_SECONDS)
+    connection.connect()
+    # The timeout bounds each read; this bounds all of them together.
+    cut = Timer(_SECONDS, _shut_down, [connection.sock])
+    try:
+        cut.start()
+        connection.request("GET", "/ring.json")
+        answer = connection.getresponse()
+        if answer.getheader("Server") != server_header("processor"):
+            raise ValueError(f"{place} is no processor's metrics port")
+        page = json.loads(answer.read(_MAX_BYTES))
+        if not isinstance(page, dict):
+            raise ValueError("not an object")
+        return page
+    finally:
+        cut.cancel()
+        connection.close()
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with suppress(OSError):  # it has been closed just now
+        connected.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,102 @@
+"""``ringline engine``: one engine process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine_core.config import EngineConfig
+from engine_core.errors import CheckpointError, ConfigError
+from engine_core.model_loader.location import check_location, local_directory
+from engine_core.progress import StartupProgress
+from engine_core.vllm_options import instead_of_vllm_options
+from services.common.config import vllm_options as server_options
+from services.common.config.errors import FatalError, unusable_option
+from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
+from services.common.config.options import build, settings_of
+from services.common.config.settings import EngineServiceSettings
+from services.common.process.memory import collection_paused
+from services.common.telemetry.logs import configure_logs
+from services.engine.startup_log import StageLog
+
+INSTEAD_OF_VLLM_OPTIONS = server_options.INSTEAD_OF_VLLM_OPTIONS | instead_of_vllm_options(
+    lambda name: "--" + name.replace("_", "-")
+)
+
+_EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transformers", "xxhash")
+"""Packages that only an engine needs; an installation without the extra ``engine`` lacks them."""
+
+
+@with_settings([*settings_of(EngineConfig()), *settings_of(EngineServiceSettings())])
+@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
+@click.argument("checkpoint", metavar="[MODEL]", required=False)
+def engine(checkpoint: str | None, **options: Any) -> int:
+    """Run MODEL, a checkpoint's directory or hub id, for processors and other programs that send token ids."""
+    values = with_model(given_options(options), checkpoint)
+    if "model" not in values:
+        raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
+    settings = build_settings(EngineServiceSettings(), values)
+    configure_logs(settings.telemetry, settings.service)
+    config = engine_config(values)
+
+    # Read when torch is loaded. Idle OpenMP threads that spin take the cores from the services beside them, and from
+    # neighbors: a step has been seen to take 25 times as long. Sleeping costs an engine that is alone at most 8 %.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+    # Torch and transformers are loaded here, once everything else is known to be right: loading is most of a start.
+    with engine_extra(), StartupProgress(StageLog()).stage("load libraries"), collection_paused():
+        from services.engine.main import run
+
+    return run(settings, config)
+
+
+@contextmanager
+def engine_extra() -> Iterator[None]:
+    """Around imports of packages that only an engine's installation has: ``FatalError`` says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        raise FatalError(
+            f"the engine needs {error.name}, which is not installed: install ringline-server with its extra [engine]"
+        ) from None
+
+
+def engine_config(values: dict[str, Any]) -> EngineConfig:
+    """The engine's options among ``values``, checked as far as that is possible without loading torch.
+
+    Raises ``UsageError`` for a value that cannot be used, ``FatalError`` for a model or tokenizer that is not there.
+    """
+    try:
+        config = build(EngineConfig(), {"kernel_cache_dir": _cache_directory(), **values})
+        check_location(config.model.model)
+        if config.model.tokenizer:
+            local_directory(config.model.tokenizer)
+    except ConfigError as error:
+        raise click.UsageError(f"{unusable_option(error.option, error.value, error.accepted)}.") from None
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    return config
+
+
+def _cache_directory() -> str | None:
+    """``$XDG_CACHE_HOME/ringline``; None where that is not set, or is a relative path, which XDG says to ignore."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return str(Path(cache) / "ringline") if Path(cache).is_absolute() else None
+
+
+def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """``values`` with the argument MODEL as the option model; the argument overrides a variable, but not a flag."""
+    context = click.get_current_context()
+    if checkpoint is None:
+        return values
+    flagged = context.get_parameter_source("model") is click.core.ParameterSource.COMMANDLINE
+    if flagged and values["model"] != checkpoint:
+        raise click.UsageError(f"MODEL is {checkpoint!r} and --model is {values['model']!r}: give one of them.")
+    return {**values, "model": checkpoint}

@@ -1,0 +1,153 @@
+"""``ringline generate``: one request, streamed to the terminal or printed as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import ringline
+
+from services.cli.commands._connection import Connection, closed_by_interrupt
+from services.cli.commands._options import (
+    PATIENCE,
+    ClientCommand,
+    addresses_option,
+    connection_options,
+    generation_options,
+    server_errors,
+    to_options,
+    token_ids,
+    usage_errors,
+)
+
+
+@click.command("generate", cls=ClientCommand)
+@click.argument("prompt", required=False)
+@addresses_option
+@connection_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object when the answer is complete.")
+@click.option("--chat", is_flag=True, help="Send PROMPT as a user's message, by the model's chat template.")
+@click.option("--system", help="With --chat: the system message.")
+@click.option(
+    "--token-ids", "ids", type=token_ids, metavar="ID,ID,…", help="Token ids to continue, in place of PROMPT."
+)
+@click.option("--n", type=int, help="Number of choices.")
+@click.option(
+    "--logprobs", type=int, help="With --json: log probabilities of each output token and of this many alternatives."
+)
+@click.option("--prompt-logprobs", type=int, help="With --json: the same for the tokens of the prompt.")
+@generation_options
+def generate(
+    prompt: str | None,
+    address: str,
+    connection: Connection,
+    as_json: bool,
+    chat: bool,
+    system: str | None,
+    ids: list[int] | None,
+    **flags: Any,
+) -> None:
+    """Continue PROMPT; "-" reads it from standard input (without its last newline)."""
+    if prompt is None and ids is None:
+        raise click.UsageError("PROMPT is missing: give a text, or --token-ids.")
+    if prompt is not None and ids is not None:
+        raise click.UsageError("PROMPT and --token-ids exclude each other: give one of them.")
+    if chat and prompt is None:
+        raise click.UsageError("--chat needs PROMPT, not --token-ids.")
+    if system is not None and not chat:
+        raise click.UsageError("--system needs --chat.")
+    options = to_options(flags)
+    if not as_json and not options.keys().isdisjoint(("logprobs", "prompt_logprobs")):
+        raise click.UsageError("--logprobs and --prompt-logprobs need --json, which shows them.")
+    if "prompt_logprobs" in options:
+        options["return_prompt_token_ids"] = True
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    messages = _messages(system, text) if chat and text is not None else None
+    with usage_errors():
+        client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
+    with client:
+        with usage_errors():
+            stream = client.stream(None if chat else text, messages=messages, token_ids=ids, **options)
+        with server_errors(address, connection), stream, closed_by_interrupt(stream):
+            if as_json:
+                click.echo(json.dumps(to_json(stream.result()), ensure_ascii=False))
+            elif options.get("n", 1) == 1:
+                _print_stream(stream)
+            else:
+                _print_choices(stream.result())
+
+
+def to_json(generation: ringline.Generation) -> dict[str, Any]:
+    """The first choice's fields and the usage; all choices if there are several."""
+    usage = generation.usage
+    document = _choice_json(generation.choices[0]) | {
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+        },
+        "model": generation.request.model,
+        "seed": generation.request.options.get("seed"),
+    }
+    if generation.prompt_logprobs is not None:
+        prompt_ids = generation.request.prompt_token_ids or ()
+        document["prompt_token_ids"] = prompt_ids
+        document["prompt_logprobs"] = _logprobs_json(prompt_ids[1:], generation.prompt_logprobs)
+    if len(generation.choices) > 1:
+        document["choices"] = [{"index": choice.index} | _choice_json(choice) for choice in generation.choices]
+    return document
+
+
+def _choice_json(choice: ringline.Choice) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "text": choice.text,
+        "token_ids": choice.token_ids,
+        "finish_reason": choice.finish_reason,
+        "stop": choice.stop,
+    }
+    if choice.logprobs is not None:
+        document["logprobs"] = _logprobs_json(choice.token_ids, choice.logprobs)
+    return document
+
+
+def _logprobs_json(token_ids: Sequence[int], logprobs: Sequence[ringline.TokenLogprob]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token_id": token_id,
+            "logprob": _finite(entry.logprob),
+            "rank": entry.rank,
+            "top": [{"token_id": other, "logprob": _finite(value)} for other, value in entry.top],
+        }
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    ]
+
+
+def _finite(value: float) -> float | None:
+    """None for infinities, which JSON lacks."""
+    return value if math.isfinite(value) else None
+
+
+def _messages(system: str | None, text: str) -> list[ringline.Message]:
+    messages: list[ringline.Message] = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def _print_stream(stream: ringline.Stream) -> None:
+    printed = ""
+    try:
+        for delta in stream:
+            click.echo(delta.text, nl=False)
+            printed = delta.text or printed
+    finally:
+        click.echo("", nl=bool(printed))  # ends the line, so that an error does not follow the text
+
+
+def _print_choices(generation: ringline.Generation) -> None:
+    for choice in generation.choices:
+        click.echo(f"[{choice.index}] {choice.text}")

@@ -1,0 +1,374 @@
+"""``ringline plan``: how many processes a load needs, how much memory, and how fast it will be; by arithmetic alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
+from engine_core.errors import CheckpointError, ConfigError
+from engine_core.kv_cache_interface import KVCacheGroup
+from services.cli.commands.capacity import (
+    Demand,
+    Impossible,
+    Memory,
+    Plan,
+    figure,
+    plan_ring,
+    size,
+)
+from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
+from services.common.config.errors import FatalError
+from services.common.config.flags import Command
+from services.common.config.options import build
+from services.common.process.memory import collection_paused
+
+if TYPE_CHECKING:
+    from engine_core.model_loader.checkpoint import Checkpoint
+    from engine_core.models.language_model import LanguageModel
+    from engine_core.models.roofline import StepCost
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_GB = 1e9
+_GPU_RUNTIME, _CPU_RUNTIME = 0.8 * _GB, 0.3 * _GB
+"""Estimates: a GPU's context and captured graphs; interpreter, libraries and buffers of gRPC."""
+_HEADROOM = 0.8
+"""Share of its capacity that an engine is planned to use: arrivals are uneven, and an engine may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that share a block table."""
+
+    layers: int
+    sliding_window: int | None
+    """How many tokens they keep of a sequence; None: all."""
+    token: int
+    """Bytes that a block has for one token, in all of these layers: with padding, as many in every group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is to be read and computed, whatever the load."""
+
+    weights: int
+    """Numbers, not bytes."""
+    active_weights: float
+    """Those that compute one token, in the layers and the output projection: of experts, those that it is routed to."""
+    token: int
+    """Bytes that the KV cache takes for one token, in a block of every group."""
+    groups: tuple[CacheGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What one engine runs on."""
+
+    memory: float
+    """Bytes."""
+    bandwidth: float
+    """Of the memory, in bytes per second."""
+    flops: float
+    """Operations per second of matrix products in bfloat16, without sparsity."""
+
+
+GPUS = {
+    "a100-80gb": Hardware(80 * _GB, 2.04e12, 312e12),
+    "h100": Hardware(80 * _GB, 3.35e12, 989e12),
+    "h200": Hardware(141 * _GB, 4.8e12, 989e12),
+    "l4": Hardware(24 * _GB, 0.3e12, 121e12),
+    "l40s": Hardware(48 * _GB, 0.864e12, 362e12),
+}
+"""From the manufacturers' data sheets."""
+
+
+class _Number(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A number above 0; unlike ``click.FloatRange`` it refuses NaN, and leaves its limit out of the help."""
+
+    name = "number"
+
+    def __init__(self, most: float, least: float | None = None) -> None:
+        self._most = most
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        enough = number > 0 if self._least is None else number >= self._least
+        if not (enough and number <= self._most):
+            limits = (
+                f"above 0, at most {self._most:g}" if self._least is None else f"from {self._least:g} to {self._most:g}"
+            )
+            self.fail(f"{value!r} is not usable: expected a number {limits}", param, ctx)
+        return number
+
+
+def _positive(
+    flag: str, text: str, default: float | None = None, *, most: float = 1e12
+) -> Callable[[Function], Function]:
+    """An option that is a number above 0."""
+    return click.option(flag, type=_Number(most), default=default, show_default=default is not None, help=text)
+
+
+_MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
+
+
+def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: str) -> Callable[[Function], Function]:
+    """An option of the engine."""
+    flag, declared, default = "--" + name.replace("_", "-"), options_of(type(section))[name], getattr(section, name)
+    text = f"The engine's {flag}."
+    kind: click.Choice[str] | click.IntRange
+    if declared.choices is not None:
+        kind = click.Choice(declared.choices)
+    else:
+        low, high = (None if bound is None else int(bound) for bound in (declared.minimum, declared.maximum))
+        kind = click.IntRange(low, high)
+    return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
+
+
+@click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
+@click.argument("model")
+@_positive("--rate", "Requests per second.", 1.0)
+@click.option(
+    "--input-len",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt tokens of each request that are not in the prefix cache.",
+)
+@click.option(
+    "--output-len", type=click.IntRange(1), default=128, show_default=True, help="Output tokens of each request."
+)
+@_positive("--max-gap-ms", "Longest average time between two tokens of a stream.  [default: any]")
+@click.option(
+    "--gpu",
+    type=click.Choice(sorted(GPUS)),
+    help="GPU of each engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they replace"
+    " the GPU's own values.",
+)
+@_positive("--memory-gb", "Memory of the device of each engine, in 10⁹ bytes.")
+@_positive(
+    "--bandwidth-gbs", "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it."
+)
+@_positive(
+    "--tflops", "Matrix products in bfloat16, in 10¹² operations per second; benchmarks.limits measures it, too."
+)
+@_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
+@click.option(
+    "--memory-share",
+    type=_Number(1.0, least=options_of(CacheConfig)["gpu_memory_utilization"].minimum),
+    default=_CACHE.gpu_memory_utilization,
+    show_default=True,
+    help="The engine's --gpu-memory-utilization.",
+)
+@_engine_option(_MODEL, "dtype")
+@_engine_option(_MODEL, "max_model_len")
+@_engine_option(_MODEL, "quantization")
+@_engine_option(_MODEL, "model_impl")
+@_engine_option(_CACHE, "block_size")
+@_engine_option(_SCHEDULER, "max_num_batched_tokens")
+@_engine_option(_SCHEDULER, "max_num_seqs")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def plan(
+    model: str,
+    rate: float,
+    input_len: int,
+    output_len: int,
+    max_gap_ms: float | None,
+    gpu: str | None,
+    memory_gb: float | None,
+    bandwidth_gbs: float | None,
+    tflops: float | None,
+    efficiency: float,
+    memory_share: float,
+    as_json: bool,
+    **engine_options: Any,
+) -> None:
+    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
+    hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
+    config = build(EngineConfig(), {"model": model, **engine_options})
+    checkpoint = _checkpoint(config.model)
+    longest = checkpoint.spec.max_model_len
+    if input_len + output_len > longest:
+        raise FatalError(
+            f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
+            f"{longest:,} tokens; lower one of them"
+        )
+    demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
+    outline = _outline(checkpoint)
+    budget = hardware.memory * memory_share
+    runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
+    block = _block_bytes(outline, config.cache.block_size, on_gpu=gpu is not None)
+    memory = _memory(checkpoint, outline, block, budget, runtime, config, demand)
+    cost = _cost(checkpoint, outline)
+
+    def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
+        return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
+
+    try:
+        planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
+    except Impossible as error:
+        raise FatalError(f"this load cannot be served: {error}") from None
+    described = _describe(outline, cost, block, config.cache.block_size)
+    click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
+
+
+def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
+    """A known GPU, with the values that are given in place of its own."""
+    known = None if gpu is None else GPUS[gpu]
+    given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
+    if known is None and (missing := [flag for flag, value in given.items() if value is None]):
+        needed = "Give what each engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
+        raise click.UsageError(needed if len(missing) == len(given) else f"{needed} Missing: {', '.join(missing)}.")
+    scales = (_GB, _GB, 1e12)
+    defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
+    values = zip(given.values(), scales, defaults, strict=True)
+    return Hardware(*(default if value is None else value * scale for value, scale, default in values))
+
+
+def _checkpoint(config: ModelConfig) -> Checkpoint:
+    with engine_extra(), collection_paused():
+        from engine_core.model_loader.checkpoint import open_checkpoint  # loads torch
+    try:
+        return open_checkpoint(config, LoadConfig(load_format="dummy"))
+    except (CheckpointError, ConfigError) as error:
+        raise FatalError(str(error)) from None
+
+
+def _outline(checkpoint: Checkpoint) -> LanguageModel:
+    from engine_core.model_loader.loader import model_outline
+
+    try:
+        model = model_outline(checkpoint)
+        model.tensors()  # refuses what an engine refuses before it loads them
+    except CheckpointError as error:
+        raise FatalError(str(error)) from None
+    return model
+
+
+def _cpu_runtime(budget: float) -> float:
+    """Where an engine keeps everything within one ``budget``, with what it sets aside for requests."""
+    from engine_core.platforms.kv_cache_size import RESERVE_BYTES, request_memory
+
+    requests = request_memory(int(budget))
+    return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
+
+
+def _block_bytes(model: LanguageModel, block_size: int, *, on_gpu: bool) -> int:
+    """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
+    from engine_core.attention.base import AttentionBackend
+    from engine_core.attention.native import NativeAttention
+    from engine_core.ops.native_packing import padded_width
+
+    spec = model.kv_cache_spec(block_size)
+    if on_gpu:
+        return AttentionBackend.bytes_per_block(spec)
+    return NativeAttention.bytes_per_block(
+        replace(spec, layers=tuple(layer.padded(padded_width) for layer in spec.layers))
+    )
+
+
+def _memory(
+    checkpoint: Checkpoint,
+    model: LanguageModel,
+    block: int,
+    usable: float,
+    runtime: float,
+    config: EngineConfig,
+    demand: Demand,
+) -> Memory:
+    """An estimate; an engine measures its largest step and runtime memory."""
+    shape = checkpoint.config
+    widest = max(part.outputs_per_row for part in model.layer_parts)
+    row = 8 * shape.hidden_size + 1.5 * widest  # what it makes, and what an activation leaves of that
+    block_size, step_tokens = config.cache.block_size, config.scheduler.max_num_batched_tokens
+    sequence_blocks, prompt_blocks = blocks_per_sequence(model.kv_cache_groups, demand, block_size, step_tokens)
+    return Memory(
+        usable=usable,
+        weights=model.expected_weight_bytes,
+        angles=sum(rope.nbytes(checkpoint.spec.max_model_len) for rope in shape.distinct_ropes),
+        activations=4 * step_tokens * row + 8 * config.scheduler.max_num_seqs * shape.vocab_size,
+        runtime=runtime,
+        block=block,
+        sequence_blocks=sequence_blocks,
+        prompt_blocks=prompt_blocks,
+        block_size=block_size,
+        step_tokens=step_tokens,
+    )
+
+
+def blocks_per_sequence(
+    groups: Sequence[KVCacheGroup], demand: Demand, block_size: int, step_tokens: int
+) -> tuple[int, int]:
+    """``Memory.sequence_blocks`` and ``Memory.prompt_blocks``.
+
+    The scheduler starts a sequence only if each that runs could get one more block in each group. So a sequence counts
+    at its full length or, where that is more, at half of its output and with this block.
+    """
+    whole, half = demand.input_len + demand.output_len, demand.input_len + demand.output_len // 2
+    decoding = [
+        max(group.held_blocks(whole, 1, block_size), group.held_blocks(half, 1, block_size) + 1) for group in groups
+    ]
+    prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
+    return sum(decoding), sum(map(max, decoding, prompt))
+
+
+def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
+    from engine_core.models.roofline import StepCost
+
+    return StepCost.of_model(model, checkpoint.dtype.itemsize)
+
+
+def _describe(model: LanguageModel, cost: StepCost, block: int, block_size: int) -> Model:
+    token = block // block_size
+    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in model.kv_cache_groups)
+    return Model(sum(part.num_weights for part in model.parts), cost.active, token * len(groups), groups)
+
+
+def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
+    held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
+    return json.dumps({"model": asdict(model), "memory": held, **asdict(planned)}, indent=2)
+
+
+def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
+    capacity, expected = planned.capacity, planned.expected
+    held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
+    if memory.prompt_blocks > memory.sequence_blocks:
+        held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
+    return "\n".join(
+        [
+            f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
+            f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
+            f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
+            f"detokenizers: {planned.detokenizers:,}",
+            f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
+            f"KV cache of a token: {size(model.token)} ({_groups(model)})",
+            f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
+            f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
+            f"KV cache {size(memory.cache)} ({held})",
+            f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
+            f"{figure(capacity.tokens)} tokens/s, {figure(capacity.tokens / demand.output_len)} requests/s, "
+            f"{figure(capacity.gap * 1e3)} ms between tokens",
+            f"expected   sequences at each engine: {expected.sequences:,}, "
+            f"{figure(expected.gap * 1e3)} ms between tokens",
+        ]
+    )
+
+
+def _groups(model: Model) -> str:
+    """Such as: 4 layers: 4.1 kB; 3 groups of 8 layers, window 512: 8.2 kB each."""
+    texts = []
+    for group, count in Counter(model.groups).items():
+        window = "" if group.sliding_window is None else f", window {group.sliding_window:,}"
+        before, after = ("", "") if count == 1 else (f"{count} groups of ", " each")
+        layers = f"{group.layers} layer" + "s" * (group.layers > 1)
+        texts.append(f"{before}{layers}{window}: {size(group.token)}{after}")
+    return "; ".join(texts)

@@ -1,0 +1,111 @@
+"""``ringline serve``: the three services on this machine, supervised."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from engine_core.config import EngineConfig
+from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_config, with_model
+from services.cli.supervise.child_logs import ChildLogs
+from services.cli.supervise.stack import ReadyStack, StackOptions, choose_ports, run_stack
+from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
+from services.common.config.options import Setting, settings_of
+from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.rpc.bind_address import check_bindable
+from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
+
+log = structlog.get_logger()
+
+_SERVICES = Path(__file__).resolve().parents[2]
+_BUNDLED_MODELS = (_SERVICES / "checkpoints" / "tiny", _SERVICES.parent / "checkpoints" / "tiny")
+"""Where an installed wheel has it, and where the repository has it."""
+
+_DECIDED_HERE = (
+    "uds",
+    "name",
+    "engines",
+    "detokenizers",
+    "dns_refresh_interval",
+    "service_token_file",
+    "service_identities",
+)
+"""Options of the services that the stack sets itself."""
+_NOT_OF_A_STACK = dict.fromkeys(_DECIDED_HERE, "is not an option of `ringline serve`, which links its services itself")
+
+ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSettings()))
+
+
+def stack_settings() -> list[Setting]:
+    """The options of a stack: those of all its services, except the ones that it sets itself."""
+    services = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
+    return [setting for setting in services if setting.name not in _DECIDED_HERE]
+
+
+@with_settings(stack_settings())
+@click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS | _NOT_OF_A_STACK)
+@click.argument("checkpoint", metavar="[MODEL]", required=False)
+def serve(checkpoint: str | None, **options: Any) -> int:
+    """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
+
+    Clients connect to --host and --port; the services are linked by unix sockets, and restarted if they die. Without
+    MODEL, the small bundled model is served. The metrics ports of the engine and the detokenizer are 10 and 20 above
+    the processor's. Logs are readable text unless --log-format is json.
+    """
+    values = with_model(given_options(options), checkpoint)
+    if "model" not in values:
+        values["model"] = bundled_model()
+    settings = build_settings(ProcessorSettings(), values)
+    as_json = settings.telemetry.log_format == "json"
+    configure_logs(replace(settings.telemetry, log_format="json" if as_json else "console"), "serve")
+    warn_of_unknown_variables()
+    engine_config(values)  # refuse what can be refused before a process starts
+    check_bindable(settings.server)
+    logs = ChildLogs(as_json=as_json)
+    if as_json:
+        log.info("starting", model=values["model"])
+    else:
+        logs.say(f"starting an engine, a detokenizer and a processor with {values['model']}")
+    return asyncio.run(
+        run_stack(
+            stack_options(settings, values),
+            logs,
+            grace=settings.server.drain_grace,
+            on_ready=lambda ready: _announce(ready, logs, as_json),
+        )
+    )
+
+
+def bundled_model() -> str:
+    """The directory of the checkpoint that is served where none is named. Raises ``UsageError`` if it is not there."""
+    for directory in _BUNDLED_MODELS:
+        if directory.is_dir():
+            return str(directory)
+    raise click.UsageError(
+        "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory or hub id."
+    )
+
+
+def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
+    """The options of a stack whose processor has ``settings``."""
+    server, telemetry = settings.server, settings.telemetry
+    port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port)
+    return StackOptions(
+        host=server.host,
+        port=port,
+        metrics_port=metrics_port if telemetry.metrics else None,
+        engine_settings=ENGINE_SETTINGS,
+        values=values,
+    )
+
+
+async def _announce(ready: ReadyStack, logs: ChildLogs, as_json: bool) -> None:
+    if as_json:
+        log.info("ready", address=ready.address, seconds=round(ready.seconds, 3))
+    else:
+        logs.ready(f"ready: {ready.address} in {ready.seconds:.1f} s")

@@ -1,0 +1,268 @@
+"""``ringline status``: which services run, their health and load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import click
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+
+from services.cli.commands._connection import Connection
+from services.cli.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
+from services.cli.commands._live_page import LivePage, read_live_page
+from services.cli.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
+from services.cli.supervise.runtime_directory import StackState, running_stacks
+from services.cli.supervise.stack import SERVICES
+from services.common.config.addresses import host_and_port, is_dns_name, valid_address
+from services.common.config.errors import ExitCode, FatalError
+from services.common.config.variable_names import ADDRESS_VARIABLE
+from services.common.links.channels import check_health, open_channel
+from services.common.links.discovery import resolve_target
+
+_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """What one service answered."""
+
+    service: str
+    address: str
+    health: str
+    """As the health service answers; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
+    pid: int | None = None
+    metrics: str | None = None
+    models: list[dict[str, Any]] | None = None
+    """Of a processor: the models that it serves."""
+    page: LivePage | None = None
+    """Of a processor: its requests and peers, as its live page shows them."""
+    load: dict[str, Any] | None = None
+    """Of an engine: the fields of ``ringline.engine.v1.Load``."""
+    trouble: str | None = None
+    """Why it is unreachable or unknown, if that is visible."""
+
+    @property
+    def absent(self) -> bool:
+        """Whether nothing listens at its address."""
+        return self.health == "UNREACHABLE" and self.trouble is None
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """One ``ringline serve``, or the addresses that were asked for."""
+
+    title: str
+    services: list[ServiceStatus]
+
+
+@click.command(cls=ClientCommand)
+@click.option(
+    "--address",
+    "processors",
+    metavar="ADDRESS",
+    multiple=True,
+    help=f"A processor. Can be repeated.  [env var: {ADDRESS_VARIABLE}; default: {DEFAULT_ADDRESS}]",
+)
+@click.option("--engine", "engines", metavar="ADDRESS", multiple=True, help="An engine. Can be repeated.")
+@click.option("--detokenizer", "detokenizers", metavar="ADDRESS", multiple=True, help="A detokenizer. Can be repeated.")
+@click.option("--all", "everything", is_flag=True, help="Every stack that this user runs on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@connection_options
+def status(
+    processors: tuple[str, ...],
+    engines: tuple[str, ...],
+    detokenizers: tuple[str, ...],
+    everything: bool,
+    as_json: bool,
+    connection: Connection,
+) -> int:
+    """Show the processor at --address: its health, and what it serves. Of a stack that this user runs here with
+    `ringline serve`, all three services are shown, with their process ids.
+
+    An address is host:port or unix:path; if the host is a name, all of its addresses are shown. Exit code 0 if
+    everything shown is serving, else (or if nothing runs) 1.
+    """
+    named = any((processors, engines, detokenizers))
+    if everything and named:
+        raise click.UsageError("give either --all or addresses")
+    if not named:
+        processors = (os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,)
+    asked = {"processor": _split(processors), "engine": _split(engines), "detokenizer": _split(detokenizers)}
+    found = asyncio.run(_running(connection) if everything else _asked(asked, connection, named=named))
+    services = [service for stack in found for service in stack.services]
+    if as_json:
+        click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
+    elif not found:
+        click.echo(_nothing(None if everything else processors[0]))
+    else:
+        click.echo("\n\n".join(stack_text(stack) for stack in found))
+    serving = found and all(service.health == "SERVING" for service in services)
+    return ExitCode.OK if serving else ExitCode.FAILURE
+
+
+def _split(targets: Sequence[str]) -> list[str]:
+    """The addresses one by one; each target may be several, separated by commas."""
+    addresses = [address.strip() for target in targets for address in target.split(",")]
+    for address in addresses:
+        if not valid_address(address):
+            raise click.BadParameter(f"{address!r} is not an address like host:port or unix:path")
+    return addresses
+
+
+def _nothing(address: str | None) -> str:
+    """The message if nothing was found: at ``address``, or on the whole machine."""
+    if address is None:
+        return "nothing is running here; start it with `ringline serve`, or name a server with --address"
+    others = len(_known_stacks())
+    elsewhere = f", --all shows what else runs on this machine ({others} stack{'s'[: others > 1]})" if others else ""
+    return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
+
+
+async def _running(connection: Connection) -> list[StackStatus]:
+    return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
+
+
+async def _asked(targets: Mapping[str, Sequence[str]], connection: Connection, *, named: bool) -> list[StackStatus]:
+    """The stacks of this machine whose processors are asked for, and the other addresses one by one.
+
+    If no address was ``named`` and nothing listens at the default one, nothing is shown for it. A stack is always
+    shown, whether its services answer or not.
+    """
+    running = [(state, set(await resolve_target(state.address))) for state in _known_stacks()]
+    stacks: list[Awaitable[StackStatus]] = []
+    single: list[Awaitable[ServiceStatus]] = []
+    for name, given in targets.items():
+        for target in given:
+            addresses = await resolve_target(target)
+            here = [state for state, places in running if name == "processor" and places.intersection(addresses)]
+            if here:
+                stacks += [_stack(state, connection, target) for state in here]
+            else:
+                single += [_service(name, address, connection, target=target) for address in addresses]
+    found, services = await asyncio.gather(asyncio.gather(*stacks), asyncio.gather(*single))
+    shown = [service for service in services if named or not service.absent]
+    return [*found, StackStatus("the addresses given", shown)] if shown else found
+
+
+def _known_stacks() -> list[StackState]:
+    """The stacks of this machine; none if their directory is unusable, which does not matter to other addresses."""
+    try:
+        return running_stacks()
+    except FatalError:
+        return []
+
+
+async def _stack(state: StackState, connection: Connection, target: str | None = None) -> StackStatus:
+    """``target``: the address of its processor as the user gave it."""
+    services = await asyncio.gather(
+        *(
+            _service(
+                name,
+                each.address,
+                connection,
+                target=target if name == "processor" else None,
+                pid=each.pid,
+                metrics=each.metrics,
+            )
+            for name, each in state.services.items()
+        )
+    )
+    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in SERVICES if name not in state.services]
+    uptime = max(0, round(time.time() - state.started))
+    return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", [*services, *absent])
+
+
+async def _service(
+    name: str,
+    address: str,
+    connection: Connection,
+    *,
+    target: str | None = None,
+    pid: int | None = None,
+    metrics: str | None = None,
+) -> ServiceStatus:
+    """``target``: the address as the user gave it; its host is the name that the certificate must have."""
+    named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
+    server_name = connection.tls_server_name or named
+    async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
+        health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
+        models = await _models(channel) if name == "processor" and health == "SERVING" else None
+        page = None
+        if name == "processor" and health in ("SERVING", "NOT_SERVING"):
+            page = await asyncio.to_thread(read_live_page, address, metrics)
+        load = await _load(channel) if name == "engine" and health == "SERVING" else None
+        trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
+    if health == "UNREACHABLE":
+        trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
+    return ServiceStatus(name, address, health, pid, metrics, models, page, load, trouble)
+
+
+async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
+    stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+    try:
+        answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
+    except grpc.aio.AioRpcError:
+        return None
+    return [MessageToDict(model, preserving_proto_field_name=True) for model in answer.models]
+
+
+async def _load(channel: grpc.aio.Channel) -> dict[str, Any] | None:
+    stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+    try:
+        answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
+    except grpc.aio.AioRpcError:
+        return None
+    return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
+
+
+def stack_text(stack: StackStatus) -> str:
+    """What people are shown of a stack."""
+    return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
+
+
+def _processor_lines(service: ServiceStatus) -> Iterator[str]:
+    """The requests of a processor, and what it lacks."""
+    page = service.page
+    if page is not None:
+        yield f"requests live {page.live_requests}, requests waiting {page.waiting_requests}"
+        yield from page.missing_peers()
+    if service.service == "processor" and service.health == "NOT_SERVING":
+        if page is None:
+            yield "no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
+        elif page.engines and page.detokenizers:
+            yield "the attached engines and detokenizers are draining, silent, or not linked to each other"
+
+
+def _lines(service: ServiceStatus) -> list[str]:
+    pid = "" if service.pid is None else f"pid {service.pid}"
+    lines = [f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"]
+    lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
+    lines += [f"  {line}" for line in _processor_lines(service)]
+    if service.trouble is not None:
+        lines.append(f"  {service.trouble}")
+    elif service.absent:
+        lines.append("  nothing listens there; `ringline serve` starts a ring")
+    load = service.load
+    if load is not None:
+        hits, queries = load["prefix_hits"], load["prefix_queries"]
+        lines.append(
+            f"  choices running {load['running_choices']}, requests waiting {load['waiting_requests']}, "
+            f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
+            f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
+        )
+        lines.append(
+            f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
+            f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
+        )
+    if service.metrics is not None:
+        lines.append(f"  metrics {service.metrics}")
+    return lines

@@ -1,0 +1,137 @@
+"""Shows the services' logs, which they write as JSON lines.
+
+In JSON format, lines pass through, and any other line (from a library, or of a traceback) becomes the event ``output``.
+In console format, start-up shows one line per stage of the engine, one when a service serves, and warnings and errors;
+once all services are ready, every line is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from services.common.telemetry.logs import console_renderer, human_bytes
+
+_ATTENTION = ("warning", "error", "critical")
+
+
+class ChildLogs:
+    """Writes log lines to ``stream`` and, in console format, the progress of start-up to ``out``."""
+
+    def __init__(
+        self, *, as_json: bool, quiet: bool = False, out: TextIO | None = None, stream: TextIO | None = None
+    ) -> None:
+        """``quiet``: show only warnings and errors, even when all services are ready."""
+        self._as_json = as_json
+        self._out, self._stream = out or sys.stdout, stream or sys.stderr
+        self._render = console_renderer(self._stream.isatty())
+        self._ready = False
+        self._quiet = quiet
+        self._transient = False
+
+    def line(self, child: str, line: str) -> None:
+        record = parse_record(line)
+        if self._as_json:
+            self._print(self._stream, _output_event(child, line) if record is None else line)
+        elif record is None:
+            self._print(self._stream, f"{child}: {line}")
+        elif (self._ready or not self._startup(child, record)) and self._shown(record):
+            rendered = self._render(logging.getLogger(), "", {"service": child, **record})
+            self._print(self._stream, str(rendered))
+
+    def ready(self, text: str) -> None:
+        """All services serve: show ``text``, and from now on every line."""
+        self._ready = True
+        self.say(text)
+
+    def say(self, text: str) -> None:
+        self._print(self._out, text)
+
+    def _shown(self, record: dict[str, Any]) -> bool:
+        # The supervisor reports a fatal error, together with its consequence.
+        informing = self._ready and not self._quiet
+        return record["event"] != "fatal" and (informing or record.get("level") in _ATTENTION)
+
+    def _startup(self, child: str, record: dict[str, Any]) -> bool:
+        """Show ``record`` if it is about start-up; returns whether it is."""
+        match record:
+            case {"event": "stage started", "name": str(name)}:
+                self._status(f"  {child}: {name} …")
+            case {"event": "stage advanced", "name": str(name), "done_bytes": int(done), "total_bytes": int(total)}:
+                self._status(f"  {child}: {name} {done * 100 // max(total, 1)} %")
+            case {"event": "stage", "name": "serving"}:
+                pass  # the event "serving" follows when the service accepts calls
+            case {"event": "stage", "name": str(name)}:
+                self.say(_stage_line(child, name, record))
+            case {"event": "serving", "model_digest": str(digest)}:
+                self.say(f"  {child}: serving model_digest {digest}")
+            case {"event": "serving"}:
+                self.say(f"  {child}: serving")
+            case _:
+                return False
+        return True
+
+    def _status(self, text: str) -> None:
+        """Show a line that the next one replaces; only on a terminal."""
+        if self._out.isatty():
+            with suppress(OSError):
+                self._out.write(f"\r\x1b[K{text}")
+                self._out.flush()
+            self._transient = True
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        with suppress(OSError):  # a closed output must not end serving
+            if self._transient:
+                self._transient = False
+                self._out.write("\r\x1b[K")
+                self._out.flush()
+            print(text, file=stream, flush=True)
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """The event in a line of JSON logs; None if the line is no event."""
+    if not line.startswith("{"):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
+
+
+def _output_event(child: str, line: str) -> str:
+    """A JSON event for a line that is none, so that every line of the output is JSON."""
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
+    return json.dumps(event, ensure_ascii=False)
+
+
+def death_reason(lines: Sequence[str]) -> str:
+    """Why a child died, in one line: its last critical event, else its last line if that is no event.
+
+    An event's traceback is left out, because it was shown with the event.
+    """
+    records = [parse_record(line) for line in lines]
+    for record in reversed(records):
+        if record is not None and record.get("level") == "critical":
+            return _event_text(record)
+    return lines[-1].strip() if lines and records[-1] is None else ""
+
+
+def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
+    seconds, size = record.get("seconds"), record.get("bytes")
+    took = f"{seconds:.2f} s" if isinstance(seconds, int | float) else ""
+    held = human_bytes(size) if isinstance(size, int) else ""
+    return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
+
+
+def _event_text(record: dict[str, Any]) -> str:
+    event, error = str(record["event"]), record.get("error")
+    if error is None:
+        return event
+    return str(error) if event == "fatal" else f"{event}: {error}"

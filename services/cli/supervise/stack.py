@@ -1,0 +1,254 @@
+"""A stack: the ring on one machine. A supervisor runs the three services, linked by unix sockets in a private
+directory, with the processor on TCP, until a signal or until ``on_ready`` returns an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import structlog
+
+from services.cli.supervise.child_logs import ChildLogs, death_reason
+from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
+from services.cli.supervise.supervisor import ChildSpec, Supervisor
+from services.common.config.addresses import join_address
+from services.common.config.errors import ExitCode
+from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, settings_of
+from services.common.config.security_settings import TlsSettings
+from services.common.config.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
+from services.common.links.channels import wait_serving
+from services.common.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
+
+SERVICES = ("engine", "detokenizer", "processor")
+"""The services; each may depend on those before it."""
+_METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20}
+"""Offsets from the processor's metrics port. The defaults are the same ports as for services started one by one."""
+_ATTEMPTS = 100
+"""Attempts to find ports that are all free."""
+
+_PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
+"""Options that only the processor gets: the links between the services are private unix sockets."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StackOptions:
+    """The options of a stack."""
+
+    host: str
+    port: int
+    """The processor's port; not 0."""
+    metrics_port: int | None
+    """The port of the processor's metrics; None: no service has metrics."""
+    engine_settings: tuple[Setting, ...]
+    """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
+    values: Mapping[str, Any]
+    """The given options, keyed by name; each child gets those that it knows."""
+
+    @property
+    def processor_address(self) -> str:
+        """The processor's address from this machine."""
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return join_address(local, self.port)
+
+    def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
+        """The credentials for dialling the processor, and the name in its certificate, if it has one."""
+        cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
+        return (
+            (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)
+        )
+
+    @property
+    def metrics_ports(self) -> dict[str, int]:
+        """Metrics ports keyed by service; empty without metrics."""
+        if self.metrics_port is None:
+            return {}
+        return {name: self.metrics_port + offset for name, offset in _METRICS_OFFSETS.items()}
+
+
+def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
+    """Specs of the engine, the detokenizer and the processor, in this order."""
+    engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
+    own: dict[str, dict[str, Any]] = {
+        "engine": {"uds": directory.socket("engine")},
+        "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
+        "processor": {
+            **{name: value for name, value in options.values.items() if name in _PROCESSOR_ONLY},
+            "host": options.host,
+            "port": options.port,
+            "engines": (engine,),
+            "detokenizers": (detokenizer,),
+        },
+    }
+    settings: dict[str, Iterable[Setting]] = {
+        "engine": options.engine_settings,
+        "detokenizer": settings_of(DetokenizerSettings()),
+        "processor": settings_of(ProcessorSettings()),
+    }
+    environment = _environment()
+    specs = []
+    for name in SERVICES:
+        port = options.metrics_ports.get(name)
+        fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
+        values = {**options.values, **_PROCESSOR_ONLY, **fixed, **own[name]}
+        flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
+        # -P: do not import from a folder "services" in the user's working directory.
+        argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
+        specs.append(ChildSpec(name, argv, environment))
+    return specs
+
+
+def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
+    """Address of each service from this machine, in the order of ``SERVICES``."""
+    links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
+    return {**links, "processor": options.processor_address}
+
+
+def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
+    """The present state; ``started`` in seconds since 1970."""
+    addresses = service_addresses(options, directory)
+    metrics_host = options.processor_address.rpartition(":")[0]
+    services = {}
+    for child in supervisor.children:
+        name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
+        host = metrics_host if name == "processor" else "127.0.0.1"
+        metrics = None if port is None else f"http://{host}:{port}/metrics"
+        if child.pid is not None:
+            services[name] = ProcessState(child.pid, addresses[name], metrics)
+    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.processor_address, services)
+
+
+def _default_metrics_port(port: int) -> int:
+    """A port for the processor's metrics, with room above it for the other two."""
+    above = port + METRICS_PORT_OFFSET
+    return above if above + max(_METRICS_OFFSETS.values()) <= 65535 else port - METRICS_PORT_OFFSET
+
+
+def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
+    """Choose the processor's port and its metrics port.
+
+    ``port`` 0 stands for a free port, ``metrics_port`` None for the default that follows from ``port``, and 0 for a
+    free one. Unless the user gave the number that the metrics ports follow from, those of all services are free, too.
+    """
+    for _ in range(_ATTEMPTS):
+        chosen = port or _free_port(host)
+        metrics = _default_metrics_port(chosen) if metrics_port is None else metrics_port or _free_port(host)
+        is_given = port != 0 if metrics_port is None else metrics_port != 0
+        if is_given or all(_is_free(host, metrics + offset) for offset in _METRICS_OFFSETS.values()):
+            break
+    return chosen, metrics
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError):  # taken, or beyond the last port
+            return False
+    return True
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _environment() -> dict[str, str]:
+    """The environment without our own variables: their values are on the children's command lines."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyStack:
+    """A stack whose services all serve."""
+
+    address: str
+    seconds: float
+    """Seconds since the start of the first child."""
+    state: StackState
+
+
+async def run_stack(
+    options: StackOptions,
+    logs: ChildLogs,
+    *,
+    grace: float,
+    on_ready: Callable[[ReadyStack], Awaitable[int | None]],
+) -> int:
+    """Run a stack and return the exit code.
+
+    ``on_ready`` is awaited once every service serves. If it returns a code, the stack ends with it; with None the stack
+    runs until a signal. A second signal ends it at once. ``grace``: seconds that requests have to finish. Raises
+    ``ChildFailed`` if the stack cannot continue.
+    """
+    loop = asyncio.get_running_loop()
+    received: list[int] = []
+
+    def on_signal(number: int) -> None:
+        received.append(number)
+        log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
+        supervisor.stop()
+
+    processor = options.processor_credentials()
+    with runtime_directory() as directory:
+        started, start = time.time(), time.monotonic()
+        supervisor = Supervisor(
+            child_specs(options, directory),
+            grace=grace,
+            on_line=logs.line,
+            on_change=lambda: directory.write(state_of(options, directory, supervisor, started)),
+            death_reason=death_reason,
+        )
+
+        async def work() -> int | None:
+            for address in service_addresses(options, directory).values():
+                credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
+                await wait_serving(address, credentials=credentials, server_name=name)
+            supervisor.allow_restarts()
+            state = state_of(options, directory, supervisor, started)
+            return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, on_signal, number)
+        try:
+            code = await _run_beside(supervisor, asyncio.create_task(work()))
+            return 128 + received[1] if len(received) > 1 else code
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+async def _run_beside(supervisor: Supervisor, work: asyncio.Task[int | None]) -> int:
+    """Run the supervisor until it ends, or until ``work`` returns an exit code or raises."""
+    supervising = asyncio.create_task(supervisor.run())
+    stopping = asyncio.create_task(supervisor.stopping.wait())
+    try:
+        await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done() and not stopping.done():
+            if work.exception() is None and work.result() is None:
+                await stopping
+            else:
+                supervisor.stop()
+        work.cancel()
+        await supervising
+        await asyncio.wait({work})
+        return ExitCode.OK if work.cancelled() else work.result() or ExitCode.OK
+    finally:
+        for task in (work, stopping, supervising):
+            task.cancel()
+        await asyncio.gather(work, stopping, supervising, return_exceptions=True)

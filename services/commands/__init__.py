@@ -1,1 +1,0 @@
-"""The commands of ``ringline``, one file each; ``services.cli`` finds them."""

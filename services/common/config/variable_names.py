@@ -1,0 +1,84 @@
+"""The ``RINGLINE_…`` variables that exist, and a search for unknown ones, which are mostly misspelled."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+
+from services.common.config.options import TYPO_SIMILARITY, VARIABLE_PREFIX, settings_of
+from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+
+PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
+"""A supervisor sets it to its own pid in the environment of its children."""
+HEARTBEAT_PIPE_VARIABLE = "RINGLINE_BEAT_PIPE"
+"""A supervisor sets it to the file descriptor of the pipe for heartbeats."""
+ADDRESS_VARIABLE = VARIABLE_PREFIX + "ADDRESS"
+"""Address of the processor, for the client commands."""
+SERVER_NAME_VARIABLE = VARIABLE_PREFIX + "TLS_SERVER_NAME"
+"""The name that the processor's certificate must have."""
+TOKEN_FILE_VARIABLE = VARIABLE_PREFIX + "TOKEN_FILE"
+"""File with the token to send to the processor."""
+
+ENGINE_OPTIONS = (
+    "model",
+    "served_model_name",
+    "tokenizer",
+    "revision",
+    "tokenizer_revision",
+    "download_dir",
+    "dtype",
+    "max_model_len",
+    "quantization",
+    "model_impl",
+    "seed",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "enable_prefix_caching",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "max_num_queued_reqs",
+    "policy",
+    "enable_chunked_prefill",
+    "async_scheduling",
+    "load_format",
+    "device",
+    "num_threads",
+    "attention_backend",
+    "kernel_cache_dir",
+    "enforce_eager",
+    "deterministic",
+)
+"""Names of the options of ``engine_core.config``. The CPU tiers may not import it, but know its variables, because
+services may share one environment. A test compares the names with the declarations."""
+
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+def known_variables() -> frozenset[str]:
+    """All variables that any process of the ring reads."""
+    services = (EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
+    declared = {setting.variable for defaults in services for setting in settings_of(defaults)}
+    return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
+        ADDRESS_VARIABLE,
+        PARENT_PID_VARIABLE,
+        HEARTBEAT_PIPE_VARIABLE,
+        SERVER_NAME_VARIABLE,
+        TOKEN_FILE_VARIABLE,
+    }
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+    """The ``RINGLINE_…`` variables that no process reads, each with the most similar known one, if any is similar.
+
+    Service links of Kubernetes (``RINGLINE_PROCESSOR_SERVICE_HOST``) are left out.
+    """
+    known = known_variables()
+    words = sorted(name.removeprefix(VARIABLE_PREFIX) for name in known)
+    for name in sorted(environment):
+        is_link = _SERVICE_LINK.search(name) or _LINK_VALUE.match(environment[name])
+        if name.startswith(VARIABLE_PREFIX) and name not in known and not is_link:
+            nearest = difflib.get_close_matches(name.removeprefix(VARIABLE_PREFIX), words, n=1, cutoff=TYPO_SIMILARITY)
+            yield name, VARIABLE_PREFIX + nearest[0] if nearest else None

@@ -1,0 +1,177 @@
+"""The dialling end of ``EngineService.Attach``: stays attached to one engine's address for the life of the process.
+
+Commands that accumulate during a write are sent together in the next frame. When the stream ends, for any reason,
+``engine_down`` is called once, and the address is dialled again after a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.rpc.shared_messages import hello_message
+from services.common.security.credentials import PLAINTEXT, PeerCredentials
+from services.ring.identity import PeerId
+
+log = structlog.get_logger(__name__)
+
+WELCOME_TIMEOUT = 10.0
+MAX_FRAME_BYTES = 128 << 10
+"""Limit on a frame of several commands: an engine executes one frame at a time."""
+_FRAME_BYTES = 64
+"""Bytes that the frame around a single command may add."""
+
+
+class EngineOwner(Protocol):
+    """Receives the events of links to engines: the processor or the detokenizer."""
+
+    async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
+        """Called before attaching; returns the engine's identity and model. Raises ``LinkRefused``."""
+
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        """The engine answered Welcome: commands may be sent. ``model``: the result of ``prepare``.
+
+        Raises ``LinkRefused`` if the model is not usable any more; then ``engine_down`` is not called.
+        """
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None: ...
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        """The stream ended: drop all state of the link. Called once after each ``engine_up``."""
+
+
+class EngineLink:
+    """Keeps this process attached to the engine at one address."""
+
+    def __init__(
+        self,
+        address: str,
+        me: PeerId,
+        owner: EngineOwner,
+        dedup: PeerDedup,
+        *,
+        stall_timeout: float,
+        max_message_bytes: int,
+        credentials: PeerCredentials = PLAINTEXT,
+        server_name: str | None = None,
+    ) -> None:
+        """``dedup`` is shared by all links of the process.
+
+        ``stall_timeout``: seconds after which an engine that reads no commands is given up.
+        """
+        self.address = address
+        self._me = me
+        self._owner = owner
+        self._dedup = dedup
+        self._stall_timeout = stall_timeout
+        self._max_message_bytes = max_message_bytes
+        self._credentials = credentials
+        self._server_name = server_name
+        self._commands: list[bytes] = []
+        """Serialized frames of one command each; concatenated, they form one frame with all commands."""
+        self._wake = asyncio.Event()
+        self._call: Any = None
+        self.up = False
+        self.max_command_bytes = 0
+        """The largest command that the engine accepts; known once the link is up."""
+
+    def send(self, commands: Iterable[engine_pb2.Command]) -> None:
+        """Send commands in order; dropped if the stream ends first."""
+        if self.up:
+            self._commands += (engine_pb2.AttachRequest(commands=(one,)).SerializeToString() for one in commands)
+            self._wake.set()
+
+    def give_up(self, reason: str) -> None:
+        """End the stream because the engine seems dead; it is dialled again."""
+        if self._call is not None:
+            log.warning("gave up on engine", address=self.address, reason=reason)
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """Keep attached until cancelled."""
+        await maintain_link(
+            self.address,
+            self._attach,
+            max_message_bytes=self._max_message_bytes,
+            credentials=self._credentials,
+            server_name=self._server_name,
+        )
+
+    async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
+        model = await self._owner.prepare(stub)
+        with self._dedup.claim(PeerId(model.name, model.incarnation), self.address):
+            await self._attach_to(model, stub, backoff)
+
+    async def _attach_to(self, model: engine_pb2.GetModelResponse, stub: Any, backoff: Backoff) -> None:
+        engine = PeerId(model.name, model.incarnation)
+        self._call = stub.Attach()
+        try:
+            async with asyncio.timeout(WELCOME_TIMEOUT):
+                await self._call.write(engine_pb2.AttachRequest(hello=hello_message(self._me)))
+                first = await self._call.read()
+            if first is grpc.aio.EOF or not first.HasField("welcome"):
+                raise LinkRefused("it did not send a Welcome first")
+            if engine != (answered := parse_welcome(first.welcome)):
+                expected = f"expected {engine.name} with incarnation {engine.incarnation}"
+                raise LinkRefused(f"{answered.name} with incarnation {answered.incarnation} answered: {expected}")
+            backoff.reset()
+            await self._run_stream(engine, model, first)
+        finally:
+            self._call.cancel()
+            self._call = None
+
+    async def _run_stream(
+        self, engine: PeerId, model: engine_pb2.GetModelResponse, first: engine_pb2.AttachResponse
+    ) -> None:
+        self.max_command_bytes = first.welcome.max_message_bytes - _FRAME_BYTES
+        self._owner.engine_up(self, engine, model)
+        self._commands, self.up = [], True
+        writer = asyncio.create_task(self._write())
+        writer.add_done_callback(self._writer_ended)
+        try:
+            self._owner.engine_frame(self, engine, first)
+            while (frame := await self._call.read()) is not grpc.aio.EOF:
+                self._owner.engine_frame(self, engine, frame)
+        finally:
+            self.up = False
+            writer.cancel()
+            self._owner.engine_down(self, engine)
+            await asyncio.gather(writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._commands:
+                batch = self._next_batch()
+                try:
+                    async with asyncio.timeout(self._stall_timeout):
+                        await self._call.write(engine_pb2.AttachRequest.FromString(b"".join(batch)))
+                except TimeoutError:
+                    self.give_up(f"it read no command for {self._stall_timeout:g} s")
+                    return
+
+    def _writer_ended(self, writer: asyncio.Task[None]) -> None:
+        """Give the link up if its writer failed: nothing can be sent over it any more."""
+        error = None if writer.cancelled() else writer.exception()
+        if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
+            self.give_up(
+                f"commands cannot be written: {error!r}"
+            )  # otherwise the call ended, and the reader gets the reason
+
+    def _next_batch(self) -> list[bytes]:
+        size = 0
+        for index, command in enumerate(self._commands):
+            size += len(command)
+            if size > MAX_FRAME_BYTES and index > 0:
+                batch, self._commands = self._commands[:index], self._commands[index:]
+                return batch
+        batch, self._commands = self._commands, []
+        return batch

@@ -1,0 +1,138 @@
+"""Converts the ring's data to protobuf and back, where all three services need it: statuses, handshakes, logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from ringline.types.v1 import link_pb2, output_pb2
+
+from services.ring.attached_peers import PeerChange
+from services.ring.errors import Code, Reason, Status, usual_reason
+from services.ring.events import FinishReason
+from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
+from services.ring.logprobs import PackedLogprobs
+
+_DOMAIN = "ringline"
+_MAX_STATUS_BYTES = 1000
+"""Limit on a status message. gRPC's trailers carry it three times, once with three characters for each byte that is not
+ASCII, and may have 8 KiB in all."""
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def status_to_proto(status: Status) -> status_pb2.Status:
+    """The message with its details: ``ErrorInfo`` (reason), ``BadRequest`` (field) and ``RetryInfo``."""
+    message = status_pb2.Status(code=int(status.code), message=status.message)
+    message.details.add().Pack(error_details_pb2.ErrorInfo(reason=status.reason.name, domain=_DOMAIN))
+    if status.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=status.field, description=status.message.removeprefix(f"{status.field}: ")
+        )
+        message.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if status.retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(status.retry_after_ms)
+        message.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return message
+
+
+def status_from_proto(message: status_pb2.Status) -> Status:
+    """A code that the ring does not use reads as INTERNAL, an unknown reason as the code's usual one."""
+    code = Code(message.code) if message.code in Code._value2member_map_ else Code.INTERNAL
+    retry_after_ms = reason = field = None
+    retry, info, request = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    for detail in message.details:
+        if detail.Unpack(retry):
+            retry_after_ms = retry.retry_delay.ToMilliseconds()
+        elif detail.Unpack(info) and info.domain == _DOMAIN:
+            reason = Reason.__members__.get(info.reason)
+            reason = None if reason is usual_reason(code) else reason
+        elif detail.Unpack(request) and request.field_violations:
+            field = request.field_violations[0].field
+    return Status(code, message.message, retry_after_ms, reason, field)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
+    """End a call with a status and its details; the message is cut to what fits into gRPC's trailers."""
+    text = status.message.encode()[:_MAX_STATUS_BYTES].decode(errors="ignore")
+    status = replace(status, message=text)
+    details = status_to_proto(status).SerializeToString()
+    await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
+
+
+def finish_from_proto(
+    reason: output_pb2.FinishReason.ValueType, error: status_pb2.Status | None
+) -> tuple[FinishReason, Status | None]:
+    """Why a choice ended. A reason that only a later contract version knows becomes an error, never a success."""
+    if reason in FinishReason._value2member_map_:
+        return FinishReason(reason), None if error is None else status_from_proto(error)
+    unknown = Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
+    return FinishReason.ERROR, unknown if error is None else status_from_proto(error)
+
+
+def hello_message(me: PeerId) -> link_pb2.Hello:
+    """The first frame of a link."""
+    return link_pb2.Hello(
+        name=me.name,
+        incarnation=me.incarnation,
+        min_version=MIN_VERSION,
+        max_version=MAX_VERSION,
+    )
+
+
+def welcome_message(
+    me: PeerId, version: int, max_message_bytes: int, capabilities: Iterable[str] = ()
+) -> link_pb2.Welcome:
+    """The answer to a Hello; ``version`` is the chosen one."""
+    return link_pb2.Welcome(
+        name=me.name,
+        incarnation=me.incarnation,
+        version=version,
+        max_message_bytes=max_message_bytes,
+        capabilities=capabilities,
+    )
+
+
+def peer_changes_to_proto(change: PeerChange) -> link_pb2.PeerChanges:
+    """How a list of peers changed, as a message."""
+    return link_pb2.PeerChanges(
+        revision=change.revision,
+        reset=change.reset,
+        added=map(_peer_to_proto, change.added),
+        removed=map(_peer_to_proto, change.removed),
+    )
+
+
+def peer_changes_from_proto(message: link_pb2.PeerChanges) -> PeerChange:
+    """How a list of peers changed, from a message."""
+    added, removed = (
+        tuple(PeerId(peer.name, peer.incarnation) for peer in peers) for peers in (message.added, message.removed)
+    )
+    return PeerChange(message.revision, message.reset, added, removed)
+
+
+def _peer_to_proto(peer: PeerId) -> link_pb2.Peer:
+    return link_pb2.Peer(name=peer.name, incarnation=peer.incarnation)
+
+
+def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None:
+    """Fill ``message`` in place: protobuf would copy a message that is assigned to a field."""
+    message.logprobs.extend(packed.logprobs.tolist())
+    message.ranks.extend(packed.ranks.tolist())
+    if packed.top_count:
+        message.top_count = packed.top_count
+        message.top_ids.extend(packed.top_ids.tolist())
+        message.top_logprobs.extend(packed.top_logprobs.tolist())
+
+
+def read_logprobs(message: output_pb2.Logprobs) -> PackedLogprobs:
+    """Raises ``ValueError`` if the arrays are not aligned. Copies slices: iterating over repeated fields is slow."""
+    if not message.top_count:
+        return PackedLogprobs(0, message.logprobs[:], message.ranks[:], message.top_ids, message.top_logprobs)
+    return PackedLogprobs(
+        message.top_count, message.logprobs[:], message.ranks[:], message.top_ids[:], message.top_logprobs[:]
+    )

@@ -1,0 +1,203 @@
+"""From options to credentials: those a service listens with, requires of its callers, and dials its peers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
+
+from services.common.config.errors import FatalError
+from services.common.config.security_settings import requires_client_certificate
+from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ServiceSettings
+from services.common.rpc.grpc_options import GrpcOptions
+from services.common.security.auth_interceptor import AuthInterceptor, ServiceAuthorizer
+from services.common.security.tls import channel_credentials, reloaded_tls_files, server_credentials
+from services.common.security.tokens import bearer_metadata, reloaded_tokens
+from services.ring.roles import Identities, Role
+
+if TYPE_CHECKING:
+    from services.common.security.certificates import TlsFiles
+
+MIN_SERVICE_TOKEN_LENGTH = 32
+"""Characters; at 4 bits each they have 128 bits, too many to guess."""
+_TOKEN_FLAG = "--service-token-file"
+
+
+class PeerCredentials:
+    """The credentials a process dials with. Reads certificates again for each channel, the token for each call."""
+
+    def __init__(self, tls: Callable[[], TlsFiles] | None = None, token: Callable[[], str] | None = None) -> None:
+        """Without ``tls`` channels are plain text; without ``token`` calls carry none."""
+        self._tls = tls
+        self._token = token
+
+    @property
+    def authorities(self) -> bytes | None:
+        """The trusted authorities in PEM; None without TLS, or if the system's are trusted."""
+        return None if self._tls is None else self._tls().authorities
+
+    def open(self, address: str, server_name: str | None, options: GrpcOptions) -> grpc.aio.Channel:
+        """A channel to ``address``; the server's certificate must be for ``server_name``, or for the address's host."""
+        if self._tls is None or address.startswith("unix:"):
+            channel = grpc.aio.insecure_channel(address, options=options)
+        else:
+            if server_name is not None:
+                options = (*options, ("grpc.ssl_target_name_override", server_name))
+            channel = grpc.aio.secure_channel(address, channel_credentials(self._tls()), options=options)
+        return channel if self._token is None else cast("grpc.aio.Channel", _TokenChannel(channel, self._token))
+
+
+PLAINTEXT = PeerCredentials()
+"""Plain text, and no token."""
+
+
+class _TokenChannel:
+    """A channel whose calls carry a bearer token.
+
+    Not an interceptor: with one, grpc.aio passes each message of a stream through another queue and task. Not call
+    credentials: gRPC has none for plain text, which links on one machine use.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str]) -> None:
+        self._channel = channel
+        self._token = token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> _TokenChannel:
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._channel.__aexit__(*error)
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_token(self._channel.unary_unary(*arguments, **options))
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_token(self._channel.unary_stream(*arguments, **options))
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_token(self._channel.stream_unary(*arguments, **options))
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
+        return self._with_token(self._channel.stream_stream(*arguments, **options))
+
+    def _with_token(self, call: Any) -> Callable[..., Any]:
+        def begin(*arguments: Any, metadata: Any = (), **options: Any) -> Any:
+            return call(*arguments, metadata=(*(metadata or ()), bearer_metadata(self._token())), **options)
+
+        return begin
+
+
+def peer_credentials(
+    *,
+    tls: bool,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+    token_flag: str = "--token-file",
+    token_file: str | None = None,
+    min_token_length: int = 1,
+) -> PeerCredentials:
+    """Credentials from files; raises ``FatalError`` for one that cannot be used.
+
+    Without ``tls`` channels are plain text, and the first three files are not read; without ``ca_file`` the public
+    authorities are trusted. ``min_token_length`` in characters.
+    """
+    files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
+    tokens = None if token_file is None else reloaded_tokens(token_flag, token_file, min_length=min_token_length)
+    return PeerCredentials(
+        None if files is None else lambda: files.value, None if tokens is None else lambda: tokens.value[0]
+    )
+
+
+def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentials, str]:
+    """The credentials ``ringline serve`` dials its own processor with, and the name in the processor's certificate.
+
+    They trust this one certificate, whatever authority issued it.
+    """
+    from services.common.security.certificates import certificate_host
+
+    files = reloaded_tls_files(cert_file=cert_file, key_file=key_file, ca_file=None).value
+    assert files.chain is not None
+    own = replace(files, authorities=files.chain)
+    return PeerCredentials(lambda: own), certificate_host(files.chain)
+
+
+def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.ServerCredentials | None:
+    """The credentials a service listens with; None for plain text. ``internal``: whether only services call it.
+
+    Raises ``FatalError`` for files that cannot be used.
+    """
+    tls = settings.tls
+    if tls.tls_cert_file is None:
+        return None
+    required = requires_client_certificate(tls, internal=internal)
+    files = reloaded_tls_files(
+        cert_file=tls.tls_cert_file, key_file=tls.tls_key_file, ca_file=tls.tls_ca_file if required else None
+    )
+    return server_credentials(files, require_client_certificate=required)
+
+
+def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptor that ends calls whose certificate expires or is revoked; none if callers need no certificate.
+
+    Raises ``FatalError`` for files that cannot be used.
+    """
+    tls = settings.tls
+    if tls.tls_ca_file is None or not requires_client_certificate(tls, internal=internal):
+        return []
+    from services.common.security.certificate_checker import CRL_FLAG, CertificateChecker, reloaded_authorities
+
+    authorities = reloaded_authorities(tls.tls_ca_file, tls.tls_crl_file)
+    for issuer in authorities.value.unknown_issuers:
+        raise FatalError(
+            f"{CRL_FLAG}: no authority of --tls-ca-file signed the list of {issuer}: add its signer, or remove the list"
+        )
+    return [AuthInterceptor(CertificateChecker(authorities).authorize)]
+
+
+def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
+    """The credentials a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
+    tls, token_file = settings.tls, settings.peers.service_token_file
+    if tls.tls_ca_file is None and token_file is None:
+        return PLAINTEXT
+    return peer_credentials(
+        tls=tls.tls_ca_file is not None,
+        ca_file=tls.tls_ca_file,
+        cert_file=tls.tls_cert_file,
+        key_file=tls.tls_key_file,
+        token_flag=_TOKEN_FLAG,
+        token_file=token_file,
+        min_token_length=MIN_SERVICE_TOKEN_LENGTH,
+    )
+
+
+def service_interceptors(
+    settings: EngineServiceSettings | DetokenizerSettings,
+    service: ServiceDescriptor,
+    roles: Mapping[str, Collection[Role]],
+) -> list[grpc.aio.ServerInterceptor]:
+    """The interceptors of a service that only services may call; none if nothing is required of callers.
+
+    ``roles``: the roles that may call each method of ``service``, keyed by the method's name.
+    """
+    required = requires_client_certificate(settings.tls, internal=True)
+    token_file = settings.peers.service_token_file
+    tokens = (
+        None if token_file is None else reloaded_tokens(_TOKEN_FLAG, token_file, min_length=MIN_SERVICE_TOKEN_LENGTH)
+    )
+    if not required and tokens is None:
+        return []
+    identities = Identities(settings.service_auth.service_identities) if required else None
+    methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
+    return [
+        *certificate_interceptors(settings, internal=True),
+        AuthInterceptor(ServiceAuthorizer(identities, tokens, methods).authorize),
+    ]

@@ -1,0 +1,232 @@
+"""Conversions between protobuf, ``engine_core`` and the ring: Submit → Request, outputs → events → messages."""
+
+from __future__ import annotations
+
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import output_pb2
+
+from engine_core.config import ModelSpec, SchedulerConfig
+from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
+from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.request import Finish, Request, SamplingParams
+from engine_core.request import FinishReason as CoreFinishReason
+from engine_core.validation import MAX_LOGPROBS
+from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
+from services.common.telemetry.tracing import MAX_TRACEPARENT
+from services.engine.limits import check_size
+from services.ring.errors import Code, Status, invalid_field
+from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.identity import ENGINE_CAPABILITIES
+from services.ring.ledger import LedgerEntry, Submission
+from services.ring.outbound_link import OutputFrame
+
+_FINISH_REASONS = {
+    CoreFinishReason.STOP: FinishReason.STOP,
+    CoreFinishReason.LENGTH: FinishReason.LENGTH,
+    CoreFinishReason.CANCELLED: FinishReason.CANCELLED,
+    CoreFinishReason.DEADLINE: FinishReason.DEADLINE,
+}
+_FIELDS = {
+    "bad_words_token_ids": "bad_words",
+    **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
+    "deadline": "timeout_ms",
+}
+"""Maps fields of the core's request to their name in a Submit, where the two differ."""
+
+
+def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission[Request]:
+    """The ring's and the core's forms of a Submit; ``now`` is on the core's clock.
+
+    Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
+    """
+    check_size(submit, model)
+    params = sampling_params_of(submit)
+    resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
+    if len(resume) < len(submit.resume):
+        raise invalid_field("resume", "a choice is listed twice")
+    timeout = submit.timeout_ms / 1000 if submit.HasField("timeout_ms") else None
+    request = Request(
+        request_id=submit.request_id,
+        prompt_token_ids=tuple(submit.prompt_token_ids),
+        params=params,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        cache_salt=submit.cache_salt,
+        deadline=None if timeout is None else now + timeout,
+        resume=resume,
+    )
+    return Submission(
+        request_id=submit.request_id,
+        epoch=submit.epoch,
+        deliver_to=submit.deliver_to,
+        output_context=submit.output_context,
+        choices=resume or dict.fromkeys(range(params.n), ()),
+        max_tokens=min(params.max_tokens, model.max_model_len - len(request.prompt_token_ids)),
+        logprobs=params.logprobs,
+        prompt_tokens=len(request.prompt_token_ids),
+        prompt_logprobs=params.prompt_logprobs,
+        num_ids=_num_ids(submit),
+        tenant=submit.tenant,
+        core_request=request,
+        traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
+    )
+
+
+def _num_ids(submit: engine_pb2.Submit) -> int:
+    """Token ids in the lists that stay in memory while the request runs. A logit bias counts as two ids."""
+    lists = [submit.prompt_token_ids, submit.sampling.allowed_token_ids, submit.stop_token_ids]
+    lists += [resumed.token_ids for resumed in submit.resume]
+    lists += [word.ids for word in submit.bad_words]
+    return sum(map(len, lists)) + 2 * len(submit.sampling.logit_bias)
+
+
+def sampling_params_of(submit: engine_pb2.Submit) -> SamplingParams:
+    """The core's sampling parameters; an absent scalar becomes its neutral value."""
+    sampling = submit.sampling
+    neutral = SamplingParams()
+
+    def scalar(name: str) -> float:
+        return float(getattr(sampling if sampling.HasField(name) else neutral, name))  # type: ignore[arg-type]
+
+    return SamplingParams(
+        temperature=scalar("temperature"),
+        top_k=sampling.top_k or None,
+        top_p=scalar("top_p"),
+        min_p=scalar("min_p"),
+        frequency_penalty=scalar("frequency_penalty"),
+        presence_penalty=scalar("presence_penalty"),
+        repetition_penalty=scalar("repetition_penalty"),
+        logit_bias=dict(sampling.logit_bias),
+        bad_words_token_ids=tuple(tuple(word.ids) for word in submit.bad_words),
+        allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
+        seed=sampling.seed,
+        n=sampling.n if sampling.HasField("n") else 1,
+        max_tokens=submit.max_tokens,
+        min_tokens=submit.min_tokens,
+        stop_token_ids=frozenset(submit.stop_token_ids),
+        ignore_eos=submit.ignore_eos,
+        logprobs=submit.logprobs if submit.HasField("logprobs") else None,
+        prompt_logprobs=submit.prompt_logprobs if submit.HasField("prompt_logprobs") else None,
+    )
+
+
+def status_of(error: RequestError, retry_after_ms: int) -> Status:
+    """The status of a refusal by the core; ``retry_after_ms`` is used if the queue is full."""
+    match error:
+        case InvalidRequestError():
+            field = _FIELDS.get(error.field, error.field)
+            return invalid_field(field, error.problem).status
+        case QueueFullError():
+            return Status(Code.RESOURCE_EXHAUSTED, str(error), retry_after_ms)
+        case _:
+            return Status(Code.INTERNAL, str(error))
+
+
+def end_of(finish: Finish, position: int) -> ChoiceEnd:
+    """The end of a choice that has ``position`` output tokens."""
+    return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, stop_token_id=finish.stop_token_id)
+
+
+def model_message(
+    spec: ModelSpec,
+    cache: KVCacheConfig,
+    scheduler: SchedulerConfig,
+    *,
+    tokenizer_digest: str,
+    model_digest: str,
+    numerics: str,
+) -> engine_pb2.GetModelResponse:
+    """The answer of GetModel."""
+    defaults = engine_pb2.SamplingDefaults()
+    for name, value in spec.default_sampling.items():
+        setattr(defaults, name, int(value) if name == "top_k" else value)
+    return engine_pb2.GetModelResponse(
+        model=spec.name,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        max_model_len=spec.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        dtype=spec.dtype,
+        tokenizer_digest=tokenizer_digest,
+        model_digest=model_digest,
+        numerics=numerics,
+        default_sampling=defaults,
+        max_logprobs=MAX_LOGPROBS,
+        block_size=cache.block_size,
+        num_blocks=cache.num_blocks,
+        max_num_queued_reqs=scheduler.max_num_queued_reqs,
+        max_num_seqs=scheduler.max_num_seqs,
+        capabilities=ENGINE_CAPABILITIES,
+    )
+
+
+def response_of(frame: OutputFrame) -> engine_pb2.AttachResponse:
+    """The message for one frame."""
+    response = engine_pb2.AttachResponse()
+    if frame.peers is not None:
+        response.peers.CopyFrom(peer_changes_to_proto(frame.peers))
+    for rejected in frame.rejections:
+        response.rejections.add(
+            request_id=rejected.request_id,
+            epoch=rejected.epoch,
+            in_reply_to=rejected.in_reply_to,
+            status=status_to_proto(rejected.status),
+        )
+    if frame.opened or frame.prefills or frame.prompt_logprobs or frame.request_ids or frame.ends or frame.closed:
+        response.outputs.CopyFrom(_outputs(frame))
+    return response
+
+
+def _outputs(frame: OutputFrame) -> engine_pb2.StepOutputs:
+    outputs = engine_pb2.StepOutputs(
+        opened=map(_opened, frame.opened),
+        prefills=[_prefill(*prefill) for prefill in frame.prefills],
+        request_ids=frame.request_ids,
+        epochs=frame.epochs,
+        choices=frame.choices,
+        first_positions=frame.first_positions,
+        token_counts=frame.token_counts,
+        token_ids=frame.token_ids,
+        finished=[_finished(*end) for end in frame.ends],
+        closed=[engine_pb2.Closed(request_id=request_id, epoch=epoch) for request_id, epoch in frame.closed],
+    )
+    for request_id, epoch, offset, scores in frame.prompt_logprobs:
+        part = outputs.prompt_logprobs.add(request_id=request_id, epoch=epoch, offset=offset)
+        write_logprobs(part.logprobs, scores)
+    for entry, scores in frame.logprobs:
+        write_logprobs(outputs.logprobs.add(entry=entry).logprobs, scores)
+    return outputs
+
+
+def _opened(entry: LedgerEntry) -> engine_pb2.Opened:
+    return engine_pb2.Opened(
+        request_id=entry.request_id,
+        epoch=entry.epoch,
+        output_context=entry.output_context,
+        delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in entry.delivered.items()],
+        choices=entry.choices,
+    )
+
+
+def _prefill(request_id: str, epoch: int, prefill: Prefill) -> engine_pb2.Prefill:
+    return engine_pb2.Prefill(
+        request_id=request_id,
+        epoch=epoch,
+        prompt_tokens=prefill.prompt_tokens,
+        computed_tokens=prefill.computed_tokens,
+        cached_tokens=prefill.cached_tokens,
+    )
+
+
+def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engine_pb2.Finished:
+    finished = engine_pb2.Finished(
+        request_id=request_id,
+        epoch=epoch,
+        choice=choice,
+        position=end.position,
+        finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
+        stop_token_id=end.stop_token_id,
+    )
+    if end.error is not None:
+        finished.error.CopyFrom(status_to_proto(end.error))
+    return finished

@@ -1,0 +1,140 @@
+"""Conversions between protobuf and data: responses for clients, and text frames of detokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import output_pb2
+
+from services.common.rpc.shared_messages import finish_from_proto, read_logprobs, status_to_proto, write_logprobs
+from services.ring.errors import Code, Status
+from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.logprobs import PackedLogprobs
+from services.ring.outbox import ChoiceUpdate, RequestUpdate
+
+_ENDED_EARLY = {
+    FinishReason.CANCELLED: Status(Code.CANCELLED, "cancelled before it was admitted"),
+    FinishReason.DEADLINE: Status(Code.DEADLINE_EXCEEDED, "its deadline passed before it was admitted"),
+}
+
+
+def refusal(client_id: str, in_reply_to: int, status: Status) -> inference_pb2.GenerateResponse:
+    """The response to a frame that does not become a request."""
+    refused = inference_pb2.Refused(status=status_to_proto(status))
+    return inference_pb2.GenerateResponse(request_id=client_id, in_reply_to=in_reply_to, refused=refused)
+
+
+def refused_before_admission(finish_reason: FinishReason, status: Status | None) -> inference_pb2.Refused:
+    """The end of a request that was not admitted."""
+    return inference_pb2.Refused(status=status_to_proto(status or _ENDED_EARLY[finish_reason]))
+
+
+def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, name: str, ordinal: int) -> None:
+    """Add one request's responses to ``frame``.
+
+    ``name`` is the client's id of the request, ``ordinal`` the number of the frame that asked for it. Deltas are built
+    in place: protobuf copies a message that is put into another.
+    """
+    add = frame.responses.add
+    if isinstance(update.opening, bytes):
+        add(request_id=name).admitted.MergeFromString(update.opening)
+    for notice in update.notices:
+        if isinstance(notice, inference_pb2.Started):
+            add(request_id=name, started=notice)
+    if update.prefill is not None:
+        progress = inference_pb2.PrefillProgress(
+            computed_tokens=update.prefill.computed_tokens, cached_tokens=update.prefill.cached_tokens
+        )
+        add(request_id=name, prefill=progress)
+    if update.prompt_logprobs is not None:
+        part_of_prompt = add(request_id=name).prompt_logprobs
+        part_of_prompt.offset = update.prompt_offset
+        write_logprobs(part_of_prompt.logprobs, update.prompt_logprobs)
+    for choice, part in update.choices.items():
+        if part.ids or any(part.texts):
+            _write_delta(add(request_id=name).delta, choice, part)
+        if part.end is not None:
+            add(request_id=name, choice_finished=_choice_finished(choice, part.end))
+    if isinstance(update.closing, inference_pb2.Usage):
+        add(request_id=name, request_finished=inference_pb2.RequestFinished(usage=update.closing))
+    if isinstance(update.closing, inference_pb2.Refused):
+        add(request_id=name, in_reply_to=ordinal, refused=update.closing)
+
+
+def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceUpdate) -> None:
+    delta.choice = choice
+    delta.first_position = part.first_position
+    delta.text = "".join(part.texts)
+    delta.token_ids.extend(part.ids)
+    if part.logprobs:
+        write_logprobs(delta.logprobs, part.logprobs)
+
+
+def _choice_finished(choice: int, end: ChoiceEnd) -> inference_pb2.ChoiceFinished:
+    finished = inference_pb2.ChoiceFinished(
+        choice=choice,
+        finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
+        error=None if end.error is None else status_to_proto(end.error),
+    )
+    if end.stop_string is not None:
+        finished.stop_string = end.stop_string
+    elif end.stop_token_id is not None:
+        finished.stop_token_id = end.stop_token_id
+    return finished
+
+
+class TextEntry(NamedTuple):
+    """One choice's delta."""
+
+    request_id: str
+    epoch: int
+    choice: int
+    first_position: int
+    ids: Sequence[int]
+    text: str
+    logprobs: PackedLogprobs | None
+
+
+def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
+    """Every delta, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
+    ids = outputs.token_ids[:]
+    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
+    arrays = zip(
+        outputs.request_ids[:],
+        outputs.epochs[:],
+        outputs.choices[:],
+        outputs.first_positions[:],
+        outputs.token_counts[:],
+        outputs.texts[:],
+        strict=True,
+    )
+    start = 0
+    for index, (request_id, epoch, choice, first_position, count, text) in enumerate(arrays):
+        yield TextEntry(
+            request_id, epoch, choice, first_position, ids[start : start + count], text, logprobs.get(index)
+        )
+        start += count
+
+
+def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, int, ChoiceEnd]]:
+    """Every (request id, epoch, choice, end), in order."""
+    for finished in outputs.finished:
+        stop = finished.WhichOneof("stop")
+        finish_reason, error = finish_from_proto(
+            finished.finish_reason, finished.error if finished.HasField("error") else None
+        )
+        yield (
+            finished.request_id,
+            finished.epoch,
+            finished.choice,
+            ChoiceEnd(
+                finish_reason,
+                position=finished.position,
+                stop_token_id=finished.stop_token_id if stop == "stop_token_id" else None,
+                stop_string=finished.stop_string if stop == "stop_string" else None,
+                error=error,
+            ),
+        )

@@ -1,0 +1,227 @@
+"""Captured layers put out the very bits that the layers themselves would, in steps of every size, on any cache."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from engine_core.attention.native import NativeAttention
+from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
+from engine_core.kernels.library import load_kernels
+from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import DecoderStack
+from engine_core.ops.kernel_graph import KernelGraph
+from engine_core.ops.native import NativeBackend
+from tests.engine_core.models.driver import Driver, load
+from tests.engine_core.models.families import SHAPES, configuration
+from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
+
+ATTENTION = NativeAttention(load_kernels())
+LENGTHS = (130, 3, 40)
+
+
+class Uncaptured(NativeBackend):
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        return stack
+
+
+class Watched(NativeBackend):
+    """Counts how often the layers themselves are called: once for each capture, if all is well."""
+
+    calls = 0
+
+    def captured(self, stack: DecoderStack) -> DecoderStack:
+        def counted(*arguments):
+            self.calls += 1
+            return stack(*arguments)
+
+        return super().captured(counted)
+
+
+def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
+    """All logits of three sequences, computed in steps of random sizes; threads change, too."""
+    rng = random.Random(seed)
+    driver = Driver(model, LENGTHS, attention=ATTENTION)
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    while unfinished := [s for s, ids in enumerate(sequences) if driver.computed[s] < len(ids)]:
+        torch.set_num_threads(rng.choice(threads))
+        chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        work = [(s, sequences[s][driver.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen]
+        for (s, _), rows in zip(work, driver.step(work), strict=True):
+            logits[s].append(rows)
+    return torch.cat([rows for sequence in logits for rows in sequence])
+
+
+@pytest.fixture(autouse=True)
+def restored_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "quantization"),
+    [
+        ("qwen3-tied-head-dim", "bfloat16", None),
+        ("qwen3-mha-biases", "float32", "int8"),
+        ("llama-mha-tied-biases", "float16", None),
+        ("mistral-mqa-head-dim", "bfloat16", "int8"),
+        ("gemma4_text", "bfloat16", None),
+    ],
+)
+@torch.inference_mode()
+def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
+    directory = save_model(make_model(configuration(case)), tmp_path)
+    kernels = load_kernels()
+    watched = Watched(kernels)
+    captured, plain = (
+        load(directory, dtype, quantization, layers=layers, attention=ATTENTION)
+        for layers in (watched, Uncaptured(kernels))
+    )
+    for seed in range(4):
+        assert torch.equal(steps(captured, seed), steps(plain, seed))
+    assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
+
+
+QUICK = ("olmo2", "deepseek_v3", "gemma4_text")
+"""What `make test` captures with a single row; every other family and shape: `make test-models`."""
+
+
+@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=pytest.mark.models)])
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.models) for name in {**CASES, **SHAPES} if name not in QUICK)],
+)
+@torch.inference_mode()
+def test_a_capture_does_not_depend_on_its_rows(name: str, quantization: str | None, tmp_path: Path) -> None:
+    """Of a single row, any stride is right; replayed with many rows, only one is."""
+    directory = save_model(make_model(configuration(name)), tmp_path)
+    kernels = load_kernels()
+    watched = Watched(kernels)
+    captured, plain = (
+        load(directory, "bfloat16", quantization, layers=layers, attention=ATTENTION)
+        for layers in (watched, Uncaptured(kernels))
+    )
+    generator = torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, plain.vocab_size, (length,), generator=generator) for length in (1, 40, 9)]
+
+    def logits(model: LanguageModel, *steps: Sequence[int]) -> torch.Tensor:
+        driver, found = Driver(model, [len(ids) for ids in sequences], attention=ATTENTION), dict[int, torch.Tensor]()
+        for step in steps:
+            found |= zip(step, driver.step([(place, sequences[place]) for place in step]), strict=True)
+        return torch.cat([found[place] for place in range(len(sequences))])
+
+    one_first, many_first, expected = (
+        logits(model, *steps)
+        for model, steps in ((captured, ([0], [1, 2])), (captured, ([1, 2], [0])), (plain, ([0], [1, 2])))
+    )
+    assert torch.equal(one_first, expected)
+    assert torch.equal(many_first, expected)
+    assert watched.calls == 2, "once for each cache: neither was it called again, nor does it compute by itself"
+
+
+@pytest.mark.parametrize("layers", [NativeBackend, Uncaptured])
+@pytest.mark.parametrize(
+    ("case", "quantization"), [("qwen3-tied-head-dim", None), ("qwen3-tied-head-dim", "int8"), ("gemma4_text", None)]
+)
+@torch.inference_mode()
+def test_wanted_rows_have_the_bits_that_they_have_among_all(
+    layers: type[NativeBackend], case: str, quantization: str | None, tmp_path: Path
+) -> None:
+    """And leave the cache as it is when all are wanted, whatever was wanted in the steps before."""
+    directory = save_model(make_model(configuration(case)), tmp_path)
+    chosen = layers(load_kernels())
+    model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
+    rng, generator = random.Random(7), torch.Generator().manual_seed(1)
+    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    partly, fully = (Driver(model, LENGTHS, attention=ATTENTION) for _ in range(2))
+    while unfinished := [s for s, ids in enumerate(sequences) if partly.computed[s] < len(ids)]:
+        chosen_ones = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        work = [(s, sequences[s][partly.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen_ones]
+        last_alone = rng.random() < 0.7
+        few, many = partly.step(work, last_alone), fully.step(work)
+        for some, every in zip(few, many, strict=True):
+            assert torch.equal(some, every[-len(some) :])
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@torch.inference_mode()
+def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_path: Path) -> None:
+    """Also one of more threads than there are processors, so that some come late or stop in the middle."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
+    directory = save_model(make_model(Qwen3Config(**(SIZES | sizes))), tmp_path)
+    kernels = load_kernels()
+    captured, plain = (
+        load(directory, "bfloat16", quantization, layers=layers(kernels), attention=ATTENTION)
+        for layers in (NativeBackend, Uncaptured)
+    )
+    for seed in range(4):
+        expected = steps(plain, seed)
+        for _ in range(3):
+            assert torch.equal(steps(captured, seed, threads=(1, 2, 5)), expected)
+
+
+@torch.inference_mode()
+def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
+    directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
+
+    class Doubling(NativeBackend):
+        def captured(self, stack: DecoderStack) -> DecoderStack:
+            return super().captured(lambda hidden, *rest: stack(hidden * 2.0, *rest))
+
+    class DoublingPlain(NativeBackend):
+        def captured(self, stack: DecoderStack) -> DecoderStack:
+            return lambda hidden, *rest: stack(hidden * 2.0, *rest)
+
+    a, b = (load(directory, layers=layers(load_kernels()), attention=ATTENTION) for layers in (Doubling, DoublingPlain))
+    assert torch.equal(steps(a, 0), steps(b, 0))
+
+
+@torch.inference_mode()
+def test_a_capture_names_what_it_cannot_hold() -> None:
+    x = torch.ones(2)
+    captured = Captured(BufferPool(4), load_kernels().replay)
+    with pytest.raises(NotCapturableError, match=r"aten\.mul"), capturing(captured):
+        x * 2
+
+
+def test_memory_is_used_anew_once_nobody_has_it() -> None:
+    pool = BufferPool(8)
+    first = pool.take(2, 16, torch.bfloat16)
+    view = first.view(2, 4, 4)[1:, :2]
+    second = pool.take(2, 16, torch.bfloat16)
+    addresses = {first.data_ptr(), second.data_ptr()}
+    assert len(addresses) == 2
+    del first
+    third = pool.take(2, 16, torch.bfloat16)
+    assert third.data_ptr() not in addresses, "a view is left"
+    del view
+    assert pool.take(2, 16, torch.bfloat16).data_ptr() in addresses
+
+
+def _output(output: torch.Tensor, *_: object) -> torch.Tensor:
+    return output
+
+
+def test_a_graph_that_is_gone_leaves_no_memory() -> None:
+    """Nor waits for the garbage collector: a model is let go of when its memory is needed."""
+    gc.collect()
+    gc.disable()
+    try:
+        pool = BufferPool(1 << 16)
+        graph = KernelGraph(partial(_output, pool.take(1, 64, torch.float32)), load_kernels().replay)
+        gone = [weakref.ref(pool), weakref.ref(graph)]
+        del pool, graph
+        assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()

@@ -1,0 +1,125 @@
+import asyncio
+import os
+import pty
+import signal
+import sys
+
+import grpc
+from click.testing import CliRunner, Result
+from ringline.inference.v1 import inference_pb2 as pb
+
+from services.cli.commands.chat import chat
+from tests.clients.scripted_server import admitted, delta, ended, forever, hello, play, refusal
+
+
+async def run(scripted_processor, lines: str, *args: str) -> Result:
+    command = ["--address", scripted_processor.address, *args]
+    return await asyncio.to_thread(CliRunner().invoke, chat, command, input=lines)
+
+
+def said(request: pb.GenerateRequest) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in request.chat.messages]
+
+
+async def test_the_conversation_is_kept(scripted_processor):
+    bye = play(admitted(), delta(0, [1], "Bye"), ended(completion=1))
+    scripted_processor.plays(hello, bye)
+    result = await run(scripted_processor, "Hi\n\nGo away\n", "--max-tokens", "9")
+    assert (result.exit_code, result.stdout) == (0, "Hello, world\nBye\n")
+    first, second = scripted_processor.service.requests
+    assert said(first) == [("user", "Hi")]
+    assert said(second) == [("user", "Hi"), ("assistant", "Hello, world"), ("user", "Go away")]
+    assert first.stopping.max_tokens == second.stopping.max_tokens == 9
+
+
+async def test_commands(scripted_processor):
+    lines = "one\n/system Be kind.\n/colour red\n/reset\ntwo\n/system\nthree\n/exit\nfour\n"
+    result = await run(scripted_processor, lines, "--system", "Be brief.")
+    assert result.exit_code == 0
+    assert "unknown command /colour" in result.stderr
+    assert [said(request) for request in scripted_processor.service.requests] == [
+        [("system", "Be brief."), ("user", "one")],
+        [("system", "Be kind."), ("user", "two")],
+        [("user", "two"), ("assistant", "Hello, world"), ("user", "three")],
+    ]
+
+
+async def test_a_failed_answer_ends_a_pipe_with_an_error(scripted_processor):
+    scripted_processor.plays(play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
+    result = await run(scripted_processor, "Hi\nagain\n")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: INTERNAL: broken\n"
+    assert len(scripted_processor.service.requests) == 1
+
+
+async def test_a_ring_without_an_engine_is_named_as_such(scripted_processor):
+    scripted_processor.service.model = None
+    result = await run(scripted_processor, "Hi\n")
+    assert result.exit_code == 1
+    assert "Error: no engine is attached at " in result.stderr
+
+
+async def test_a_model_without_a_template_is_refused(scripted_processor):
+    scripted_processor.service.model.has_chat_template = False
+    result = await run(scripted_processor, "Hi\n")
+    assert result.exit_code == 1
+    assert "model 'tiny' has no chat template" in result.stderr
+
+
+class Terminal:
+    """``ringline chat`` in a process of its own, at a terminal of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._here, there = pty.openpty()
+        command = "from services.cli.commands.chat import chat; chat()"
+        self._start = asyncio.create_subprocess_exec(
+            sys.executable, "-c", command, "--address", address, stdin=there, stdout=there, stderr=there
+        )
+        self._there = there
+        self._seen = ""
+
+    async def __aenter__(self):
+        self.process = await self._start
+        os.close(self._there)
+        os.set_blocking(self._here, False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        os.close(self._here)
+
+    def type(self, text: str) -> None:
+        os.write(self._here, text.encode())
+
+    async def expect(self, text: str) -> None:
+        """Wait until the text appears after what was waited for before."""
+        async with asyncio.timeout(60):
+            while text not in self._seen:
+                try:
+                    self._seen += os.read(self._here, 65536).decode(errors="replace")
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+        self._seen = self._seen.split(text, 1)[1]
+
+
+async def test_ctrl_c_stops_the_answer_and_not_the_conversation(scripted_processor):
+    scripted_processor.plays(forever, play(refusal(grpc.StatusCode.INTERNAL, "broken")), hello)
+    async with Terminal(scripted_processor.address) as terminal_:
+        await terminal_.expect("> ")
+        terminal_.type("Hi\n")
+        await terminal_.expect("xxxxx")
+        terminal_.process.send_signal(signal.SIGINT)
+        await terminal_.expect("[stopped]")
+        async with asyncio.timeout(60):
+            await scripted_processor.service.cancelled.wait()
+        terminal_.type("Fail\n")
+        await terminal_.expect("Error: INTERNAL: broken")
+        terminal_.type("And?\n")
+        await terminal_.expect("Hello, world")
+        terminal_.type("/exit\n")
+        assert await asyncio.wait_for(terminal_.process.wait(), 60) == 0
+    (_, answer), *rest = said(scripted_processor.service.requests[2])[1:]
+    assert set(answer) == {"x"}
+    assert rest == [("user", "And?")]

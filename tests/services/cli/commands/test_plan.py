@@ -1,0 +1,341 @@
+"""``ringline plan``: the arithmetic holds at its edges, and grows the way that memory, speed and load do."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen2Config
+
+from engine_core.kv_cache_interface import group_layers
+from engine_core.model_loader.loader import make_model
+from services.cli.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
+from services.cli.commands.plan import GPUS, blocks_per_sequence
+from services.cli.main import cli
+from services.common.config.errors import FatalError
+from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
+from tests.engine_core.scheduling.harness import Harness
+from tests.ring import MODEL
+
+MEMORY = Memory(
+    usable=1000.0,
+    weights=280.0,
+    angles=20.0,
+    activations=50.0,
+    runtime=50.0,
+    block=15,
+    sequence_blocks=4,
+    prompt_blocks=4,
+)
+DEMAND = Demand(rate=1.0, input_len=40, output_len=20, max_gap=None)
+HARDWARE = ("--memory-gb", "4", "--bandwidth-gbs", "57", "--tflops", "0.43")
+
+
+def weights_and_cache(rows: float, sampled: float, seen: float, cached: float) -> float:
+    """A step that takes 1 s for the weights, and 1 ms for each token whose keys and values it reads."""
+    return 1.0 + cached / 1000
+
+
+def planned(**changes: Any) -> Plan:
+    options = {"max_num_seqs": 100, "headroom": 0.8, "memory": MEMORY, "demand": DEMAND} | changes
+    memory, demand = options.pop("memory"), options.pop("demand")
+    return plan_ring(weights_and_cache, memory, demand, **options)
+
+
+def test_the_cache_bounds_the_sequences() -> None:
+    assert MEMORY.blocks == 40
+    plan = planned()
+    assert (plan.bound, plan.capacity.sequences) == ("memory", 10)  # of 4 blocks each
+    assert plan.capacity.gap == pytest.approx(1 + 10 * 50 / 1000)  # half of the output is there, on average
+    assert plan.capacity.tokens == pytest.approx(10 / 1.5)
+    assert planned(max_num_seqs=4).bound == "max_num_seqs"
+    assert planned(max_num_seqs=4).capacity.sequences == 4
+
+
+def test_prompts_that_are_computed_take_more_of_the_cache() -> None:
+    memory = replace(MEMORY, prompt_blocks=14)
+    assert planned(memory=memory).capacity.sequences == 7  # one computes its prompt
+    assert planned(memory=memory, demand=replace(DEMAND, output_len=2)).capacity.sequences == 4  # every other one does
+    assert planned(memory=memory, demand=replace(DEMAND, input_len=50_000)).capacity.sequences == 2  # all do: 25 steps
+
+
+@pytest.mark.parametrize("windows", [[None], [48], [48, None], [20, 70, None]])
+@pytest.mark.parametrize(("input_len", "output_len"), [(100, 60), (100, 12), (300, 40)])
+def test_an_engine_runs_as_many_sequences_as_planned(
+    windows: list[int | None], input_len: int, output_len: int
+) -> None:
+    """Of a cache made for twelve, the scheduler has at least twelve at a time, and few more."""
+    demand = replace(DEMAND, input_len=input_len, output_len=output_len)
+    decoding, prompt = blocks_per_sequence(group_layers(windows), demand, block_size=16, step_tokens=2048)
+    blocks = blocks_of(replace(MEMORY, sequence_blocks=decoding, prompt_blocks=prompt), demand, 12)
+    longest = input_len + output_len
+    engine = Harness(
+        windows=windows,
+        blocks=blocks,
+        block_size=16,
+        max_model_len=longest,
+        max_num_batched_tokens=512,
+        max_num_seqs=40,
+    )
+    for number in range(40):
+        engine.add(f"{number}", input_len, max_tokens=output_len)
+    running = []
+    while engine.scheduler.stats().waiting_seqs:
+        engine.step()
+        running.append(len(engine.batch))
+    assert 12 <= max(running) <= 15
+
+
+def test_engines_are_as_many_as_carry_the_load_with_room_to_spare() -> None:
+    one = 10 / 1.5 * 0.8 / 20  # requests per second of an engine that has 0.8 of its work
+    assert planned(demand=replace(DEMAND, rate=0.99 * one)).engines == 1
+    assert planned(demand=replace(DEMAND, rate=1.01 * one)).engines == 2
+    assert planned(demand=replace(DEMAND, rate=6.99 * one)).engines == 7
+
+
+def test_the_expected_batch_is_the_least_that_keeps_up() -> None:
+    for rate, engines, tokens in ((0.2, 1, 4.0), (0.5, 2, 5.0)):
+        plan = planned(demand=replace(DEMAND, rate=rate))
+        assert plan.engines == engines
+        assert plan.expected.tokens >= tokens
+        fewer = plan.expected.sequences - 1
+        assert fewer / (1 + fewer * 0.05) < tokens
+
+
+def test_a_gap_that_may_not_be_exceeded_bounds_the_sequences() -> None:
+    plan = planned(demand=replace(DEMAND, max_gap=1.2))
+    assert (plan.bound, plan.capacity.sequences) == ("max_gap", 4)
+    assert plan.engines > planned().engines
+
+
+def test_new_prompts_are_part_of_every_step() -> None:
+    rows = []
+
+    def note(*work: float) -> float:
+        rows.append(work)
+        return 1.0
+
+    plan_ring(note, MEMORY, replace(DEMAND, rate=0.01), max_num_seqs=1, headroom=1.0)
+    assert set(rows) == {(3.0, 1, 50 + 2 * 20, 50)}  # one token of the output, two of a prompt
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"memory": replace(MEMORY, weights=9e10)},
+            r"weights \(90 GB\), angles \(20 bytes\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, "
+            r"and an engine gets 1 kB: raise --memory-gb or --memory-share$",
+        ),
+        (
+            {"memory": replace(MEMORY, prompt_blocks=41)},
+            "one request takes 615 bytes of KV cache, and 600 bytes are left for it: raise --memory-gb or "
+            "--memory-share, or lower --input-len or --output-len$",
+        ),
+        (
+            {"demand": replace(DEMAND, max_gap=0.5)},
+            "one sequence alone takes 1,050 ms from token to token: raise --max-gap-ms$",
+        ),
+    ],
+)
+def test_what_no_number_of_engines_can_do_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Impossible, match=words):
+        planned(**changes)
+
+
+def test_cpu_tiers_grow_with_the_tokens() -> None:
+    assert planned().processors == planned().detokenizers == MIN_CPU_TIERS
+    assert planned(demand=replace(DEMAND, rate=10_000)).processors > MIN_CPU_TIERS
+
+
+def test_a_model_is_planned_for() -> None:
+    printed = ringline_plan(str(MODEL), *HARDWARE, "--rate", "10", "--json")
+    figures = json.loads(printed)
+    memory = figures["memory"]
+    assert memory["weights"] == pytest.approx((MODEL / "model.safetensors").stat().st_size, rel=0.01)
+    assert memory["usable"] == pytest.approx(3.6e9)
+    assert memory["cache"] < memory["usable"] - memory["weights"]
+    assert figures["engines"] == 1
+    text = ringline_plan(str(MODEL), *HARDWARE, "--rate", "10")
+    assert "needs      engines: 1, processors: 2, detokenizers: 2" in text
+
+
+def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
+    whole = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--json"))
+    rounded = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--quantization", "int8", "--json"))
+    assert whole["memory"]["usable"] == pytest.approx(0.9 * GPUS["h100"].memory)
+    assert 0.5 <= rounded["memory"]["weights"] / whole["memory"]["weights"] < 0.52
+    assert rounded["capacity"]["gap"] < whole["capacity"]["gap"]
+
+
+def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
+    """Half of the layers keep 64 tokens, in five blocks, and one more to go on; and the prompt while it is computed."""
+    config = Qwen2Config(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=512, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
+        use_sliding_window=True, sliding_window=64, max_window_layers=2,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (*HARDWARE, "--input-len", "192", "--output-len", "64", "--json")
+    memory = json.loads(ringline_plan(str(tmp_path), *load))["memory"]
+    assert memory["block"] == 2 * 2 * 2 * 16 * 2 * 16  # keys and values in bfloat16: two layers, two heads of 16
+    assert (memory["sequence_blocks"], memory["prompt_blocks"]) == (16 + 5 + 1, 16 + 12)
+    assert memory["blocks"] == memory["cache"] // memory["block"]
+    text = ringline_plan(str(tmp_path), *load[:-1])
+    assert "(90.1 kB for a sequence of this load, 115 kB while its prompt is computed)" in text
+
+
+def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> None:
+    """A Llama is one, where the option says so."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    llama = LlamaConfig(**sizes, architectures=["LlamaForCausalLM"], dtype="bfloat16")
+    llama.save_pretrained(tmp_path / "llama")
+    own, through = (
+        json.loads(ringline_plan(str(tmp_path / "llama"), *HARDWARE, "--json", "--model-impl", impl))
+        for impl in ("ringline", "transformers")
+    )
+    kept = ("weights", "block", "sequence_blocks", "prompt_blocks")
+    assert [through["memory"][figure] for figure in kept] == [own["memory"][figure] for figure in kept]
+    assert through["memory"]["cache"] == pytest.approx(own["memory"]["cache"], rel=0.001)  # it has no table of angles
+    assert through["model"]["active_weights"] == own["model"]["active_weights"]
+    olmo = OlmoConfig(**sizes, architectures=["OlmoForCausalLM"], dtype="bfloat16")
+    olmo.save_pretrained(tmp_path / "olmo")
+    assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
+
+
+def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
+    """One of six layers has a window; each has four experts, of which a token meets one."""
+    config = GptOssConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=1, sliding_window=32,
+        max_position_embeddings=512, dtype="bfloat16", architectures=["GptOssForCausalLM"],
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        layer_types=["sliding_attention", *5 * ["full_attention"]],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (*HARDWARE, "--input-len", "192", "--output-len", "64")
+    figures = json.loads(ringline_plan(str(tmp_path), *load, "--json"))
+    model, token = figures["model"], 2 * 2 * 16 * 2  # keys and values, two heads of 16, in bfloat16
+    assert model["token"] == 6 * token
+    assert model["groups"] == [
+        {"layers": 1, "sliding_window": 32, "token": token},
+        *[{"layers": 1, "sliding_window": None, "token": token}] * 5,
+    ]
+    expert = 3 * 64 * 96 + 2 * 96 + 64
+    assert model["weights"] - model["active_weights"] == 6 * 3 * expert + 200 * 64 + 64  # embeddings, last norm
+    assert figures["memory"]["angles"] == 512 * 16 * 4
+    assert figures["memory"]["weights"] == 2 * model["weights"]
+    text = ringline_plan(str(tmp_path), *load)
+    assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
+
+
+ODD = {
+    "vocab_size": 200, "hidden_size": 80, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 512, "dtype": "bfloat16", "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+LATENTS = {
+    "kv_lora_rank": 20, "q_lora_rank": None, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 10,
+    "first_k_dense_replace": 3, "num_experts_per_tok": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**ODD, num_key_value_heads=2, architectures=["LlamaForCausalLM"]),  # heads of 20
+        GptOssConfig(
+            **ODD, num_key_value_heads=2, head_dim=18, num_local_experts=4, num_experts_per_tok=1, sliding_window=32,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, architectures=["GptOssForCausalLM"],
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+        ),
+        DeepseekV2Config(**ODD, **LATENTS, architectures=["DeepseekV2ForCausalLM"]),
+        OlmoConfig(**ODD, architectures=["OlmoForCausalLM"]),  # through transformers
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_path: Path) -> None:
+    """Where no width is a multiple of 16, to which the native kernels pad it; kernels on GPUs do not."""
+    config.save_pretrained(tmp_path)
+    load = ("--input-len", "64", "--output-len", "32", "--json")
+    figures = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *load))
+    checkpoint, attention = open_at(tmp_path, load_format="dummy"), chosen_attention()
+    caches = make_model(checkpoint, attention, layers_of(checkpoint), CPU).kv_cache_spec(16)
+    block, allocated = attention.bytes_per_block(caches), attention.allocate(caches, 3, CPU)
+    memories = {cache.data_ptr(): cache.untyped_storage().nbytes() for cache in allocated}
+    assert sum(memories.values()) == 3 * block
+    assert figures["memory"]["block"] == block
+    groups = figures["model"]["groups"]
+    assert [group["token"] for group in groups] == len(groups) * [block // 16]
+    assert figures["model"]["token"] == sum(group["token"] for group in groups)
+    on_gpu = json.loads(ringline_plan(str(tmp_path), "--gpu", "h100", *load))
+    assert on_gpu["memory"]["block"] < block
+
+
+def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
+    config = LlamaConfig(**ODD | {"intermediate_size": 131_088}, architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--quantization", "int8"]
+    result = CliRunner().invoke(cli, arguments)
+    assert isinstance(result.exception, FatalError)
+    assert "model.layers.0.mlp.down_proj has 131088 inputs, and 8 bits allow at most 131072" in str(result.exception)
+
+
+def test_a_request_that_the_model_does_not_take_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--input-len", "1000000"])
+    assert result.exit_code != 0
+    said = str(result.exception or result.output)
+    assert "--input-len 1,000,000 and --output-len 128 are more than the model's context of " in said
+
+
+def test_hardware_that_is_not_said_is_asked_for() -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), "--memory-gb", "4"])
+    assert result.exit_code == 2
+    assert "--gpu, or --memory-gb, --bandwidth-gbs and --tflops. Missing: --bandwidth-gbs, --tflops.\n" in (
+        result.output
+    )
+    assert "Missing:" not in CliRunner().invoke(cli, ["plan", str(MODEL)]).output
+
+
+def test_the_options_of_the_engine_count() -> None:
+    def memory(*flags: str) -> dict[str, float]:
+        result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", "--json", *flags])
+        return dict(json.loads(result.output)["memory"])
+
+    usual = memory("--dtype", "bfloat16")
+    assert memory("--dtype", "float32")["block"] == 2 * usual["block"]
+    assert memory("--dtype", "bfloat16", "--block-size", "32")["block"] == 2 * usual["block"]
+    assert memory("--max-num-batched-tokens", "512")["activations"] < usual["activations"]
+    assert memory("--max-model-len", "1024")["angles"] == usual["angles"] / 2
+
+
+@pytest.mark.parametrize(
+    "flags", [("--memory-share", "2"), ("--memory-share", "0.001"), ("--efficiency", "5"), ("--rate", "nan")]
+)
+def test_what_no_engine_can_have_is_refused(flags: tuple[str, str]) -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), "--gpu", "h100", *flags])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flags[0]}': '{flags[1]}' is not usable: expected a number " in result.output
+
+
+def test_every_number_is_one_that_a_person_reads() -> None:
+    """Three significant digits of what was computed, at any magnitude; the load as it was given."""
+    slow = ringline_plan(
+        str(MODEL), "--memory-gb", "4", "--bandwidth-gbs", "0.01", "--tflops", "1e-6", "--rate", "12345"
+    )
+    fast = ringline_plan(str(MODEL), "--gpu", "h100", "--rate", "0.00285")
+    assert "12,345 requests/s of 512 + 128 tokens: 1,580,160 output tokens/s" in slow
+    assert "0.00285 requests/s of 512 + 128 tokens: 0.3648 output tokens/s" in fast
+    assert "expected   sequences at each engine: 1, " in fast
+    for number in re.findall(r"[\d.,]*\d[\w.,+-]*", slow + fast):
+        assert re.fullmatch(r"\d{1,3}(,\d{3})*(\.\d+)?[,:]?", number), number
+
+
+def ringline_plan(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output

@@ -1,0 +1,241 @@
+"""``ringline status``: which stacks and services an address leads to."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
+
+import click
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from prometheus_client import CollectorRegistry
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+
+from services.cli.commands._diagnosis import FULL_NAMES
+from services.cli.commands._live_page import read_live_page
+from services.cli.commands.status import status
+from services.cli.supervise.runtime_directory import ProcessState, StackState, runtime_directory
+from services.cli.supervise.stack import SERVICES
+from services.common.config.errors import FatalError
+from services.common.telemetry.metrics_endpoint import MetricsEndpoint, Page, server_header
+
+
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Answers GetLoad."""
+
+    def __init__(self, running: int) -> None:
+        self.running = running
+
+    def GetLoad(self, request, context):
+        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running_choices=self.running))
+
+
+@contextmanager
+def engine(
+    host: str, running: int, port: int = 0, state: HealthCheckResponse.ServingStatus = HealthCheckResponse.SERVING
+) -> Iterator[int]:
+    """Serve at one address of this machine; yields the port."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(running), server)
+    checks = health.HealthServicer()
+    for name in ("", *FULL_NAMES.values()):  # in the place of a processor too
+        checks.set(name, state)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    port = server.add_insecure_port(f"{host}:{port}")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(0).wait()
+
+
+def ask(*arguments: str) -> Result:
+    return CliRunner().invoke(status, arguments, standalone_mode=False)
+
+
+def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask_system = socket.getaddrinfo
+
+    def getaddrinfo(host: str, port: int, *arguments: int, **more: int) -> object:
+        if host != "engine.ring":
+            return ask_system(host, port, *arguments, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("services.cli.commands.status._TIMEOUT", 60.0)  # whatever stands still meanwhile
+    with engine("127.0.0.1", running=3) as port, engine("127.0.0.2", running=5, port=port):
+        result = ask("--engine", f"engine.ring:{port}", "--json")
+        [stack] = json.loads(result.stdout)["stacks"]
+        shown = {service["address"]: service["load"]["running_choices"] for service in stack["services"]}
+        assert shown == {f"127.0.0.1:{port}": 3, f"127.0.0.2:{port}": 5}
+        assert result.return_value == 0
+
+
+def test_a_detokenizer_that_is_not_there_is_shown_as_such() -> None:
+    result = ask("--detokenizer", "127.0.0.1:1", "--detokenizer", "no-such-host.invalid:1")
+    assert result.stdout.count("UNREACHABLE") == 2
+    assert result.return_value == 1
+
+
+@contextmanager
+def stack(pid: int, address: str, **services: ProcessState) -> Iterator[None]:
+    """What a ``ringline serve`` tells about itself while it runs."""
+    with runtime_directory() as directory:
+        directory.write(StackState(pid, f"model-{pid}", 1.0, address, services))
+        yield
+
+
+@pytest.fixture
+def private_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as path:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+def test_of_several_stacks_the_one_at_the_address_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.commands.status._TIMEOUT", 60.0)
+    with engine("127.0.0.1", running=0) as mine, engine("127.0.0.1", running=0) as other:
+        processors = {port: ProcessState(port, f"127.0.0.1:{port}", None) for port in (mine, other)}
+        addresses = {port: process.address for port, process in processors.items()}
+        with (
+            stack(1, addresses[mine], processor=processors[mine], engine=ProcessState(7, f"127.0.0.1:{mine}", None)),
+            stack(2, addresses[other], processor=processors[other]),
+        ):
+            monkeypatch.setenv("RINGLINE_ADDRESS", addresses[mine])
+            for arguments in ((), ("--address", addresses[mine]), ("--address", f"localhost:{mine}")):
+                [shown] = json.loads(ask(*arguments, "--json").stdout)["stacks"]
+                assert shown["title"].startswith("model-1 (pid 1,")
+                assert [service["pid"] for service in shown["services"]] == [mine, 7, None]
+            everything = json.loads(ask("--all", "--json").stdout)["stacks"]
+            assert {found["title"].split()[0] for found in everything} == {"model-1", "model-2"}
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+@pytest.mark.parametrize("has_page", [True, False])
+def test_a_processor_without_an_engine_says_so_and_where_it_looks(
+    has_page: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.cli.commands.status._TIMEOUT", 60.0)
+    missing = {"engines": [f"10.0.0.{last}:50061" for last in range(6)], "detokenizers": []}
+    page = {"live_requests": 0, "waiting_requests": 2, "engines": [], "detokenizers": [{}], "missing": missing}
+    body = json.dumps(page if has_page else {"of": "another release"}).encode()
+    pages = {"/ring.json": Page("application/json", lambda: body)}
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
+    with engine("127.0.0.1", running=0, state=HealthCheckResponse.NOT_SERVING) as port:
+        address = f"127.0.0.1:{port}"
+        processor = ProcessState(7, address, f"http://127.0.0.1:{endpoint.port}/metrics")
+        with stack(1, address, processor=processor):
+            result = ask("--address", address)
+    endpoint.close()
+    assert result.return_value == 1
+    if has_page:
+        assert "requests live 0, requests waiting 2" in result.stdout
+        assert "no engine is attached (0 of 6): none at 10.0.0.0:50061, 10.0.0.1:50061" in result.stdout
+        assert "and at 2 more" in result.stdout
+        assert "detokenizer is attached" not in result.stdout
+    else:
+        assert "no engine with a detokenizer is attached" in result.stdout
+
+
+PAGE = {"live_requests": 0, "waiting_requests": 0, "engines": [], "detokenizers": []}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(PAGE | {"live_requests": float("inf"), "missing": {"engines": [], "detokenizers": []}}),
+        json.dumps(PAGE | {"missing": {"engines": ["\x1b[2J"], "detokenizers": []}}),
+        json.dumps(PAGE | {"missing": {"engines": [5], "detokenizers": []}}),
+        "[" * 100_000,
+    ],
+    ids=["infinite", "control characters", "no address", "deep"],
+)
+def test_what_is_not_a_live_page_is_not_shown(body: str) -> None:
+    pages = {"/ring.json": Page("application/json", lambda: body.encode())}
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
+    try:
+        assert read_live_page("unix:nowhere", f"http://127.0.0.1:{endpoint.port}/metrics") is None
+    finally:
+        endpoint.close()
+
+
+def test_a_live_page_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.cli.commands._live_page._SECONDS", 0.3)
+    page = json.dumps(PAGE | {"missing": {"engines": [], "detokenizers": []}}).encode()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connected, _ = listening.accept()
+            with connected, suppress(OSError):
+                connected.recv(1 << 16)
+                connected.sendall(f"HTTP/1.0 200 OK\r\nServer: {server_header('processor')}\r\n\r\n".encode())
+                for _ in range(20):
+                    connected.sendall(b" ")
+                    time.sleep(0.05)
+                connected.sendall(page)
+
+        thread = Thread(target=drip)
+        thread.start()
+        assert read_live_page("unix:nowhere", f"http://127.0.0.1:{listening.getsockname()[1]}/metrics") is None
+        thread.join()
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+def test_a_service_of_a_stack_that_is_being_restarted_is_shown_as_not_running() -> None:
+    with stack(1, "127.0.0.1:1"):
+        result = ask("--address", "127.0.0.1:1")
+    assert result.stdout.count("NOT_RUNNING") == 3
+    assert result.return_value == 1
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+def test_where_nothing_serves_the_address_and_what_to_do_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
+    with stack(1, "127.0.0.1:2"):
+        result = ask()
+    assert result.stdout.startswith("nothing serves at 127.0.0.1:1: `ringline serve` starts a server, ")
+    assert "--all shows what else runs on this machine (1 stack)" in result.stdout
+    assert result.return_value == 1
+    assert json.loads(ask("--json").stdout) == {"stacks": []}
+
+
+@pytest.mark.usefixtures("private_runtime_directory")
+@pytest.mark.parametrize("arguments", [(), ("--all",)])
+def test_a_stack_is_shown_though_none_of_its_services_answers(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it starts, or stands still, which is when people look."""
+    monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
+    services = {name: ProcessState(7, "127.0.0.1:1", None) for name in SERVICES}
+    with stack(1, "127.0.0.1:1", **services):
+        result = ask(*arguments)
+    assert result.stdout.startswith("model-1 (pid 1,")
+    assert result.stdout.count("UNREACHABLE") == 3
+    assert result.return_value == 1
+
+
+def test_a_named_address_is_shown_where_no_stack_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        (Path(short) / "ringline").mkdir(mode=0o755)
+        with engine("127.0.0.1", running=0) as port:
+            assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
+        with pytest.raises(FatalError, match="is not private to this user"):
+            raise ask("--all").exception or AssertionError
+
+
+@pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])
+def test_what_cannot_be_asked_is_refused(arguments: tuple[str, ...]) -> None:
+    assert isinstance(ask(*arguments).exception, click.UsageError)

@@ -1,0 +1,35 @@
+"""The ports of a stack: one that is chosen brings no other into conflict."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.cli.supervise import stack
+from services.cli.supervise.stack import choose_ports
+from tests.ports import HeldPort
+
+HOST = "127.0.0.1"
+
+
+def test_what_is_given_is_taken_as_it_is() -> None:
+    assert choose_ports(HOST, 50051, None) == (50051, 60051)
+    assert choose_ports(HOST, 60000, None) == (60000, 50000)
+    assert choose_ports(HOST, 50051, 9090) == (50051, 9090)
+    assert choose_ports(HOST, 0, 9090)[1] == 9090
+
+
+@pytest.mark.parametrize("offset", [0, 10, 20])
+@pytest.mark.parametrize("metrics_port", [None, 0])
+def test_a_port_is_chosen_again_where_metrics_of_a_service_would_find_theirs_taken(
+    offset: int, metrics_port: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = HeldPort()
+    bad = taken.number - offset
+    if metrics_port is None:
+        bad += -10000 if bad > 20000 else 10000
+    offered = iter([bad, bad] if metrics_port == 0 else [bad])
+    free = stack._free_port
+    monkeypatch.setattr(stack, "_free_port", lambda host: next(offered, None) or free(host))
+    _, metrics = choose_ports(HOST, 0, metrics_port)
+    assert taken.number not in (metrics, metrics + 10, metrics + 20)
+    taken.release()

@@ -1,0 +1,115 @@
+"""Options: what a text means, what is refused and in which words, and that settings are built from them."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_core.config import CacheConfig, ConfigError, EngineConfig
+from services.common.config.options import SettingError, arguments, build, check_section, option, settings_of
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int | None = option(None, "A size.", minimum=1, unit="bytes")
+    share: float = option(0.5, "A share.", minimum=0.0, maximum=1.0)
+    names: tuple[str, ...] = option(("a", "b"), "Names.")
+
+    def __post_init__(self):
+        check_section(self)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    count: int = option(3, "A count.", minimum=-2, maximum=7)
+    fast: bool = option(True, "Throughput.")
+    mode: str = option("x", "A mode.", choices=("x", "y"))
+    note: str | None = option(None, "Anything.")
+
+
+BY_NAME = {setting.name: setting for setting in settings_of(Outer())}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("size", "1048576", 2**20),
+        ("size", "512MiB", 512 * 2**20),
+        ("size", " 1.5 gib ", 3 * 2**29),
+        ("size", "2GB", 2 * 10**9),
+        ("share", "0.25", 0.25),
+        ("share", "1e-3", 0.001),
+        ("names", "a, b ,c", ("a", "b", "c")),
+        ("names", "", ()),
+        ("count", "-2", -2),
+        ("fast", "No", False),
+        ("fast", "1", True),
+        ("mode", "y", "y"),
+        ("note", "any thing", "any thing"),
+    ],
+)
+def test_a_text_means_a_value(name, text, value):
+    assert BY_NAME[name].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "accepted"),
+    [
+        ("size", "512 cats", "a number of bytes (such as 1048576, 512MiB or 4GiB), at least 1"),
+        ("size", "-1", "a number of bytes (such as 1048576, 512MiB or 4GiB), at least 1"),
+        ("size", "0", "a number of bytes (such as 1048576, 512MiB or 4GiB), at least 1"),
+        ("share", "nan", "a number from 0 to 1"),
+        ("share", "1.01", "a number from 0 to 1"),
+        ("count", "2.0", "an integer from -2 to 7"),
+        ("count", "8", "an integer from -2 to 7"),
+        ("fast", "maybe", "true or false"),
+        ("mode", "z", "one of x, y"),
+    ],
+)
+def test_a_wrong_text_is_refused_with_the_option_the_text_and_what_is_accepted(name, text, accepted):
+    with pytest.raises(SettingError) as caught:
+        BY_NAME[name].parse(text)
+    assert (caught.value.option, caught.value.value, caught.value.accepted) == (name, text, accepted)
+    assert str(caught.value) == f"{name}={text!r} is not usable: expected {accepted}"
+
+
+@given(
+    st.integers(1, 2**45), st.floats(0, 1), st.integers(-2, 7), st.booleans(), st.lists(st.text("ab:./", min_size=1))
+)
+def test_arguments_are_read_back_as_the_values_they_were_made_of(size, share, count, fast, names):
+    values = {"size": size, "share": share, "count": count, "fast": fast, "names": tuple(names)}
+    given_flags = dict(flag.partition("=")[::2] for flag in arguments(BY_NAME.values(), values))
+    assert given_flags.pop("--fast" if fast else "--no-fast") == ""
+    read = {flag.removeprefix("--"): BY_NAME[flag.removeprefix("--")].parse(text) for flag, text in given_flags.items()}
+    assert read | {"fast": fast} == values
+
+
+def test_settings_are_rebuilt_with_the_given_values_at_any_depth():
+    built = build(Outer(), {"size": 7, "mode": "y", "stranger": 1})
+    assert built == Outer(inner=Inner(size=7), mode="y")
+
+
+def test_a_value_that_did_not_come_from_a_text_is_checked_too():
+    with pytest.raises(SettingError, match="share=2 is not usable: expected a number from 0 to 1"):
+        build(Outer(), {"share": 2})
+
+
+def test_names_become_flags_and_variables():
+    setting = next(s for s in settings_of(EngineConfig()) if s.name == "max_num_seqs")
+    assert (setting.flag, setting.variable, setting.default) == ("--max-num-seqs", "RINGLINE_MAX_NUM_SEQS", 256)
+    assert setting.declared.help == "Most sequences computed in one step."
+
+
+def test_the_engines_options_are_the_same_kind_of_thing():
+    """The engine declares its options without this package; both must agree on values and refusals."""
+    config = build(EngineConfig(), {"block_size": 32, "dtype": "float32"})
+    assert config.cache == CacheConfig(block_size=32)
+    assert config.model.dtype == "float32"
+    by_name = {setting.name: setting for setting in settings_of(config)}
+    for name, text in [("block_size", "0"), ("gpu_memory_utilization", "nan"), ("policy", "random")]:
+        with pytest.raises(SettingError):
+            by_name[name].parse(text)
+        with pytest.raises(ConfigError):
+            build(EngineConfig(), {name: by_name[name].kind(text) if text != "random" else text})

@@ -1,0 +1,104 @@
+"""The services' settings: names, addresses and ports that follow from them."""
+
+import pytest
+
+from services.common.config.addresses import is_dns_name, valid_address
+from services.common.config.options import SettingError
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    ProcessorSettings,
+    ServerSettings,
+    TelemetrySettings,
+)
+
+
+def test_each_service_has_its_port():
+    ports = [settings().server.port for settings in (ProcessorSettings, EngineServiceSettings, DetokenizerSettings)]
+    assert ports == [50051, 50061, 50071]
+
+
+@pytest.mark.parametrize(
+    ("server", "address"),
+    [
+        (ServerSettings(host="0.0.0.0", port=7), "0.0.0.0:7"),
+        (ServerSettings(host="::1", port=7), "[::1]:7"),
+        (ServerSettings(port=7, uds="/run/x.sock"), "unix:/run/x.sock"),
+    ],
+)
+def test_the_address_is_written_as_grpc_reads_it(server, address):
+    assert server.address == address
+
+
+@pytest.mark.parametrize(
+    ("server", "telemetry", "address"),
+    [
+        (ServerSettings(port=50051), TelemetrySettings(), ("127.0.0.1", 60051)),
+        (ServerSettings(host="0.0.0.0", port=60000), TelemetrySettings(), ("0.0.0.0", 50000)),
+        (ServerSettings(port=0), TelemetrySettings(), ("127.0.0.1", 0)),
+        (ServerSettings(port=50051), TelemetrySettings(metrics_port=9), ("127.0.0.1", 9)),
+        (ServerSettings(uds="/x"), TelemetrySettings(), None),
+        (ServerSettings(uds="/x", host="0.0.0.0"), TelemetrySettings(metrics_port=9), ("127.0.0.1", 9)),
+        (ServerSettings(port=50051), TelemetrySettings(metrics=False, metrics_port=9), None),
+    ],
+)
+def test_where_metrics_are_answered(server, telemetry, address):
+    assert ProcessorSettings(server=server, telemetry=telemetry).metrics_address == address
+
+
+def test_a_name_is_stable_and_differs_between_neighbours():
+    first, second = (ProcessorSettings(server=ServerSettings(port=port)).name for port in (1, 2))
+    assert first == ProcessorSettings(server=ServerSettings(port=1)).name
+    assert first != second
+    assert ProcessorSettings(server=ServerSettings(name="p-0")).name == "p-0"
+    assert EngineServiceSettings(server=ServerSettings(uds="/run/a b/left.sock")).name.endswith("-left")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ä", "x" * 129, "a/b"])
+def test_a_name_that_may_not_stand_in_a_hello_is_refused(name):
+    with pytest.raises(SettingError, match="name="):
+        ServerSettings(name=name)
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost:1", "10.0.0.1:65535", "[::1]:50051", "engine-0.engines:50061", "unix:/run/e.sock"]
+)
+def test_addresses(address):
+    assert valid_address(address)
+    assert ProcessorSettings(engines=(address,)).engines == (address,)
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("engine:50061", True),
+        ("localhost:1", True),
+        ("engines.ring.svc.cluster.local.:1", True),
+        ("127.0.0.1:1", False),
+        ("[::1]:1", False),
+        ("unix:/run/e.sock", False),
+    ],
+)
+def test_which_addresses_are_names_that_dns_is_asked_for(address, name):
+    assert valid_address(address)
+    assert is_dns_name(address) == name
+
+
+@pytest.mark.parametrize(
+    "address", ["", "localhost", ":1", "host:0", "host:65536", "host:x", "::1:5", "unix:", "a..b:1", f"{'x' * 64}:1"]
+)
+def test_what_is_no_address_is_refused_by_the_option_that_has_it(address):
+    assert not valid_address(address)
+    with pytest.raises(SettingError, match=r"^engines="):
+        DetokenizerSettings(engines=(address,))
+
+
+def test_a_service_without_any_engine_is_refused():
+    with pytest.raises(SettingError, match="at least one address"):
+        ProcessorSettings(engines=())
+
+
+def test_a_socket_path_that_the_kernel_would_cut_is_refused():
+    ServerSettings(uds="/" + "x" * 106)
+    with pytest.raises(SettingError, match="uds="):
+        ServerSettings(uds="/" + "x" * 107)

@@ -1,0 +1,269 @@
+"""Peers by address and by name: those that come are linked, those that went are forgotten, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
+from ringline.types.v1 import link_pb2
+from structlog.testing import capture_logs
+
+from services.common.links import discovery
+from services.common.links.discovery import Discovery, resolve
+from services.common.links.engine_link import EngineLink
+from services.common.links.redial import PeerDedup
+from services.ring.identity import PeerId
+from tests.ports import HeldPort
+
+ME = PeerId("processor-0", 1)
+INTERVAL = 0.1
+
+
+class Names:
+    """What DNS says; an error while there is one."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = set(hosts)
+        self.error: OSError | None = None
+        self.asked = asyncio.Condition()
+
+    async def __call__(self, host: str, port: int) -> frozenset[str]:
+        assert host == "engine"
+        async with self.asked:
+            self.asked.notify_all()
+        if self.error is not None:
+            raise self.error
+        return frozenset(f"{each}:{port}" for each in self.hosts)
+
+    async def asked_again(self) -> None:
+        """Until what was set before has been answered and acted upon."""
+        async with self.asked:
+            await self.asked.wait()
+            await self.asked.wait()
+
+
+class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
+    """Welcomes whoever attaches, and computes nothing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def GetModel(self, request, context):
+        return engine_pb2.GetModelResponse(name=self.name, incarnation=1)
+
+    async def Attach(self, request_iterator, context):
+        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self.name, incarnation=1, version=1))
+        await asyncio.Event().wait()
+
+
+class Owner:
+    """Knows the engines that are attached, by name."""
+
+    def __init__(self) -> None:
+        self.up: dict[str, str] = {}
+        self.changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def prepare(self, stub) -> engine_pb2.GetModelResponse:
+        return await stub.GetModel(engine_pb2.GetModelRequest())
+
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        assert engine.name not in self.up, "linked twice"
+        self.up[engine.name] = link.address
+        self._notify()
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        pass
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        del self.up[engine.name]
+        self._notify()
+
+    async def until(self, *names: str) -> None:
+        """Wait until exactly these are attached."""
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(lambda: self.up.keys() == set(names))
+
+    def _notify(self) -> None:
+        async def tell() -> None:
+            async with self.changed:
+                self.changed.notify_all()
+
+        task = asyncio.create_task(tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@asynccontextmanager
+async def engine(name: str, *hosts: str, port: int = 0) -> AsyncIterator[tuple[int, grpc.aio.Server]]:
+    """An engine that listens on one port of several addresses of this machine."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(name), server)
+    for host in hosts:
+        port = server.add_insecure_port(f"{host}:{port}")
+    await server.start()
+    try:
+        yield port, server
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def following(names: Names, owner: Owner, *addresses: str) -> AsyncIterator[Discovery]:
+    dedup = PeerDedup()
+    found = Discovery(
+        addresses,
+        lambda address, host: EngineLink(address, ME, owner, dedup, stall_timeout=5.0, max_message_bytes=1 << 22),
+        interval=INTERVAL,
+        resolve=names,
+    )
+    task = asyncio.create_task(found.run())
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_engines_of_a_name_come_and_go_while_the_process_runs() -> None:
+    names, owner = Names("127.0.0.1"), Owner()
+    async with (
+        engine("a", "127.0.0.1") as (port, _),
+        engine("b", "127.0.0.2", port=port) as (_, second),
+        following(names, owner, f"engine:{port}") as found,
+    ):
+        await owner.until("a")
+        names.hosts.add("127.0.0.2")
+        await owner.until("a", "b")
+        # Its address is withdrawn first, as when a container is being stopped: what runs on the link goes on.
+        names.hosts.remove("127.0.0.2")
+        await names.asked_again()
+        await owner.until("a", "b")
+        await second.stop(0)
+        await owner.until("a")
+        await names.asked_again()
+        assert found._dialled.keys() == {f"127.0.0.1:{port}"}, "nobody dials where nobody is"
+
+
+async def test_an_engine_with_two_addresses_is_linked_once_and_stays_when_one_goes() -> None:
+    names, owner = Names("127.0.0.1", "127.0.0.2"), Owner()
+    async with engine("a", "127.0.0.1", "127.0.0.2") as (port, _), following(names, owner, f"engine:{port}"):
+        await owner.until("a")
+        used = owner.up["a"].partition(":")[0]
+        other = ({"127.0.0.1", "127.0.0.2"} - {used}).pop()
+        names.hosts = {used}
+        await names.asked_again()
+        await owner.until("a")
+        names.hosts = {other}
+        await names.asked_again()
+        assert owner.up["a"].partition(":")[0] == used, "a link that lives is not cut for another address"
+
+
+async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
+    names, owner = Names("127.0.0.1"), Owner()
+    names.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    held = HeldPort()
+    with capture_logs() as logs:
+        async with (
+            engine("a", "127.0.0.1", port=held.number) as (port, server),
+            following(names, owner, f"engine:{port}"),
+        ):
+            await names.asked_again()
+            names.error = None
+            await owner.until("a")
+            names.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+            await server.stop(0)
+            await owner.until()
+            await names.asked_again()
+            async with engine("a", "127.0.0.1", port=port):
+                await owner.until("a")
+    held.release()
+    told = [entry["reason"] for entry in logs if entry["event"] == "name not resolved"]
+    assert told == ["Temporary failure in name resolution"] * 2, "once each time that it begins"
+
+
+async def test_addresses_that_are_given_are_dialled_without_asking_dns() -> None:
+    async def nobody(host: str, port: int) -> frozenset[str]:
+        raise AssertionError(host)
+
+    owner = Owner()
+    async with (
+        engine("a", "127.0.0.1") as (port, _),
+        following(nobody, owner, f"127.0.0.1:{port}", "unix:/nowhere.sock", "[::1]:1"),  # type: ignore[arg-type]
+    ):
+        await owner.until("a")
+
+
+class Idle:
+    """A link whose state the test sets."""
+
+    running: int = 0
+
+    def __init__(self, address: str, host: str | None) -> None:
+        assert host == (None if address.startswith("10.0.1") else "engine"), "whose certificate is expected there"
+        self.address, self.up = address, False
+
+    async def run(self) -> None:
+        Idle.running += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Idle.running -= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.integers(1, 12)), st.sets(st.integers(1, 12))), max_size=6))
+def test_whatever_dns_says_only_what_it_names_or_lives_is_dialled(rounds: list[tuple[set[int], set[int]]]) -> None:
+    """Of each round: the addresses that DNS names, and those whose links live afterwards."""
+
+    async def main() -> None:
+        Idle.running = 0
+        found = Discovery(["engine:1", "10.0.1.1:1"], Idle, interval=1.0)
+        async with asyncio.TaskGroup() as tasks:
+            kept: set[str] = set()
+            for named, up in rounds:
+                found._found["engine:1"] = frozenset(f"10.0.0.{each}:1" for each in named)
+                found._reconcile(tasks)
+                wanted = found._found["engine:1"] | {"10.0.1.1:1"}
+                assert found._dialled.keys() >= kept, "a link that lives is kept"
+                assert found._dialled.keys() <= wanted | kept
+                assert len(found._dialled) == min(len(wanted | kept), discovery.MAX_LINKS)
+                kept = set()
+                for address, dialled in found._dialled.items():
+                    dialled.link.up = address.startswith("10.0.0") and int(address[7:-2]) in up  # type: ignore[misc]
+                    kept |= {address} if dialled.link.up else set()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert Idle.running == len(found._dialled), "tasks of what was forgotten end"
+            for dialled in found._dialled.values():
+                dialled.task.cancel()
+
+    with pytest.MonkeyPatch.context() as patch, capture_logs():
+        patch.setattr(discovery, "MAX_LINKS", 8)
+        asyncio.run(main())
+
+
+async def test_names_of_this_machine() -> None:
+    assert "127.0.0.1:7" in await resolve("localhost", 7)
+    assert await resolve("127.0.0.1", 7) == {"127.0.0.1:7"}
+
+
+async def test_a_name_that_does_not_exist_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(error: int) -> frozenset[str]:
+        def getaddrinfo(*arguments: object, **more: object) -> None:
+            raise socket.gaierror(error, "no")
+
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        return await resolve("engine", 1)
+
+    assert await answer(socket.EAI_NONAME) == frozenset()
+    assert await answer(socket.EAI_NODATA) == frozenset()
+    with pytest.raises(socket.gaierror):
+        await answer(socket.EAI_AGAIN)

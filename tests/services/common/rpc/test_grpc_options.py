@@ -1,0 +1,98 @@
+"""The options of both ends: gRPC knows their names (others it takes without a word), and they fit each other."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc._cython import cygrpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from ringline.channel import CHANNEL_OPTIONS
+
+from services.common.config.settings import ServerSettings
+from services.common.rpc.grpc_options import channel_options, server_options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [server_options(ServerSettings(), 4096, None), channel_options(1), CHANNEL_OPTIONS],
+    ids=["server", "channel", "client"],
+)
+def test_grpc_knows_every_option(options: Any) -> None:
+    with Path(cygrpc.__file__).open("rb") as library, mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        unknown = {name for name, _ in options if text.find(name.encode() + b"\0") < 0}
+    assert not unknown
+
+
+def test_connections_of_clients_alone_have_an_age() -> None:
+    age = "grpc.max_connection_age_ms"
+    assert age not in dict(server_options(ServerSettings(), 4096, None))
+    assert dict(server_options(ServerSettings(), 4096, 5.0))[age] == 5000
+
+
+async def test_compressed_messages_are_not_taken() -> None:
+    """Else what a message takes would not be what came."""
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+        request = health_pb2.HealthCheckRequest(service="a" * 1000)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
+    assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await server.stop(None)
+
+
+async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Path) -> None:
+    """Else the third ping without data ends it (too_many_pings)."""
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    server.add_insecure_port(f"unix:{tmp_path}/server.sock")
+    await server.start()
+    options = [*(o for o in CHANNEL_OPTIONS if o[0] != "grpc.keepalive_time_ms"), ("grpc.keepalive_time_ms", 1_000)]
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock", options=options) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(watch.read(), 4.5)
+        watch.cancel()
+    await server.stop(None)
+
+
+async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_however_fast_it_was() -> None:
+    reads, message = 500, b"x" * (64 << 10)
+    stop = asyncio.Event()
+
+    async def handler(requests: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        for _ in range(reads):
+            await anext(requests)
+        await context.write(b"enough")
+        await stop.wait()
+
+    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
+    methods = {"Method": grpc.stream_stream_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Service", methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream("/Service/Method")()
+        for _ in range(reads):
+            await call.write(message)
+        await call.read()
+        more = 0
+        while True:
+            write = asyncio.ensure_future(call.write(message))
+            await asyncio.wait((write,), timeout=2.0)
+            if not write.done():
+                break
+            more += 1
+        assert more * len(message) <= 1 << 20
+        call.cancel()
+        await asyncio.gather(write, return_exceptions=True)
+    stop.set()
+    await server.stop(None)

@@ -1,0 +1,377 @@
+"""What is held of messages that are not whole costs whoever sent it the connection, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from ringline.inference.v1 import inference_pb2
+from structlog.testing import capture_logs
+
+from services.common.config.settings import ServerSettings
+from services.common.process.memory import limit_malloc_retention, resident_memory
+from services.common.rpc import memory_guard
+from services.common.rpc.connections import AcceptedConnection, accepted_connections, close_connection, parse_peer
+from services.common.rpc.handlers import RequestStream
+from services.common.rpc.memory_guard import MemoryGuard
+from services.common.rpc.server import Server
+from tests.abuse.wire import Connection
+
+ROOT = Path(__file__).resolve().parents[4]
+DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+SESSION = f"/{DESCRIPTION.full_name}/Session"
+MESSAGE = 2 << 20
+STREAMS = 12
+BUDGET = 16 << 20
+MIB = 1 << 20
+PEER = "ipv4:10.0.0.1:5000"
+
+
+class Echo:
+    """Answers nothing to anything, but tells how much came."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext) -> None:
+        while (data := await incoming.read()) is not None:
+            self.received += len(data)
+            del data  # the next one may never come
+
+    async def Generate(self, data: bytes, context: grpc.aio.ServicerContext) -> None:
+        self.received += len(data)
+
+    Tokenize = Detokenize = ListModels = Generate
+
+
+@asynccontextmanager
+async def greeted(address: str) -> AsyncIterator[Connection]:
+    async with Connection(address) as connection:
+        await connection.send_preface()
+        yield connection
+
+
+@pytest.fixture
+def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last item is the resident memory that the guard reads."""
+    sizes = [0]
+    monkeypatch.setattr(memory_guard, "resident_memory", lambda: sizes[-1])
+    return sizes
+
+
+async def test_connections_that_hold_much_of_unfinished_messages_are_closed(sizes_read: list[int]) -> None:
+    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
+    server.add_service(DESCRIPTION, echo)
+    address = await server.start()
+    port = int(address.rpartition(":")[2])
+    guard = server._memory = MemoryGuard(port, BUDGET)  # nobody looks but the test
+    async with greeted(address) as hostile, greeted(address) as busy, greeted(address) as idle:
+        stream = await busy.call(SESSION)
+        whole = b"\0" + struct.pack(">I", MESSAGE) + bytes(MESSAGE)
+        for _ in range(STREAMS):
+            await busy.send(stream, whole)
+        for _ in range(STREAMS):
+            await hostile.send(await hostile.call(SESSION), whole[:-1])
+        async with asyncio.timeout(60):
+            while (  # noqa: ASYNC110 - the kernel's count
+                echo.received < STREAMS * MESSAGE
+                or sum(one.bytes_received for one in accepted_connections(port)) < busy.sent + hostile.sent + idle.sent
+            ):
+                await asyncio.sleep(0.01)
+        sizes_read.append(BUDGET // 2)
+        with capture_logs() as logs:
+            guard.check()
+            await hostile.wait_closed()
+        closed = [log["connections"] for log in logs if log["event"] == "memory is short: closed connections"]
+        assert closed == [1]
+        assert not busy.lost
+        assert not idle.lost
+    await server.stop()
+
+
+async def hoard_until_closed() -> None:
+    """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed."""
+    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
+    server.add_service(DESCRIPTION, echo)
+    address = await server.start()
+    limit_malloc_retention()
+    before = resident_memory()
+    guard = server._memory = MemoryGuard(int(address.rpartition(":")[2]), BUDGET, before)
+    async with greeted(address) as hostile:
+        for _ in range(STREAMS):
+            await hostile.send(await hostile.call(SESSION), struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE - 1))
+        async with asyncio.timeout(60):
+            while resident_memory() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
+                await asyncio.sleep(0.01)
+            guard.start()
+            await hostile.wait_closed()
+            while resident_memory() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
+                await asyncio.sleep(0.01)
+    await server.stop()
+
+
+def test_what_was_hoarded_is_trims_when_its_connection_is_closed() -> None:
+    """In a process of its own: in this one, tests before it left memory free that would hide what is held."""
+    code = f"import asyncio; from {__name__} import hoard_until_closed; asyncio.run(hoard_until_closed())"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Answering(Echo):
+    """Answers every message of a Session."""
+
+    async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext) -> None:
+        while (data := await incoming.read()) is not None:
+            self.received += len(data)
+            await context.write(b"answer")
+
+
+async def test_what_was_hoarded_slowly_counts_when_memory_is_short(sizes_read: list[int]) -> None:
+    server = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name])
+    server.add_service(DESCRIPTION, Echo())
+    address = await server.start()
+    port = int(address.rpartition(":")[2])
+    guard = server._memory = MemoryGuard(port, BUDGET)
+    async with greeted(address) as hoarder, greeted(address) as idle:
+        for _ in range(8):
+            part = struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE // 8)
+            await hoarder.send(await hoarder.call(SESSION), part)
+            async with asyncio.timeout(60):
+                while max(one.bytes_received for one in accepted_connections(port)) < hoarder.sent:  # noqa: ASYNC110 - the kernel's count
+                    await asyncio.sleep(0.01)
+            for _ in range(100):
+                guard.check()
+        assert not hoarder.lost, "there is memory"
+        sizes_read.append(BUDGET // 2)
+        guard.check()
+        await hoarder.wait_closed()
+        assert not idle.lost
+        async with asyncio.timeout(60):
+            while len(left := list(accepted_connections(port))) > 1:  # noqa: ASYNC110 - the server's descriptor, until it closes it
+                await asyncio.sleep(0.01)
+        (one,) = left
+        close_connection(one)
+        await idle.wait_closed()
+        close_connection(one)  # it is over, and its descriptor may be another's
+    await server.stop()
+
+
+async def test_who_sends_and_takes_many_messages_is_not_closed(sizes_read: list[int]) -> None:
+    server, echo = Server(ServerSettings(), [DESCRIPTION.full_name]), Answering()
+    server.add_service(DESCRIPTION, echo)
+    address = await server.start()
+    port = int(address.rpartition(":")[2])
+    guard = server._memory = MemoryGuard(port, 1 << 20)
+    sizes_read.append(1 << 19)
+    async with grpc.aio.insecure_channel(address) as channel:
+        session = channel.stream_stream(SESSION)()
+        while next(accepted_connections(port), None) is None or next(
+            accepted_connections(port)
+        ).bytes_received < echo.received + (1 << 18):
+            for _ in range(100):
+                await session.write(b"message")
+            for _ in range(100):
+                assert await session.read() == b"answer"
+        for _ in range(100):
+            guard.check()
+        await session.write(b"message")
+        assert await session.read() == b"answer"
+        await session.done_writing()
+        assert await session.read() == grpc.aio.EOF
+    await server.stop()
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
+    """Connections that the guard closed, of those that ``accept`` says there are."""
+    closed: list[AcceptedConnection] = []
+    monkeypatch.setattr(memory_guard, "close_connection", closed.append)
+    return closed
+
+
+def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, taken: int = 0) -> None:
+    one = AcceptedConnection(("10.0.0.1", 5000), 7, inode, received, taken, 0.0)
+    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: iter([one]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "received", "taken"),
+    [
+        (100_000, 10, 100_000 * (10 + 130), 0),
+        (100, MIB, 100 * (MIB + MIB // 300), 0),
+        (1, 0, 500_000, 1000 * 500_000),
+    ],
+)
+def test_framing_has_an_allowance_but_none_at_the_budget(
+    messages: int,
+    size: int,
+    received: int,
+    taken: int,
+    sizes_read: list[int],
+    closed: list[AcceptedConnection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    for _ in range(messages):
+        guard.on_message(PEER, size)
+    accept(monkeypatch, received, taken=taken)
+    sizes_read.append(MIB // 2)
+    guard.check()
+    assert not closed
+    sizes_read.append(MIB)
+    for _ in range(20):
+        guard.check()
+    assert closed
+
+
+def test_the_metadata_of_calls_has_an_allowance(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    for _ in range(1000):
+        guard.on_call(PEER, 1000)
+    accept(monkeypatch, 1000 * 1000)
+    sizes_read.append(MIB // 2)
+    guard.check()
+    assert not closed
+    for _ in range(100_000):
+        guard.on_call(PEER, 1000)
+    sizes_read.append(MIB * 9 // 10)
+    for _ in range(20):
+        guard.check()
+    assert closed, "no more than what was received"
+
+
+def test_who_hoards_is_closed_before_who_sends_many_messages(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    for _ in range(100_000):
+        guard.on_message(PEER, 10)
+    link = AcceptedConnection(("10.0.0.1", 5000), 7, 1, 100_000 * (10 + 130), 0, 0.0)
+    hoarder = AcceptedConnection(("10.0.0.2", 5000), 8, 2, 500_000, 0, 0.0)
+    there = [link, hoarder]
+    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: list(there))
+    sizes_read.append(MIB * 9 // 10)
+    guard.check()
+    assert closed == [hoarder]
+    there.remove(hoarder)
+    for _ in range(5):
+        guard.check()
+    assert closed == [hoarder], "gRPC may have yet to free what it held"
+    sizes_read.append(MIB)
+    for _ in range(20):
+        guard.check()
+    assert link in closed
+
+
+def test_nothing_is_closed_where_that_could_not_help(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, 1024 * MIB)
+    sizes_read.append(612 * MIB)
+    accept(monkeypatch, 35 * MIB)
+    guard.check()
+    assert not closed, "356 MiB are too much"
+    accept(monkeypatch, 36 * MIB)
+    for _ in range(20):
+        guard.check()
+    assert closed
+
+
+def test_another_connection_from_the_same_port_has_delivered_nothing(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = MemoryGuard(1, MIB)
+    guard.on_message(PEER, MIB)
+    accept(monkeypatch, MIB)
+    sizes_read.append(MIB // 2)
+    guard.check()
+    assert not closed
+    accept(monkeypatch, MIB, inode=2)
+    for _ in range(20):
+        guard.check()
+    assert closed
+
+
+def test_memory_that_stays_short_is_trimmed_seldom(
+    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: trims.append(sizes_read[-1]))
+    guard = MemoryGuard(1, 1024 * MIB)
+    accept(monkeypatch, 0)
+    sizes_read.append(512 * MIB)
+    for _ in range(100):
+        guard.check()
+    assert len(trims) == 5
+    sizes_read.append(600 * MIB)
+    guard.check()
+    assert len(trims) == 6, "it grows"
+    accept(monkeypatch, 500 * MIB)
+    for _ in range(20):
+        guard.check()
+    assert len(closed) == 1
+    accept(monkeypatch, 0)
+    guard.check()
+    assert len(trims) == 8, "something was closed"
+
+
+async def test_on_a_unix_socket_memory_is_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(memory_guard, "_IDLE_CHECKS", 1)
+    monkeypatch.setattr(memory_guard, "resident_memory", lambda: 1 << 30)
+    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: loop.call_soon_threadsafe(trims.set))
+    server = Server(ServerSettings(uds=str(tmp_path / "socket")), [DESCRIPTION.full_name])
+    server.add_service(DESCRIPTION, Echo())
+    address = await server.start()
+    async with greeted(address) as connection:
+        await connection.send(await connection.call(SESSION), bytes(1 << 16))
+        server.start_memory_guard()
+        async with asyncio.timeout(60):
+            await trims.wait()
+        assert not connection.lost
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("ipv4:10.0.0.1:5000", ("10.0.0.1", 5000)),
+        ("ipv6:%5B::1%5D:5000", ("::1", 5000)),
+        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", ("10.0.0.1", 5000)),
+        ("ipv6:%5Bfe80::1%252%5D:5000", ("fe80::1", 5000)),
+        ("unix:", None),
+    ],
+)
+def test_a_peer_has_the_address_that_its_socket_has(name: str, peer: tuple[str, int] | None) -> None:
+    assert parse_peer(name) == peer
+
+
+async def test_looking_at_connections_leaves_no_descriptor(tmp_path: Path) -> None:
+    accepted: list[asyncio.StreamWriter] = []  # one that is not kept is closed, from Python 3.12 on
+    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    with (tmp_path / "no socket").open("w"):
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        async with asyncio.timeout(60):
+            while not (found := list(accepted_connections(port))):  # noqa: ASYNC110 - accepted by the event loop
+                await asyncio.sleep(0.01)
+        assert found[0].peer == writer.get_extra_info("sockname")
+        assert len(os.listdir("/proc/self/fd")) <= before + 1, "the other end's"  # noqa: PTH208
+    accepted[0].close()
+    writer.close()
+    server.close()

@@ -1,0 +1,70 @@
+"""What a detokenizer sends is what a processor reads."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ringline.detokenizer.v1 import detokenizer_pb2
+
+from services.common.rpc.shared_messages import read_logprobs
+from services.detokenizer.detokenizer_messages import outputs_of
+from services.processor.inference_messages import TextEntry, ends_of, entries_of
+from services.ring.errors import Code, Status
+from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.outbox import Outboxes, RequestUpdate
+from tests.services.ring.token_logprobs import TokenLogprob, packed
+
+ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
+statuses = st.builds(Status, st.sampled_from(Code), st.text(max_size=5), st.none() | st.integers(0, 10**6))
+ends = st.one_of(
+    st.builds(
+        ChoiceEnd,
+        st.sampled_from([FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.DEADLINE]),
+        st.integers(0, 9),
+    ),
+    st.builds(ChoiceEnd, st.just(FinishReason.STOP), st.integers(0, 9), stop_token_id=st.integers(0, 2**32 - 1)),
+    st.builds(ChoiceEnd, st.just(FinishReason.STOP), st.integers(0, 9), stop_string=st.text(max_size=3)),
+    st.builds(ChoiceEnd, st.just(FinishReason.ERROR), st.integers(0, 9), error=statuses),
+)
+parts = st.tuples(ids, st.text(max_size=3), st.booleans(), st.integers(0, 2**31), st.none() | ends)
+
+
+def through_the_wire(taken: list[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
+    return detokenizer_pb2.TextOutputs.FromString(outputs_of(taken).SerializeToString())
+
+
+@settings(deadline=None)
+@given(requests=st.lists(st.dictionaries(st.integers(0, 127), parts, max_size=4), max_size=4))
+def test_deltas_and_ends_arrive_as_they_were(
+    requests: list[dict[int, tuple[list[int], str, bool, int, ChoiceEnd | None]]],
+) -> None:
+    outbox = Outboxes().open("", lambda: None)
+    deltas: list[TextEntry] = []
+    finished: list[tuple[str, int, int, ChoiceEnd]] = []
+    for index, choices in enumerate(requests):
+        name, epoch = f"1-{index}", index + 1
+        for choice, (tokens, text, scored, first, end) in choices.items():
+            scores = (
+                packed(TokenLogprob(-0.5, i + 1, (i,), (-0.25,)) for i, _ in enumerate(tokens))
+                if scored and tokens
+                else None
+            )
+            outbox.delta(name, epoch, choice, first, tokens, text, scores)
+            if tokens or text:
+                deltas.append(TextEntry(name, epoch, choice, first, tokens, text, scores))
+            if end is not None:
+                outbox.end(name, epoch, choice, end)
+                finished.append((name, epoch, choice, end))
+    read = through_the_wire(outbox.take(1 << 30))
+    assert [entry._replace(ids=list(entry.ids)) for entry in entries_of(read)] == deltas
+    assert list(ends_of(read)) == finished
+
+
+def test_news_of_a_prompt_arrives() -> None:
+    scores = packed([TokenLogprob(-0.5, 1), TokenLogprob(-1.5, 3)])
+    update = RequestUpdate("1-1", 4, prefill=Prefill(9, 5, 2), prompt_logprobs=scores, prompt_offset=7)
+    read = through_the_wire([update])
+    (prefill,), (scored,) = read.prefills, read.prompt_logprobs
+    assert (prefill.request_id, prefill.epoch) == (scored.request_id, scored.epoch) == ("1-1", 4)
+    assert (prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens) == (9, 5, 2)
+    assert (scored.offset, read_logprobs(scored.logprobs)) == (7, scores)

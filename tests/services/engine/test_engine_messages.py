@@ -1,0 +1,224 @@
+"""A Submit as the ring and the core see it."""
+
+from __future__ import annotations
+
+import math
+import time
+import tracemalloc
+from dataclasses import replace
+
+import pytest
+from ringline.engine.v1 import engine_pb2
+from ringline.types.v1 import sampling_pb2
+
+from engine_core.config import ModelSpec
+from engine_core.errors import InvalidRequestError, QueueFullError
+from engine_core.request import Finish, Request, SamplingParams
+from engine_core.request import FinishReason as CoreFinishReason
+from engine_core.validation import MAX_CHOICES, validate_request
+from services.engine.engine_messages import end_of, status_of, submission_of
+from services.engine.limits import check_size, frame_limits
+from services.ring.errors import Code, Refused
+from services.ring.events import ChoiceEnd, FinishReason
+
+MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
+
+
+def submit(**fields: object) -> engine_pb2.Submit:
+    values: dict[str, object] = {"request_id": "1-1", "epoch": 2, "prompt_token_ids": [5, 6], "max_tokens": 9}
+    return engine_pb2.Submit(**(values | fields))  # type: ignore[arg-type]
+
+
+def test_every_field_arrives() -> None:
+    sampling = engine_pb2.SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        min_p=0.125,
+        frequency_penalty=1.5,
+        presence_penalty=-1.5,
+        repetition_penalty=2.5,
+        logit_bias={7: -4.0},
+        allowed_token_ids=[7, 8],
+        seed=2**64 - 1,
+        n=3,
+    )
+    submission = submission_of(
+        submit(
+            sampling=sampling,
+            bad_words=[sampling_pb2.TokenIds(ids=[1, 2])],
+            stop_token_ids=[4],
+            ignore_eos=True,
+            min_tokens=1,
+            logprobs=0,
+            prompt_logprobs=2,
+            priority=-3,
+            tenant="t",
+            cache_salt=b"s",
+            timeout_ms=1500,
+            deliver_to="d",
+            output_context=b"c",
+            resume=[sampling_pb2.ResumedChoice(choice=2, token_ids=[9]), sampling_pb2.ResumedChoice(choice=0)],
+        ),
+        MODEL,
+        now=100.0,
+    )
+    assert submission.num_ids == 2 + 2 + 1 + 2 * 1 + 2 + 1, "prompt, allowed, stop, biased, bad words, resumed"
+    assert submission.core_request == Request(
+        request_id="1-1",
+        prompt_token_ids=(5, 6),
+        params=SamplingParams(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.25,
+            min_p=0.125,
+            frequency_penalty=1.5,
+            presence_penalty=-1.5,
+            repetition_penalty=2.5,
+            logit_bias={7: -4.0},
+            bad_words_token_ids=((1, 2),),
+            allowed_token_ids=(7, 8),
+            seed=2**64 - 1,
+            n=3,
+            max_tokens=9,
+            min_tokens=1,
+            stop_token_ids=frozenset([4]),
+            ignore_eos=True,
+            logprobs=0,
+            prompt_logprobs=2,
+        ),
+        priority=-3,
+        tenant="t",
+        cache_salt=b"s",
+        deadline=101.5,
+        resume={2: (9,), 0: ()},
+    )
+    assert (submission.request_id, submission.epoch, submission.deliver_to) == ("1-1", 2, "d")
+    assert (submission.output_context, submission.prompt_tokens, submission.max_tokens) == (b"c", 2, 9)
+    assert (submission.logprobs, submission.prompt_logprobs) == (0, 2)
+    assert submission.choices == {2: (9,), 0: ()}
+
+
+@pytest.mark.parametrize(("max_tokens", "taken"), [(9, 9), (2**32 - 1, MODEL.max_model_len - 2)])
+def test_no_more_output_is_counted_than_the_context_has_room_for(max_tokens: int, taken: int) -> None:
+    assert submission_of(submit(max_tokens=max_tokens), MODEL, now=0.0).max_tokens == taken
+
+
+def test_what_is_absent_is_neutral() -> None:
+    submission = submission_of(submit(), MODEL, now=0.0)
+    expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
+    assert submission.core_request == expected
+    assert submission.choices == {0: ()}
+    assert submission.logprobs is submission.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sampling": engine_pb2.SamplingParams(n=0)}, "sampling.n"),
+        ({"sampling": engine_pb2.SamplingParams(n=2**32 - 1)}, "sampling.n"),
+        ({"cache_salt": b"x" * 65}, "cache_salt"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"resume": [sampling_pb2.ResumedChoice()] * 2}, "resume"),
+        ({"resume": [sampling_pb2.ResumedChoice(choice=choice) for choice in range(2000)]}, "resume"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[1])] * 257}, "bad_words"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"timeout_ms": 0}, "timeout_ms"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"prompt_token_ids": [7] * 50}, "prompt_token_ids"),
+        ({"prompt_token_ids": [2**32 - 1] * 300_000}, "prompt_token_ids"),
+        ({"resume": [sampling_pb2.ResumedChoice(token_ids=[7] * 300_000)]}, "resume[0].token_ids"),
+        ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[7] * 300_000)}, "sampling.allowed_token_ids"),
+        (
+            {"sampling": engine_pb2.SamplingParams(logit_bias=dict.fromkeys(range(30_000), 1.0))},
+            "sampling.logit_bias",
+        ),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 300_000)]}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[7] * 5)] * 205}, "bad_words"),
+        ({"tenant": "é" * 257}, "tenant"),
+    ],
+)
+def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[str, object], named: str) -> None:
+    message = submit(**fields)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused) as refused:
+            submission_of(message, MODEL, time.monotonic())
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert refused.value.status.code is Code.INVALID_ARGUMENT
+    assert refused.value.status.message.startswith(f"{named}: ")
+    assert "expected" in refused.value.status.message or named == "resume"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"bad_words": [sampling_pb2.TokenIds()]}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[100])]}, "bad_words"),
+        ({"stop_token_ids": [100]}, "stop_token_ids"),
+        ({"prompt_token_ids": [100]}, "prompt_token_ids"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": 10}, "min_tokens"),
+        ({"resume": [sampling_pb2.ResumedChoice(choice=1)]}, "resume"),
+        ({"sampling": engine_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
+        ({"sampling": engine_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),
+        ({"sampling": engine_pb2.SamplingParams(repetition_penalty=2.0**31)}, "sampling.repetition_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(top_p=0.0)}, "sampling.top_p"),
+        ({"sampling": engine_pb2.SamplingParams(min_p=1.5)}, "sampling.min_p"),
+        ({"sampling": engine_pb2.SamplingParams(frequency_penalty=-2.5)}, "sampling.frequency_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(presence_penalty=2.5)}, "sampling.presence_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
+        ({"sampling": engine_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
+        ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
+    ],
+)
+def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
+    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request
+    assert isinstance(core_request, Request)
+    with pytest.raises(InvalidRequestError) as refused:
+        validate_request(core_request, MODEL)
+    assert status_of(refused.value, 1).message.startswith(f"{named}: ")
+
+
+def test_the_limits_themselves_are_accepted() -> None:
+    at_most = submit(
+        bad_words=[sampling_pb2.TokenIds(ids=[7] * 4)] * 256,
+        stop_token_ids=range(64),
+        cache_salt=b"x" * 64,
+        tenant="é" * 256,
+        timeout_ms=1,
+        prompt_token_ids=[7] * 49,
+        min_tokens=9,
+        logprobs=20,
+        prompt_logprobs=20,
+        sampling=engine_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
+    )
+    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request
+    assert isinstance(core_request, Request)
+    validate_request(core_request, MODEL)
+
+
+def test_a_frame_has_room_for_every_choice_that_goes_on() -> None:
+    """From the end of a context, with the largest ids and every list full."""
+    model = replace(MODEL, vocab_size=1 << 18, max_model_len=1 << 15)
+    ids = [model.vocab_size - 1] * (model.max_model_len - 1)
+    resume = [sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice in range(MAX_CHOICES)]
+    message = submit(prompt_token_ids=ids, resume=resume, sampling=engine_pb2.SamplingParams(n=MAX_CHOICES))
+    check_size(message, model)
+    assert message.ByteSize() <= frame_limits(model).max_bytes
+
+
+def test_refusals_of_the_core_have_codes() -> None:
+    invalid = status_of(InvalidRequestError("temperature", "is nan; expected a number"), 700)
+    assert (invalid.code, invalid.retry_after_ms) == (Code.INVALID_ARGUMENT, None)
+    assert "temperature" in invalid.message
+    full = status_of(QueueFullError("the queue is full"), 700)
+    assert (full.code, full.retry_after_ms) == (Code.RESOURCE_EXHAUSTED, 700)
+
+
+@pytest.mark.parametrize("finish_reason", CoreFinishReason)
+def test_every_end_of_the_core_has_its_cause(finish_reason: CoreFinishReason) -> None:
+    assert end_of(Finish(finish_reason, 7), 3) == ChoiceEnd(FinishReason[finish_reason.name], 3, stop_token_id=7)
