@@ -19,12 +19,12 @@ from engine_core.kernels.library import (
     KernelsUnavailableError,
     load_int8_kernels,
 )
+from engine_core.layers.features import Features, LinearShape
 from engine_core.ops import selector
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.selector import choose_quant_method
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import Features, LinearShape
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
 
