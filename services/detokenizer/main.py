@@ -14,7 +14,7 @@ from services.common.links.redial import PeerDedup
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
 from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import dialling_credentials, listening_credentials, service_interceptors
+from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -72,7 +72,7 @@ class _Detokenizer:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
+            authorizers=service_authorizers(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = DetokenizerService(
             me,

@@ -9,10 +9,10 @@ import grpc
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.common.rpc.calls import end_call_soon
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
-from services.common.rpc.output_stream import OutputStream
+from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, peer_changes_to_proto, welcome_message
+from services.common.rpc.slow_readers import OutputStream
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.ring.attached_peers import PeerListSender
 from services.ring.errors import Code, Reason, Refused, Status

@@ -21,7 +21,7 @@ from services.common.process.memory import freeze_loaded_objects, resident_memor
 from services.common.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
 from services.common.process.watchdog import Watchdog, thread_stacks
 from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import listening_credentials, service_interceptors
+from services.common.security.credentials import listening_credentials, service_authorizers
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -76,7 +76,7 @@ class _EngineProcess:
             settings.server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
+            authorizers=service_authorizers(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = EngineService(
             self._engine,

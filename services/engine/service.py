@@ -15,7 +15,7 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
 from services.common.rpc.shared_messages import abort
 from services.engine.async_engine import AsyncEngine
-from services.engine.attach import ATTACHERS, Attachment
+from services.engine.attach_stream import ATTACHERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks

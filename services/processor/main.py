@@ -16,7 +16,7 @@ from services.common.links.redial import PeerDedup
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
 from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
+from services.common.security.credentials import certificate_authorizers, dialling_credentials, listening_credentials
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -24,7 +24,7 @@ from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.authentication import auth_interceptors
+from services.processor.authentication import client_authorizers
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.processor.detokenizer_link import DetokenizerLink
@@ -81,7 +81,7 @@ class _Processor:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
-            interceptors=[*certificate_interceptors(settings, internal=False), *auth_interceptors(settings.auth)],
+            authorizers=[*certificate_authorizers(settings, internal=False), *client_authorizers(settings.auth)],
             max_connection_age=settings.max_connection_age,
         )
         self._tracing = start_tracing(settings)

@@ -24,13 +24,13 @@ from services.common.config.errors import ExitCode, FatalError
 from services.common.config.settings import ServerSettings
 from services.common.process.heartbeat import heartbeat
 from services.common.rpc.bind_address import check_bindable, remove_socket_file
-from services.common.rpc.calls import CallRegistry
+from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.connections import ConnectionGuard, allowed_connections
-from services.common.rpc.error_interceptor import ErrorInterceptor
 from services.common.rpc.grpc_options import server_options
-from services.common.rpc.handlers import rpc_handlers
+from services.common.rpc.handlers import Authorize, rpc_handlers
 from services.common.rpc.health import Health
 from services.common.rpc.memory_guard import MemoryGuard
+from services.common.rpc.open_calls import CallRegistry
 
 log = structlog.get_logger()
 
@@ -44,7 +44,7 @@ _IDLE_POLL = 0.05
 
 
 class Server:
-    """One grpc.aio server with health, reflection, limits and the error interceptor.
+    """One grpc.aio server with health, reflection, limits and the call interceptor.
 
     Register servicers with ``add_service``, then ``start()`` and ``stop()`` it, or ``run()`` it for a whole process.
     """
@@ -55,12 +55,12 @@ class Server:
         services: Sequence[str],
         *,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        authorizers: Sequence[Authorize] = (),
         max_connection_age: float | None = None,
     ) -> None:
         """``services``: full names of the services that will be registered. Needs a running event loop.
 
-        Without ``credentials`` it speaks plain text. ``interceptors`` run inside the error interceptor. After
+        Without ``credentials`` it speaks plain text. ``authorizers``: see ``CallInterceptor``. After
         ``max_connection_age`` seconds clients make new calls on another connection; open calls continue.
         """
         self._settings = settings
@@ -78,7 +78,7 @@ class Server:
         self._connections: ConnectionGuard | None = None
         self._credentials = credentials
         self.grpc = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._calls, settings.stall_timeout, self._on_call), *interceptors],
+            interceptors=[CallInterceptor(self._calls, settings.stall_timeout, self._on_call, authorizers)],
             options=server_options(settings, self._max_connections, max_connection_age),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)

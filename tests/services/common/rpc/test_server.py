@@ -22,7 +22,6 @@ from services.common.links.channels import check_health, open_channel, wait_serv
 from services.common.rpc.health import LIVENESS
 from services.common.rpc.server import Server
 from services.common.rpc.shared_messages import status_from_proto
-from services.common.security.auth_interceptor import AuthInterceptor
 from services.ring.errors import Code, Reason, Refused
 from tests.ports import HeldPort
 
@@ -74,9 +73,9 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @asynccontextmanager
-async def serving(settings=None, interceptors=()):
+async def serving(settings=None, authorizers=()):
     """A started server with ``Inference``, and a channel to it."""
-    server = Server(settings or ServerSettings(), [SERVICE], interceptors=interceptors)
+    server = Server(settings or ServerSettings(), [SERVICE], authorizers=authorizers)
     servicer = Inference()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     await server.start()
@@ -441,7 +440,7 @@ async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
     unauthenticated = grpc.StatusCode.UNAUTHENTICATED, Reason.UNAUTHENTICATED
     invalid = grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD
     key = {"metadata": (("key", "it"),)}
-    async with serving(interceptors=[AuthInterceptor(admit)]) as (_, channel, _):
+    async with serving(authorizers=[admit]) as (_, channel, _):
         for method in ("Tokenize", "Generate", "Session"):
             assert await raw(method, nothing()) == unauthenticated
             assert await raw(method, iter([b"\xff"])) == unauthenticated

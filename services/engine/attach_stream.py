@@ -15,13 +15,13 @@ import structlog
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.common.rpc.calls import end_call_soon
 from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import is_cheap_to_parse, parse
+from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import welcome_message
 from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.engine_messages import response_of, submission_of
-from services.engine.limits import frame_limits
+from services.engine.submit_limits import frame_limits
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import ENGINE_CAPABILITIES, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.ring.outbound_link import RejectedCommand
