@@ -11,9 +11,10 @@ from services.common.config.settings import DetokenizerSettings
 from services.common.links.discovery import Discovery
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import PeerDedup
+from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
-from services.common.rpc.server import Server, wait_until_idle
+from services.common.rpc.server import Server
 from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
