@@ -8,6 +8,7 @@ import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.common.config.settings import DetokenizerSettings
+from services.common.links.channels import Endpoint
 from services.common.links.discovery import Discovery
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import PeerDedup
@@ -58,14 +59,11 @@ class _Detokenizer:
         self._discovery = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
-                address,
+                Endpoint(address, credentials, host, server.max_message_bytes),
                 me,
                 self._engines,
                 dedup,
                 stall_timeout=server.stall_timeout,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
             ),
             interval=settings.discovery.dns_refresh_interval,
         )

@@ -10,6 +10,7 @@ import structlog
 from ringline.inference.v1 import inference_pb2
 
 from services.common.config.settings import ProcessorSettings
+from services.common.links.channels import Endpoint
 from services.common.links.discovery import Discovery
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import PeerDedup
@@ -149,31 +150,22 @@ class _Processor:
     def _discover_peers(self, me: PeerId) -> list[Discovery]:
         """The links to engines and detokenizers, which report to ``_link_events``."""
         settings, server = self._settings, self._settings.server
-        credentials = dialling_credentials(settings)
+        credentials, max_bytes = dialling_credentials(settings), server.max_message_bytes
         engines = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
-                address,
+                Endpoint(address, credentials, host, max_bytes),
                 me,
                 self._link_events,
                 self._dedup,
                 stall_timeout=server.stall_timeout,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
             ),
             interval=settings.discovery.dns_refresh_interval,
         )
         detokenizers = Discovery(
             settings.detokenizers,
             lambda address, host: DetokenizerLink(
-                address,
-                me,
-                self._link_events,
-                self._dedup,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
+                Endpoint(address, credentials, host, max_bytes), me, self._link_events, self._dedup
             ),
             interval=settings.discovery.dns_refresh_interval,
         )

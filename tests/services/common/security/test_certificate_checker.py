@@ -21,6 +21,7 @@ from services.cli.commands.certs import replace_file
 from services.common.config.errors import FatalError
 from services.common.config.options import build
 from services.common.config.settings import EngineServiceSettings, ServerSettings
+from services.common.links.channels import Endpoint
 from services.common.links.redial import maintain_link
 from services.common.rpc.server import Server
 from services.common.security.certificate_authority import CertificateAuthority
@@ -155,9 +156,7 @@ async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_
         await call.read()
 
     async with serving(ours) as address:
-        task = asyncio.create_task(
-            maintain_link(address, carry, max_message_bytes=1 << 20, credentials=credentials, server_name="localhost")
-        )
+        task = asyncio.create_task(maintain_link(Endpoint(address, credentials, "localhost"), carry))
         link = await links.get()
         replace_file(believed, first + second + third, 0o644)
         await asyncio.sleep(0.1)  # time to be seen; it is no error if it is not
