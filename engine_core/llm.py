@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from engine_core.byte_sizes import parse_bytes
 from engine_core.call_thread import Call, CallThread
-from engine_core.config import EngineConfig, ModelSpec, Option, options_of
+from engine_core.config import EngineConfig, ModelSpec, options_of
 from engine_core.conversations import as_json, read_conversations
 from engine_core.custom_text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.engine import EngineCore
@@ -398,9 +398,9 @@ def configure(**options: Any) -> EngineConfig:
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
 
 
-def _value(name: str, value: Any, declared: Option) -> Any:
+def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
     """The value of an option as its section takes it."""
-    if declared.unit == "bytes" and isinstance(value, str):
+    if declared.get("unit") == "bytes" and isinstance(value, str):
         try:
             return parse_bytes(value)
         except ValueError as error:

@@ -140,8 +140,8 @@ def sizes() -> list[tuple[str, int]]:
         for option in fields(section.default_factory):
             declared = options_of(section.default_factory)[option.name]
             if str(option.type).startswith("int"):
-                assert declared.minimum is not None
-                found.append((option.name, int(declared.minimum)))
+                assert "minimum" in declared
+                found.append((option.name, int(declared["minimum"])))
     return found
 
 
