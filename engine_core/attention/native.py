@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
-from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
+from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import empty
-from engine_core.kernels.library import CpuKernels
+from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.kv_cache_interface import LayerCacheSpec
 
@@ -26,9 +26,9 @@ class NativeAttention(AttentionBackend):
 
     batch_invariant = True
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._arguments = AttentionArguments()
+        self._arguments = kernels.attention.arguments()
         self._metadata: AttentionMetadata | None = None
 
     @staticmethod

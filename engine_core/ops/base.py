@@ -281,17 +281,21 @@ class OpsBackend(ABC):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         """Normalization of heads, where there are ``norms``, and rotation."""
 
-    @abstractmethod
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+    # What is computed of each number alone: by torch here, by a kernel where a backend has one.
 
-    @abstractmethod
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
+        y = activation(x.float())
+        return (y if up is None else y * up.float()).to(x.dtype)
 
-    @abstractmethod
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation, up)
+
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
+        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
 
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""

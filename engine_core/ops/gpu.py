@@ -178,10 +178,6 @@ class GpuBackend(OpsBackend):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return GpuRotary(shape, norms)
 
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=1)
-        return self.activate(gate, activation, up)
-
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         activate[(len(x), -(-x.shape[1] // _ACTIVATIONS_TOGETHER))](

@@ -225,17 +225,6 @@ class TorchBackend(OpsBackend):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return TorchRotary(shape, norms)
 
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.activate(gate, activation, up)
-
-    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
-        y = activation(x.float())
-        return (y if up is None else y * up.float()).to(x.dtype)
-
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
-
 
 def _greatest(x: torch.Tensor, count: int) -> torch.return_types.sort:
     """Like ``topk``, but of equal values the first comes first."""

@@ -156,7 +156,7 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> 
     linear = layers.linear(weight)
     assert isinstance(linear, NativeLinear)
     assert linear.nbytes == weight.nbytes
-    assert linear._packed.data_ptr() % memory._HUGE_PAGE == 0
+    assert linear._weights.packed.data_ptr() % memory._HUGE_PAGE == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
