@@ -1,8 +1,9 @@
-"""What layers compute, and the interface of a backend that computes them.
+"""What models compute with, and the interface of a backend that computes it.
 
-A model is written from the parts in ``parts``; when a part is loaded, it asks the backend for the layer that computes
-it. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
-vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
+A model is written from the parts in ``layers``; when a part is loaded, it asks the backend for the op that computes it:
+a computation with its weights. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are
+wanted, D head size, V vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns,
+the last ones zero.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class ExpertsOp(ABC):
 class NormOp(Protocol):
     """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
 
-    The result is multiplied by a scale, where a layer has one.
+    The result is multiplied by a scale, where a norm has one.
     """
 
     @property
@@ -229,7 +230,7 @@ class DecoderStack(Protocol):
 
 
 class OpsBackend(ABC):
-    """Computes layers on one kind of device. Weights that are passed in may be overwritten later: they are copied."""
+    """Makes ops for one kind of device. Weights that are passed in may be overwritten later: they are copied."""
 
     batch_invariant: bool
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
@@ -302,5 +303,5 @@ class OpsBackend(ABC):
         return x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """A stack that computes the same as ``stack``, made of this backend's layers, with less work in between."""
+        """A stack that computes the same as ``stack``, made of this backend's ops, with less work in between."""
         return stack

@@ -1,4 +1,4 @@
-"""Layers computed by the native kernels in engine_core/kernels/cpu.
+"""Ops computed by the native kernels in engine_core/kernels/cpu.
 
 All of them give a row the same bits whatever the other rows are, and however many threads compute.
 """

@@ -1,4 +1,4 @@
-"""Layers by plain torch: the reference in tests, and the fallback where no native kernels could be built.
+"""Ops by plain torch: the reference in tests, and the fallback where no native kernels could be built.
 
 A row's bits may depend on the other rows here: torch chooses its kernels by the number of rows.
 """
@@ -165,17 +165,15 @@ class TorchExperts(ExpertsOp):
     def _compute(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         (gate, up, down), biases = self._weights[expert], self._biases[expert]
         gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
-        linear = torch.nn.functional.linear
-        activated = self._activated(linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float())
-        return linear(activated.to(x.dtype), down, down_bias)
-
-    def _activated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        shape = self._shape
-        if shape.activation is not Activation.CLAMPED_SWIGLU:
-            return shape.activation(gate) * up
-        gate = gate.clamp(max=shape.swiglu_limit)
-        up = up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
-        return (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
+        shape, linear = self._shape, torch.nn.functional.linear
+        gated, inner = linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float()
+        if shape.activation is Activation.CLAMPED_SWIGLU:
+            gated = gated.clamp(max=shape.swiglu_limit)
+            inner = (inner.clamp(-shape.swiglu_limit, shape.swiglu_limit) + 1) * gated
+            inner = inner * torch.sigmoid(shape.swiglu_alpha * gated)
+        else:
+            inner = shape.activation(gated) * inner
+        return linear(inner.to(x.dtype), down, down_bias)
 
 
 class TorchBackend(OpsBackend):

@@ -13,7 +13,7 @@ from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
-from engine_core.ops.selector import choose_layers, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quant_method
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
@@ -48,7 +48,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.layers, layers = choose_layers(head_dim, dtype, library)
+        self.layers, layers = choose_ops(head_dim, dtype, library)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
         self.batch_invariant = self.layers.batch_invariant and self.attention.batch_invariant
