@@ -1,5 +1,5 @@
-// The activation of a feed-forward block, with its gate where it has one (SwiGLU and GeGLU,
-// https://arxiv.org/abs/2002.05202).
+// What is computed of each number alone: the activation of a feed-forward block, with its gate where it has one (SwiGLU and
+// GeGLU, https://arxiv.org/abs/2002.05202), and the gate of a shared expert.
 #pragma once
 
 #include "exponent.h"
@@ -86,11 +86,28 @@ int activate_as(const RinglineActivation& args) {
 }
 
 inline int activate(const RinglineActivation& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return activate_as<Float32>(args);
-        case kRinglineFloat16: return activate_as<Float16>(args);
-        default: return activate_as<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return activate_as<decltype(number)>(args); });
+}
+
+// Rows times the sigmoid of one number each, plus a residual.
+template <class F>
+int gate_rows(const RinglineSigmoidGate& args) {
+    using Element = typename F::Element;
+    const long width = args.width;
+    const int threads = threads_worth(args.rows * width / kActivatedPerNanosecond, args.num_threads);
+    parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
+        const Element* const x = static_cast<const Element*>(args.x) + row * width;
+        const Element* const residual = static_cast<const Element*>(args.residual) + row * width;
+        Element* const output = static_cast<Element*>(args.output) + row * width;
+        const Vec share = times_sigmoid(splat(1.0f), splat(args.logits[row]));
+        for (long i = 0; i < width; i += kLanes)
+            F::narrow(output + i, multiply_add(F::widen(x + i), share, F::widen(residual + i)));
+    });
+    return 0;
+}
+
+inline int sigmoid_gate(const RinglineSigmoidGate& args) {
+    return with_number_type(args.number_type, [&](auto number) { return gate_rows<decltype(number)>(args); });
 }
 
 }  // namespace
