@@ -28,10 +28,9 @@ from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, 
 from engine_core.logprobs import Logprobs
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
-from engine_core.offline.numpy_to_python import plain_params
 from engine_core.offline.options import configure
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
-from engine_core.offline.sampling_params import SamplingParams, with_text
+from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
@@ -144,8 +143,10 @@ class LLM:
         self._custom_tokenizer: Tokenizer | None = None
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
+        elif isinstance(tokenizer, Tokenizer):
+            self._custom_tokenizer = tokenizer
         else:
-            self._custom_tokenizer = _checked(tokenizer)
+            raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
         self._config = configure(model=model, **options)
         self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
@@ -301,7 +302,7 @@ class LLM:
         checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # what prompts share stays shared
         for each, place in zip(params, places, strict=True):
             if id(each) not in checked:
-                own = with_text(plain_params(each), place)
+                own = read_params(each, place)
                 if own.stop_strings or self._custom_tokenizer is not None:
                     self._text.check(own, place)
                 checked[id(each)] = own, own.for_engine
@@ -366,12 +367,6 @@ class _Progress:
     def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.close()
-
-
-def _checked(tokenizer: object) -> Tokenizer:
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
-    return tokenizer
 
 
 def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:

@@ -113,9 +113,11 @@ class Conversation:
     def _answer(self, text: str, keep_going: bool) -> None:
         """Stream the answer; it becomes part of the conversation, unless it failed."""
         self._messages.append({"role": "user", "content": text})
+        system: list[ringline.Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
         said = ""
         try:
-            with self._client.stream(messages=self._prompt(), **self._options) as stream, closed_by_interrupt(stream):
+            stream = self._client.stream(messages=[*system, *self._messages], **self._options)
+            with stream, closed_by_interrupt(stream):
                 for delta in stream:
                     click.echo(delta.text, nl=False)
                     said += delta.text
@@ -130,8 +132,3 @@ class Conversation:
             return
         click.echo()
         self._messages.append({"role": "assistant", "content": said})
-
-    def _prompt(self) -> list[ringline.Message]:
-        if self._system is None:
-            return self._messages
-        return [{"role": "system", "content": self._system}, *self._messages]

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -97,7 +98,7 @@ def status(
     if not named:
         processors = (os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,)
     asked = {"processor": _split(processors), "engine": _split(engines), "detokenizer": _split(detokenizers)}
-    found = asyncio.run(_running(connection) if everything else _asked(asked, connection, named=named))
+    found = asyncio.run(_everything(connection) if everything else _asked(asked, connection, named=named))
     services = [service for stack in found for service in stack.services]
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
@@ -127,7 +128,7 @@ def _nothing(address: str | None) -> str:
     return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
 
 
-async def _running(connection: Connection) -> list[StackStatus]:
+async def _everything(connection: Connection) -> list[StackStatus]:
     return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
 
 
@@ -195,32 +196,29 @@ async def _service(
     server_name = connection.tls_server_name or named
     async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
         health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
-        models = await _models(channel) if name == "processor" and health == "SERVING" else None
-        page = None
+        models = page = load = None
         if name == "processor" and health in ("SERVING", "NOT_SERVING"):
             page = await asyncio.to_thread(read_live_page, address, metrics)
-        load = await _load(channel) if name == "engine" and health == "SERVING" else None
+        with suppress(grpc.aio.AioRpcError):
+            if name == "processor" and health == "SERVING":
+                models = await _models(channel)
+            elif name == "engine" and health == "SERVING":
+                load = await _load(channel)
         trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, page, load, trouble)
 
 
-async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
+async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:
     stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-    try:
-        answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
-    except grpc.aio.AioRpcError:
-        return None
+    answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
     return [MessageToDict(model, preserving_proto_field_name=True) for model in answer.models]
 
 
-async def _load(channel: grpc.aio.Channel) -> dict[str, Any] | None:
+async def _load(channel: grpc.aio.Channel) -> dict[str, Any]:
     stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-    try:
-        answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
-    except grpc.aio.AioRpcError:
-        return None
+    answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
     return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
 
 

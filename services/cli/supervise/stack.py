@@ -61,13 +61,6 @@ class StackOptions:
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
-    def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
-        """The credentials for dialling the processor, and the name in its certificate, if it has one."""
-        cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
-        return (
-            (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)
-        )
-
     @property
     def metrics_ports(self) -> dict[str, int]:
         """Metrics ports keyed by service; empty without metrics."""
@@ -95,7 +88,8 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         "detokenizer": settings_of(DetokenizerSettings()),
         "processor": settings_of(ProcessorSettings()),
     }
-    environment = _environment()
+    # Without our own variables: their values are on the children's command lines.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     specs = []
     for name in SERVICES:
         port = options.metrics_ports.get(name)
@@ -165,11 +159,6 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _environment() -> dict[str, str]:
-    """The environment without our own variables: their values are on the children's command lines."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-
-
 @dataclass(frozen=True, slots=True)
 class ReadyStack:
     """A stack whose services all serve."""
@@ -201,7 +190,10 @@ async def run_stack(
         log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
-    processor = options.processor_credentials()
+    cert_file, key_file = options.values.get("tls_cert_file"), options.values.get("tls_key_file")
+    processor: tuple[PeerCredentials, str | None] = PLAINTEXT, None  # and the name in its certificate, if it has one
+    if cert_file is not None and key_file is not None:
+        processor = own_server_credentials(cert_file, key_file)
     with runtime_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine_core.config import EngineConfig, options_of
+from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, UnknownOptionError
 from engine_core.llm import configure
-from engine_core.vllm_options import instead_of_vllm_options
 from services.common.config.options import settings_of
 
 OF_FLAGS = {setting.name: setting for setting in settings_of(EngineConfig())}
@@ -32,11 +30,6 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
         assert (caught.value.option, caught.value.value) == (option, 5)
     with pytest.raises(ConfigError, match="tensor_parallel_size is not supported yet: a model runs on"):
         configure(model="m", tensor_parallel_size=1)
-
-
-def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not() -> None:
-    own = {name for section in fields(EngineConfig) for name in options_of(section.default_factory)}
-    assert own.isdisjoint(instead_of_vllm_options(str))
 
 
 def test_options_reach_their_sections() -> None:
