@@ -24,7 +24,7 @@ from services.common.config.errors import ExitCode
 from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.common.config.security_settings import TlsSettings
 from services.common.config.settings import DetokenizerSettings, ProcessorSettings
-from services.common.links.channels import wait_serving
+from services.common.links.channels import Endpoint, wait_serving
 from services.common.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
 
 SERVICES = ("engine", "detokenizer", "processor")
@@ -207,7 +207,7 @@ async def run_stack(
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
                 credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
-                await wait_serving(address, credentials=credentials, server_name=name)
+                await wait_serving(Endpoint(address, credentials, name))
             supervisor.allow_restarts()
             state = state_of(options, directory, supervisor, started)
             return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
