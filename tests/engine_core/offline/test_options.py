@@ -43,6 +43,8 @@ def test_paths_and_numbers_of_numpy_are_options_too() -> None:
     assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
     with pytest.raises(ConfigError, match="max_num_seqs"):
         configure(model="m", max_num_seqs=np.float64(3.0))
+    with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
+        configure(model="m", max_num_seqs=10**5000)
 
 
 # Options that count something, each with the least that it takes.
