@@ -227,40 +227,34 @@ def stack_text(stack: StackStatus) -> str:
     return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
 
 
-def _processor_lines(service: ServiceStatus) -> Iterator[str]:
-    """The requests of a processor, and what it lacks."""
-    page = service.page
+def _lines(service: ServiceStatus) -> Iterator[str]:
+    pid = "" if service.pid is None else f"pid {service.pid}"
+    yield f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"
+    for model in service.models or ():
+        yield f"  model {model['name']}: {model.get('max_model_len')} tokens"
+    page, load = service.page, service.load
     if page is not None:
-        yield f"requests live {page.live_requests}, requests waiting {page.waiting_requests}"
-        yield from page.missing_peers()
+        yield f"  requests live {page.live_requests}, requests waiting {page.waiting_requests}"
+        yield from (f"  {line}" for line in page.missing_peers())
     if service.service == "processor" and service.health == "NOT_SERVING":
         if page is None:
-            yield "no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
+            yield "  no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
         elif page.engines and page.detokenizers:
-            yield "the attached engines and detokenizers are draining, silent, or not linked to each other"
-
-
-def _lines(service: ServiceStatus) -> list[str]:
-    pid = "" if service.pid is None else f"pid {service.pid}"
-    lines = [f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"]
-    lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
-    lines += [f"  {line}" for line in _processor_lines(service)]
+            yield "  the attached engines and detokenizers are draining, silent, or not linked to each other"
     if service.trouble is not None:
-        lines.append(f"  {service.trouble}")
+        yield f"  {service.trouble}"
     elif service.absent:
-        lines.append("  nothing listens there; `ringline serve` starts a ring")
-    load = service.load
+        yield "  nothing listens there; `ringline serve` starts a ring"
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]
-        lines.append(
+        yield (
             f"  choices running {load['running_choices']}, requests waiting {load['waiting_requests']}, "
             f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )
-        lines.append(
+        yield (
             f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
     if service.metrics is not None:
-        lines.append(f"  metrics {service.metrics}")
-    return lines
+        yield f"  metrics {service.metrics}"
