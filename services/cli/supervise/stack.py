@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from services.cli.supervise.child_logs import ChildLogs, death_reason
+from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.cli.supervise.supervisor import ChildSpec, Supervisor
 from services.common.config.addresses import default_metrics_port, join_address
@@ -201,7 +201,6 @@ async def run_stack(
             grace=grace,
             on_line=logs.line,
             on_change=lambda: directory.write(state_of(options, directory, supervisor, started)),
-            death_reason=death_reason,
         )
 
         async def work() -> int | None:

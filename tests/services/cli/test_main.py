@@ -16,6 +16,7 @@ from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
 from services.cli.commands.serve import stack_settings
 from services.cli.main import COMMANDS, cli
 from tests.ring import MODEL, ROOT
+from tests.services.common.process.test_run import python
 
 pytestmark = pytest.mark.long
 
@@ -168,9 +169,7 @@ cli.main([{command!r}, "--help"], standalone_mode=False)
 heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
 assert not heavy, heavy
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False
-    )
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 
