@@ -25,7 +25,7 @@ from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, 
 from services.common.config.security_settings import TlsSettings
 from services.common.config.settings import DetokenizerSettings, ProcessorSettings
 from services.common.links.channels import Endpoint, wait_serving
-from services.common.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
+from services.common.security.credentials import own_server_credentials
 
 SERVICES = ("engine", "detokenizer", "processor")
 """The services; each may depend on those before it."""
@@ -191,9 +191,9 @@ async def run_stack(
         supervisor.stop()
 
     cert_file, key_file = options.values.get("tls_cert_file"), options.values.get("tls_key_file")
-    processor: tuple[PeerCredentials, str | None] = PLAINTEXT, None  # and the name in its certificate, if it has one
+    processor = Endpoint(options.processor_address)
     if cert_file is not None and key_file is not None:
-        processor = own_server_credentials(cert_file, key_file)
+        processor = Endpoint(options.processor_address, *own_server_credentials(cert_file, key_file))
     with runtime_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(
@@ -205,8 +205,7 @@ async def run_stack(
 
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
-                credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
-                await wait_serving(Endpoint(address, credentials, name))
+                await wait_serving(processor if address == processor.address else Endpoint(address))
             supervisor.allow_restarts()
             state = state_of(options, directory, supervisor, started)
             return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
