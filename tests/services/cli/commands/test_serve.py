@@ -13,10 +13,9 @@ import urllib.request
 
 import pytest
 
-from services.cli.commands.engine import engine_config
 from services.cli.supervise.runtime_directory import running_stacks
-from services.common.config.errors import FatalError
 from tests.ring import MODEL, ROOT
+from tests.services.cli.command_line import ringline
 from tests.services.common.process.test_run import alive, wait_until
 
 pytestmark = pytest.mark.long
@@ -27,13 +26,6 @@ def environment():
     """With a runtime directory of its own, whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory() as path:
         yield {**os.environ, "XDG_RUNTIME_DIR": path, "OMP_NUM_THREADS": "1"}
-
-
-def ringline(*arguments, env, **kwargs):
-    command = [sys.executable, "-m", "services.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=250, check=False, **kwargs
-    )
 
 
 class Stack:
@@ -179,35 +171,6 @@ def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_starte
     assert (done.returncode, done.stdout) == (3, "")
     said = done.stderr if command != "engine" else f"error: {json.loads(done.stderr)['error']}\n"  # a service's is JSON
     assert said == f"error: {model} is not a directory\n"
-
-
-def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
-    (tmp_path / "a-file").touch()
-    expected = {
-        "a-file": "is a file: give the directory that has the checkpoint's config.json",
-        "gone": "is not a directory",
-        ".": "has no config.json",
-    }
-    for name, words in expected.items():
-        with pytest.raises(FatalError, match=words):
-            engine_config({"model": str(tmp_path / name)})
-    with pytest.raises(FatalError, match="is not a directory"):
-        engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
-    assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
-
-
-@pytest.mark.parametrize(
-    ("variable", "given", "kept"),
-    [
-        ("/var/cache/me", {}, "/var/cache/me/ringline"),
-        ("/var/cache/me", {"kernel_cache_dir": "/kernels"}, "/kernels"),
-        ("relative", {}, None),  # the engine's own default, as without the variable
-        ("", {}, None),
-    ],
-)
-def test_compiled_kernels_are_kept_where_xdg_says(variable, given, kept, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert engine_config({"model": "some/hub-id", **given}).device.kernel_cache_dir == kept
 
 
 def test_a_taken_port_is_said_before_anything_is_started(environment):
