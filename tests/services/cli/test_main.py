@@ -4,112 +4,22 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 from ringline.errors import Unavailable
 
-from engine_core.config import EngineConfig
 from services.cli.commands._connection import Connection
 from services.cli.commands._options import SECTIONS, describe
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
 from services.cli.commands.serve import stack_settings
 from services.cli.main import COMMANDS, cli
-from services.common.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
-from services.common.config.options import settings_of
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from tests.ring import MODEL, ROOT
+from tests.services.cli.command_line import ringline
+from tests.services.common.process.test_run import python
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).resolve().parents[4]
-MODEL = ROOT / "checkpoints" / "tiny"
-
-
-def ringline(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=250,
-        check=False,
-        env={**os.environ, **variables},
-    )
-
-
-@with_settings(settings_of(DetokenizerSettings()))
-@click.command(cls=SettingsCommand)
-def sample(**options):
-    """A command with a detokenizer's options."""
-    return given_options(options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "values"),
-    [
-        ([], {}, {}),
-        (["--port", "7", "--engines=a:1,b:2"], {}, {"port": 7, "engines": ("a:1", "b:2")}),
-        ([], {"RINGLINE_PORT": "7", "RINGLINE_METRICS": "no"}, {"port": 7, "metrics": False}),
-        (["--port", "8", "--metrics"], {"RINGLINE_PORT": "7", "RINGLINE_METRICS": "no"}, {"port": 8, "metrics": True}),
-        (["--no-metrics", "--max-message-bytes", "4MiB"], {}, {"metrics": False, "max_message_bytes": 4 * 2**20}),
-    ],
-)
-def test_flags_win_over_variables_and_what_is_not_given_is_left_to_the_defaults(
-    arguments, variables, values, monkeypatch
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert sample.main(arguments, standalone_mode=False) == values
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "words"),
-    [
-        (["--port", "x"], {}, "--port (RINGLINE_PORT): 'x' is not usable: expected an integer from 0 to 65535"),
-        (
-            [],
-            {"RINGLINE_METRICS": "maybe"},
-            "--metrics (RINGLINE_METRICS): 'maybe' is not usable: expected true or false",
-        ),
-        ([], {"RINGLINE_LOG_LEVEL": "loud"}, "--log-level (RINGLINE_LOG_LEVEL): 'loud' is not usable: expected one of"),
-    ],
-)
-def test_a_wrong_value_names_flag_variable_value_and_what_is_accepted(arguments, variables, words, monkeypatch):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(click.BadParameter) as caught:
-        sample.main(arguments, standalone_mode=False)
-    assert words in caught.value.format_message()
-
-
-def shown(*arguments):
-    """What the sample prints."""
-    return CliRunner().invoke(sample, arguments, terminal_width=200, max_content_width=200).output
-
-
-def test_help_shows_what_most_people_need_and_where_the_rest_is():
-    short = shown("--help")
-    assert "Common options:" in short
-    assert "[default: 50071]" in short
-    assert "RINGLINE_ANY_OPTION" in short
-    assert "--stall-timeout" not in short
-    count = len(settings_of(DetokenizerSettings()))
-    assert f"--help-all shows all {count} options" in short
-
-
-def test_all_of_the_help_has_every_option_in_its_section():
-    whole = shown("--help-all")
-    assert "Address, connections and limits:" in whole
-    assert "--metrics / --no-metrics" in whole
-    assert all(setting.flag in whole for setting in settings_of(DetokenizerSettings()))
-    assert "--help-all shows" not in whole
-
-
-def test_common_options_are_options_of_some_service():
-    services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
-    assert set(COMMON_OPTIONS) <= {setting.name for defaults in services for setting in settings_of(defaults)}
 
 
 @pytest.mark.parametrize("command", ["serve", "engine", "processor", "detokenizer"])
@@ -136,13 +46,11 @@ def test_how_long_to_wait_is_under_no_title_of_a_generation():
     [
         (("engine",), "MODEL is missing"),
         (("engine", "a", "--model", "b"), "MODEL is 'a' and --model is 'b'"),
-        (("engine", "a", "--max-num-seqs", "-3"), "--max-num-seqs (RINGLINE_MAX_NUM_SEQS): '-3' is not usable"),
         (
             ("engine", "a", "--max-model-len", "1"),
             "--max-model-len (RINGLINE_MAX_MODEL_LEN): '1' is not usable: expected an integer, at least 2",
         ),
         (("serve", "a", "--max-num-seqs", "65537"), "'65537' is not usable: expected an integer from 1 to 65536"),
-        (("serve", "a", "--block-size", "big"), "--block-size (RINGLINE_BLOCK_SIZE): 'big' is not usable"),
         (("serve", "--name", "x"), "--name is not an option of `ringline serve`, which links its services itself."),
         (("processor", "--engines", "nowhere"), "--engines (RINGLINE_ENGINES): 'nowhere' is not usable"),
         (("health", "nowhere"), "'nowhere' is not an address"),
@@ -218,7 +126,7 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
 def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service):
     model = (str(MODEL),) if service == "engine" else ()
     variables = {"RINGLINE_PATIENC": "3", "RINGLINE_PATIENCE": "3", "RINGLINE_ENABLE_PREFIX_CACHING": "no"}
-    done = ringline(service, *model, "--uds", "/no/such/directory/socket", "--log-format", "json", **variables)
+    done = ringline(service, *model, "--uds", "/no/such/directory/socket", "--log-format", "json", env=variables)
     assert done.returncode == 3
     (warning,) = [record for record in map(json.loads, done.stderr.splitlines()) if record["level"] == "warning"]
     assert warning["variable"] == "RINGLINE_PATIENC"
@@ -226,7 +134,7 @@ def test_a_service_warns_of_a_misspelt_variable_and_of_no_other_services(service
 
 
 def test_a_client_command_warns_of_a_misspelt_variable():
-    done = ringline("generate", "hello", "--address", "127.0.0.1:9", RINGLINE_ADRESS="elsewhere:1")
+    done = ringline("generate", "hello", "--address", "127.0.0.1:9", env={"RINGLINE_ADRESS": "elsewhere:1"})
     warning, error = done.stderr.splitlines()
     assert warning == "warning: unknown variable RINGLINE_ADRESS; did you mean RINGLINE_ADDRESS?"
     assert error.startswith("Error: 127.0.0.1:9 is not available")
@@ -248,9 +156,7 @@ cli.main([{command!r}, "--help"], standalone_mode=False)
 heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
 assert not heavy, heavy
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False
-    )
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 
