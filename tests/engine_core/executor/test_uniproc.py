@@ -13,10 +13,8 @@ import pytest
 
 from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
-from engine_core.executor.collective import _described
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.executor.worker import Worker
-from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.llm import configure
 from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
@@ -169,22 +167,6 @@ def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(c
     with pytest.raises(ConfigError, match=refusal):
         UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(observer))
     assert started == ["configuration"]
-
-
-@pytest.mark.parametrize(
-    ("windows", "described"),
-    [
-        ((None, None), "9 blocks of 4: 36 tokens"),
-        ((20, 20, 20), "9 blocks of 4 tokens, each for one group of layers: 1 group of 3 layers over a window of 20"),
-        (
-            (20, None, 20, 20),
-            "9 blocks of 4 tokens, each for one group of layers: "
-            "3 groups of 1 layer over a window of 20, 1 group of 1 layer over all tokens",
-        ),
-    ],
-)
-def test_equal_groups_of_layers_are_described_once(windows: tuple[int | None, ...], described: str) -> None:
-    assert _described(KVCacheConfig(9, 4, 1, group_layers(windows))) == described
 
 
 def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:
