@@ -1,14 +1,18 @@
-"""The prefix cache: what is found again, what must not be, and what it costs whom."""
+"""Blocks of sequences: what the prefix cache finds again, and what it must not; what windows hold and give back."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_core.errors import OutOfMemoryError
 from engine_core.kv_cache.manager import block_hashes, root_hash
 
 from ..scheduling.harness import Harness
 
+WINDOW = 6
+"""One and a half blocks of 4 tokens, so that up to three are read."""
 PROMPT = tuple(range(2, 24))  # 22 tokens: five full blocks and a half
 
 
@@ -16,29 +20,22 @@ def caching(**config):
     return Harness(prefix_caching=True, **config)
 
 
-def cached(engine, name, prompt, **kwargs):
-    """Run a request to its end; its cached tokens."""
-    engine.add(name, prompt, **kwargs)
-    engine.finish()
-    return engine.streams[name].cached_tokens
-
-
 def test_full_blocks_of_an_equal_prefix_are_found_again():
     engine = caching()
-    assert cached(engine, "a", PROMPT) == 0
-    assert cached(engine, "b", PROMPT) == 20
-    assert cached(engine, "c", PROMPT[:9] + (39,) * 8) == 8
-    assert cached(engine, "d", PROMPT[1:]) == 0
+    assert engine.cached("a", PROMPT) == 0
+    assert engine.cached("b", PROMPT) == 20
+    assert engine.cached("c", PROMPT[:9] + (39,) * 8) == 8
+    assert engine.cached("d", PROMPT[1:]) == 0
     stats = engine.scheduler.stats()
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (22 + 22 + 17 + 21, 28)
 
 
 def test_a_hit_leaves_at_least_one_token_to_compute():
     engine = caching()
-    cached(engine, "a", PROMPT)
-    assert cached(engine, "b", PROMPT[:20]) == 16
-    assert cached(engine, "c", PROMPT[:4]) == 0
-    assert cached(engine, "d", PROMPT[:5]) == 4
+    engine.cached("a", PROMPT)
+    assert engine.cached("b", PROMPT[:20]) == 16
+    assert engine.cached("c", PROMPT[:4]) == 0
+    assert engine.cached("d", PROMPT[:5]) == 4
 
 
 def test_output_is_found_again_as_part_of_a_longer_prompt():
@@ -46,7 +43,7 @@ def test_output_is_found_again_as_part_of_a_longer_prompt():
     engine.add("a", PROMPT, max_tokens=12)
     tokens = engine.finish()["a"][0]
     # 33 of 34 tokens were computed, in eight full blocks.
-    assert cached(engine, "b", PROMPT + tuple(tokens) + (5,)) == 32
+    assert engine.cached("b", PROMPT + tuple(tokens) + (5,)) == 32
 
 
 def test_blocks_are_shared_while_their_first_user_still_runs():
@@ -73,27 +70,26 @@ def test_nothing_is_found_before_it_is_computed():
 
 def test_a_salt_keeps_requests_apart():
     engine = caching()
-    assert cached(engine, "a", PROMPT, salt=b"x") == 0
-    assert cached(engine, "b", PROMPT, salt=b"y") == 0
-    assert cached(engine, "c", PROMPT) == 0
-    assert cached(engine, "d", PROMPT, salt=b"x") == 20
+    assert engine.cached("a", PROMPT, salt=b"x") == 0
+    assert engine.cached("b", PROMPT, salt=b"y") == 0
+    assert engine.cached("c", PROMPT) == 0
+    assert engine.cached("d", PROMPT, salt=b"x") == 20
 
 
 def test_requests_for_prompt_logprobs_compute_their_whole_prompt_but_serve_others():
     engine = caching()
-    cached(engine, "a", PROMPT)
-    assert cached(engine, "b", PROMPT, prompt_logprobs=0) == 0
+    engine.cached("a", PROMPT)
+    assert engine.cached("b", PROMPT, prompt_logprobs=0) == 0
     assert len(engine.streams["b"].prompt_logprobs) == len(PROMPT) - 1
     assert engine.scheduler.stats().prefix_query_tokens == len(PROMPT), "who does not ask does not miss"
     engine.scheduler.reset_prefix_cache()
-    cached(engine, "c", PROMPT, prompt_logprobs=0)
-    assert cached(engine, "d", PROMPT) == 20
+    engine.cached("c", PROMPT, prompt_logprobs=0)
+    assert engine.cached("d", PROMPT) == 20
 
 
-def test_a_cache_that_is_off_is_not_asked():
+def test_a_cache_that_is_off_is_not_asked_and_finds_nothing():
     engine = Harness()
-    engine.add("a", 20)
-    engine.finish()
+    assert [engine.cached(name, PROMPT) for name in "ab"] == [0, 0]
     assert engine.scheduler.stats().prefix_query_tokens == 0
 
 
@@ -112,14 +108,14 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_own_blocks():
 
 def test_the_tail_of_an_old_prefix_is_evicted_before_its_head():
     engine = caching(blocks=16)
-    cached(engine, "old", 40)
-    cached(engine, "new", 36)
-    assert 0 < cached(engine, "again", engine.streams["old"].request.prompt_token_ids) < 36
+    engine.cached("old", 40)
+    engine.cached("new", 36)
+    assert 0 < engine.cached("again", engine.streams["old"].request.prompt_token_ids) < 36
 
 
 def test_reset_forgets_everything_also_what_is_in_use():
     engine = caching()
-    cached(engine, "a", PROMPT)
+    engine.cached("a", PROMPT)
     engine.add("running", PROMPT, max_tokens=30)
     engine.step()
     engine.scheduler.reset_prefix_cache()
@@ -137,28 +133,20 @@ def test_nothing_that_rests_on_forgotten_blocks_is_found():
     tokens = engine.finish()["running"]
     for choice, output in tokens.items():
         # The first 28 tokens are found again once another request has computed them; what followed them is not.
-        assert cached(engine, f"again {choice}", PROMPT + tuple(output[:8])) == 20 * choice
-        assert cached(engine, f"longer {choice}", PROMPT + tuple(output)) == 28
+        assert engine.cached(f"again {choice}", PROMPT + tuple(output[:8])) == 20 * choice
+        assert engine.cached(f"longer {choice}", PROMPT + tuple(output)) == 28
 
 
-def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing():
+@pytest.mark.parametrize(("prompt", "found"), [(PROMPT, 20), (PROMPT[:2], 12)])
+def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing(prompt, found):
+    """One whose prompt is shorter than a block starts from none, and publishes all that it computes."""
     engine = caching(max_num_seqs=1)
-    engine.add("r", PROMPT, n=2, max_tokens=12)
-    engine.step()
-    engine.scheduler.reset_prefix_cache()
-    output = engine.finish()["r"][1]
-    assert cached(engine, "fresh", PROMPT) == 0
-    assert cached(engine, "after", PROMPT + tuple(output)) == 20
-
-
-def test_a_prompt_shorter_than_a_block_has_no_blocks_to_forget():
-    engine = caching(max_num_seqs=1)
-    prompt = PROMPT[:2]
     engine.add("r", prompt, n=2, max_tokens=12)
     engine.step()
     engine.scheduler.reset_prefix_cache()
     output = engine.finish()["r"][1]
-    assert cached(engine, "after", prompt + tuple(output)) == 12
+    assert engine.cached("fresh", prompt) == 0
+    assert engine.cached("after", prompt + tuple(output)) == found
 
 
 def test_a_choice_that_starts_from_forgotten_blocks_finds_none_that_were_computed_since():
@@ -185,7 +173,7 @@ def test_a_preempted_sequence_publishes_again_what_it_computes_after_a_reset():
     engine.scheduler.reset_prefix_cache()
     engine.step_until_preemption()
     engine.finish()
-    assert cached(engine, "again", engine.streams["second"].request.prompt_token_ids) == 24
+    assert engine.cached("again", engine.streams["second"].request.prompt_token_ids) == 24
 
 
 def test_a_prompt_is_found_as_long_as_one_of_those_who_computed_it_runs():
@@ -211,10 +199,101 @@ def test_a_choice_whose_prompt_is_held_is_not_kept_out_by_copies_of_it():
     engine.finish()
 
 
-def test_without_prefix_caching_nothing_is_found():
-    engine = Harness(prefix_caching=False)
-    cached(engine, "a", PROMPT)
-    assert cached(engine, "b", PROMPT) == 0
+def test_a_sequence_holds_what_its_window_shows():
+    engine = Harness(windows=[WINDOW])
+    engine.add("a", 9, max_tokens=40)
+    held = set()
+    engine.step()
+    while engine.scheduler.has_work():
+        held.add(engine.used)
+        engine.step()
+    assert held == {2}  # the third comes with a step and goes with its results
+    engine.finish()
+
+
+def test_every_group_has_blocks_of_its_own():
+    engine = Harness(windows=[None, WINDOW])
+    engine.add("a", 9, max_tokens=40)
+    engine.step_until(lambda: engine.plan is not None and engine.plan.step_id == 31)
+    assert engine.used == 10 + 2  # 40 tokens are computed
+    engine.finish()
+
+
+def test_a_prompt_longer_than_the_whole_cache():
+    """It is computed in chunks, and no chunk needs more than the window before it."""
+    engine = Harness(windows=[WINDOW], blocks=8, max_num_batched_tokens=8)
+    engine.add("a", 50, max_tokens=10)
+    engine.finish()
+    assert engine.scheduler.stats().preemptions == 0
+    with pytest.raises(OutOfMemoryError, match="has 7 blocks of 4 tokens, fewer than the 8 that a sequence of"):
+        Harness(windows=[WINDOW], blocks=7, max_num_batched_tokens=8)
+
+
+@pytest.mark.parametrize("windows", [[WINDOW], [None, WINDOW], [WINDOW, 11, None]])
+def test_prefixes_are_found_across_and_behind_the_window(windows):
+    """Blocks that a window has left can be found as long as nobody has taken them."""
+    engine = Harness(windows=windows, prefix_caching=True, max_num_batched_tokens=8)
+    prompt = [2 + at % 30 for at in range(40)]
+    engine.cached("first", prompt, max_tokens=1)
+    for length in (41, 24, 13, 5):
+        found = engine.cached(f"{length}", [*prompt[: length - 1], 33], max_tokens=3)
+        assert found == (length - 1) // 4 * 4
+
+
+def test_a_prefix_ends_where_a_window_lacks_a_block():
+    engine = Harness(windows=[WINDOW, None], prefix_caching=True)
+    prompt = [2 + at % 30 for at in range(40)]
+    engine.add("first", prompt, max_tokens=1)
+    engine.finish()
+    engine.add("again", [*prompt, 33], max_tokens=1)
+    seq = engine.scheduler._queue.peek(set())
+    prefix = engine.scheduler._kv.find_prefix(seq)
+    assert prefix.num_blocks == 10
+    assert [table.count(-1) for table in prefix.block_tables] == [8, 0]  # the token at 40 sees from 35 on
+    # Without block 8 of the window's group the longest prefix is 8 blocks: a token at 36 would read it, too.
+    pool = engine.scheduler._kv.pool
+    del pool._by_hash[seq.block_hashes[8]]
+    pool._hash[prefix.block_tables[0][8]] = None
+    shorter = engine.scheduler._kv.find_prefix(seq)
+    assert shorter.num_blocks == 8
+    assert [table.count(-1) for table in shorter.block_tables] == [6, 0]
+
+
+def test_choices_start_from_the_window_behind_their_prompt():
+    engine = Harness(windows=[WINDOW, None], max_num_seqs=2)
+    engine.add("a", 21, n=5, max_tokens=12)
+    engine.finish()
+    introduced = [new for plan in engine.executor.plans for new in plan.new]
+    assert [new.num_computed_tokens for new in introduced] == [0, 20, 20, 20, 20]
+    assert [table.count(-1) for table in introduced[1].block_ids] == [3, 0]  # the token at 20 sees from 15 on
+
+
+def test_a_prompt_that_reports_on_itself_is_shared_when_a_chunk_ends_in_its_last_block():
+    engine = Harness(windows=[5], max_num_seqs=2, max_num_batched_tokens=27)
+    engine.add("a", 30, n=3, max_tokens=6, prompt_logprobs=0)  # 28 tokens are shared, 29 must be computed before
+    engine.finish()
+    introduced = [new for plan in engine.executor.plans for new in plan.new]
+    assert [new.num_computed_tokens for new in introduced] == [0, 28, 28]
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 0])
+def test_a_prompt_that_finds_no_room_to_move_on_is_not_admitted(prompt_logprobs):
+    """Else its first chunk would be computed again and again, until others have ended."""
+    engine = Harness(windows=[12], blocks=16, max_num_batched_tokens=8, prefix_caching=True)
+    for name in "abc":
+        engine.add(name, 12, max_tokens=40)
+    engine.step_until(lambda: len(engine.batch) == 3)
+    engine.add("late", 50, max_tokens=2, prompt_logprobs=prompt_logprobs)
+    engine.finish()
+    assert engine.scheduler.stats().preemptions == 0
+    assert engine.scheduler.stats().computed_tokens == 3 * (12 + 39) + 50 + 1
+
+
+def test_a_preempted_choice_whose_window_has_moved_on_computes_its_prompt_again():
+    engine = Harness(windows=[WINDOW, None], blocks=26, max_num_seqs=3, max_num_batched_tokens=16)
+    engine.add("a", 9, n=3, max_tokens=40)
+    engine.finish()
+    assert engine.scheduler.stats().preemptions > 0
 
 
 @given(st.lists(st.integers(0, 2**31), max_size=24), st.integers(1, 5), st.integers(0, 24))
