@@ -19,7 +19,6 @@ from itertools import count
 from engine_core.config import ModelSpec
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, Request
-from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.outputs import end_of, output_of_end
 from engine_core.scheduling.request_queue import DeadlineHeap, WaitingQueue
 from engine_core.scheduling.stats import Counters
@@ -35,7 +34,6 @@ class Lifecycle:
         self,
         kv: KVCacheManager,
         queue: WaitingQueue,
-        tenants: Tenants,
         model: ModelSpec,
         counters: Counters,
         *,
@@ -58,7 +56,6 @@ class Lifecycle:
         """Live choices, running or not."""
         self._kv = kv
         self._queue = queue
-        self._tenants = tenants
         self._model = model
         self._counters = counters
         self._fair = fair
@@ -90,7 +87,6 @@ class Lifecycle:
         self.num_choices += len(group.unstarted)
         self.groups[request.request_id] = group
         self.deadlines.add(group)
-        self._tenants.came(group.tenant, now)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
@@ -100,7 +96,6 @@ class Lifecycle:
             self._start_group(group, seq, now)
         seq.state = SequenceState.RUNNING
         group.num_running += 1
-        self._tenants.started(group.tenant)
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
             group.num_prompt_logprobs = 0  # this leader recomputes the scores that a predecessor has computed
@@ -204,7 +199,6 @@ class Lifecycle:
         group = seq.group
         self.running.remove(seq)
         group.num_running -= 1
-        self._tenants.stopped(group.tenant)
         if group.leader is seq:
             self._release_followers(group)
         self.released.append(seq.seq_id)
@@ -252,5 +246,4 @@ class Lifecycle:
             self._drop_prompt(group)
             if not group.members:
                 self.deadlines.discard(group)
-                self._tenants.left(group.tenant)
                 del self.groups[group.request.request_id]

@@ -50,17 +50,6 @@ class StepInFlight:
         self.ends.append(end)
         self.samples.append(samples)
 
-    def extend(self, place: int, num_tokens: int) -> None:
-        """Compute ``num_tokens`` more tokens of the sequence at ``place``, whose end the step does not reach yet."""
-        seq = self.sequences[place]
-        seq.num_computed += num_tokens
-        self.budget -= num_tokens
-        self.num_tokens[place] += num_tokens
-        self.ends[place] = seq.num_computed
-        if seq.num_computed == seq.num_tokens:
-            seq.num_tokens += 1
-            self.samples[place] = True
-
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
         """Compute drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
