@@ -1,4 +1,4 @@
-"""Who computes how much in a step: budget, chunks, ranks, preemption, limits."""
+"""Who computes how much in a step: budget, chunks, ranks, preemption, limits; and what the load is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.scheduling import Scheduler
 
 from .checked_executor import model_spec
-from .harness import Harness, make_request
+from .harness import Harness
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget_and_tells_its_progress():
@@ -21,14 +21,10 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget_and_tells_its_progres
         output = engine.step()["long", 0]
         progress.append((output.cached_tokens, output.prefilled_tokens, len(output.token_ids)))
     assert progress == [(0, 10, 0), (None, 20, 0), (None, 25, 1)]
-    assert engine.step()["long", 0].prefilled_tokens is None
-
-
-def test_a_prompt_that_takes_one_step_tells_no_progress():
-    engine = Harness()
-    engine.add("short", 10)
-    output = engine.step()["short", 0]
-    assert (output.cached_tokens, output.prefilled_tokens, len(output.token_ids)) == (0, None, 1)
+    engine.add("short", 9)
+    outputs = engine.step()
+    assert outputs["long", 0].prefilled_tokens is None
+    assert (outputs["short", 0].cached_tokens, outputs["short", 0].prefilled_tokens) == (0, None)
 
 
 def test_running_sequences_come_before_waiting_ones():
@@ -65,12 +61,12 @@ def test_without_chunks_a_prompt_waits_until_the_budget_holds_all_of_it():
     engine.finish()
 
 
-def test_no_more_sequences_run_than_allowed():
+def test_no_more_sequences_run_than_allowed_in_the_order_of_arrival():
     engine = Harness(max_num_seqs=3)
-    for name in "abcde":
+    for name in "caebd":
         engine.add(name, 2)
     engine.step()
-    assert [name for name, _, _ in engine.batch] == ["a", "b", "c"]
+    assert engine.batch == [("c", 0, 2), ("a", 0, 2), ("e", 0, 2)]
     engine.finish()
 
 
@@ -83,9 +79,9 @@ def test_a_prompt_is_admitted_only_with_blocks_for_all_of_it_and_nobody_overtake
     assert engine.used == 10
     for _ in range(4):
         engine.step()
-        assert [name for name, _, _ in engine.batch] == ["a"]
+        assert engine.planned == [("a", 0)]
     engine.step()
-    assert [name for name, _, _ in engine.batch] == ["b"]
+    assert engine.planned == [("b", 0)]
     engine.finish()
 
 
@@ -94,22 +90,28 @@ def test_admission_leaves_a_block_to_each_running_sequence():
     engine.add("a", 40, max_tokens=8)
     engine.add("b", 23, max_tokens=8)  # 6 blocks are free, which it would fill
     engine.step()
-    assert [name for name, _, _ in engine.batch] == ["a"]
+    assert engine.planned == [("a", 0)]
     engine.finish()
 
 
-def two_growing():
-    """Two sequences that outgrow 16 blocks; the last step preempted."""
+def growing():
+    """Two sequences that will outgrow 16 blocks."""
     engine = Harness(blocks=16)
     engine.add("first", 30, max_tokens=30)
     engine.step()
     engine.add("second", 25, max_tokens=30)
+    return engine
+
+
+def preempting():
+    """The same after the step that preempted."""
+    engine = growing()
     engine.step_until_preemption()
     return engine
 
 
 def test_the_lowest_ranked_is_preempted():
-    engine = two_growing()
+    engine = preempting()
     assert engine.batch == [("first", 0, 1)]
     assert len(engine.plan.released) == 1
     assert engine.used == 9  # the first one's, and nothing is kept for the other
@@ -117,12 +119,9 @@ def test_the_lowest_ranked_is_preempted():
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
-    engine = two_growing()
+    engine = preempting()
     steps = engine.scheduler.stats().steps
-    engine = Harness(blocks=16)
-    engine.add("first", 30, max_tokens=30)
-    engine.step()
-    engine.add("second", 25, max_tokens=30)
+    engine = growing()
     for _ in range(steps - 2):
         engine.step()
     engine.add("tiny", 1, priority=-1)
@@ -134,8 +133,8 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
 
 
 def test_a_preempted_sequence_comes_back_in_front_with_its_output_as_if_it_were_new():
-    engine = two_growing()
-    second = engine.scheduler._sequences.groups["second"].members[0]
+    engine = preempting()
+    second = engine.sequence("second")
     assert second.seq_id in engine.plan.released
     generated = len(second.output)
     engine.add("third", 4)
@@ -163,11 +162,7 @@ def test_fcfs_knows_arrival_alone():
     engine.add("a", tenant="x", priority=9)
     engine.add("b", tenant="x", priority=0)
     engine.add("c", tenant="y", priority=0)
-    order = []
-    while engine.scheduler.has_work():
-        engine.step()
-        order += [name for name, _, _ in engine.batch if name not in order]
-    assert order == ["a", "b", "c"]
+    assert engine.order() == ["a", "b", "c"]
 
 
 def test_tenants_take_turns():
@@ -176,11 +171,7 @@ def test_tenants_take_turns():
         engine.add(f"x{serial}", 4, tenant="x")
     for serial in range(2):
         engine.add(f"y{serial}", 4, tenant="y")
-    order = []
-    while engine.scheduler.has_work():
-        engine.step()
-        order += [name for name, _, _ in engine.batch if name not in order]
-    assert order == ["x0", "y0", "x1", "y1", "x2", "x3"]  # prompt and output come to one quantum
+    assert engine.order() == ["x0", "y0", "x1", "y1", "x2", "x3"]  # prompt and output come to one quantum
 
 
 def test_a_tenant_pays_for_the_output_it_asks_for():
@@ -189,10 +180,7 @@ def test_a_tenant_pays_for_the_output_it_asks_for():
         engine.add(f"long{serial}", 4, tenant="x", max_tokens=28)
     for serial in range(5):
         engine.add(f"short{serial}", 4, tenant="y", max_tokens=4)
-    order = []
-    while engine.scheduler.has_work():
-        engine.step()
-        order += [name for name, _, _ in engine.batch if name not in order]
+    order = engine.order()
     assert order.index("long0") == 3
     assert order[-1] == "long1"
 
@@ -281,11 +269,3 @@ def test_queued_tokens_follow_the_choice_that_stands_for_its_request():
     engine.cancel("r", 0)
     assert engine.scheduler.stats().queued_tokens == 6
     engine.finish()
-
-
-def test_requests_arrive_in_the_order_they_were_added():
-    scheduler = Harness().scheduler
-    for name in ("c", "a", "b"):
-        scheduler.add(make_request(name))
-    plan = scheduler.schedule()
-    assert [new.token_ids for new in plan.new] == [list(make_request(n).prompt_token_ids) for n in ("c", "a", "b")]

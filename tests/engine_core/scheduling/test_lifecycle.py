@@ -8,15 +8,6 @@ from __future__ import annotations
 from .harness import Harness
 
 
-def planned(engine):
-    return [(name, choice) for name, choice, _ in engine.batch]
-
-
-def lengths(engine):
-    """Computed tokens of the running sequences."""
-    return [seq.num_computed for seq in engine.scheduler._sequences.running]
-
-
 def test_the_first_choice_computes_the_prompt_and_the_others_start_from_its_full_blocks():
     engine = Harness()
     engine.add("r", 10, n=3, max_tokens=6)
@@ -56,7 +47,7 @@ def test_choices_count_one_by_one_against_the_limit():
     engine.step()
     engine.add("s", 3)
     engine.step()
-    assert planned(engine) == [("r", 0), ("r", 1)]
+    assert engine.planned == [("r", 0), ("r", 1)]
     engine.finish()
 
 
@@ -118,7 +109,7 @@ def test_when_the_first_choice_is_preempted_midway_the_others_wait_for_its_retur
     assert (stats.waiting_reqs, stats.returning_reqs, stats.waiting_seqs) == (0, 1, 2)
     engine.step_until(lambda: engine.plan.new)
     assert engine.batch[-1][:2] == ("r", 0)
-    engine.step_until(lambda: ("r", 1) in planned(engine))
+    engine.step_until(lambda: ("r", 1) in engine.planned)
     assert engine.plan.new[0].num_computed_tokens == 24
     engine.finish()
 
@@ -141,11 +132,11 @@ def test_a_prompt_kept_for_waiting_choices_gives_way_to_a_running_sequence():
     assert engine.used == 1 + 8  # the first choice has ended; the second is kept waiting by the next request
     engine.add("grows too", 2, max_tokens=30)
     engine.step()
-    engine.step_until(lambda: engine.used != 8 + sum(-(-n // 4) for n in lengths(engine)))
-    assert engine.used == sum(-(-n // 4) for n in lengths(engine))
-    assert planned(engine) == [("grows", 0), ("grows too", 0)]
+    engine.step_until(lambda: engine.used != 8 + sum(-(-n // 4) for n in engine.computed))
+    assert engine.used == sum(-(-n // 4) for n in engine.computed)
+    assert engine.planned == [("grows", 0), ("grows too", 0)]
     assert engine.scheduler.stats().preemptions == 0
-    engine.step_until(lambda: ("r", 1) in planned(engine))
+    engine.step_until(lambda: ("r", 1) in engine.planned)
     assert engine.batch[-1] == ("r", 1, 33)
     engine.finish()
 
@@ -171,8 +162,8 @@ def test_a_prompt_that_running_choices_use_is_not_given_up_for_nothing():
     engine.add("r", 17, n=2, max_tokens=20, priority=1)
     engine.add("z", 2, max_tokens=40, priority=2)
     engine.step_until_preemption()
-    assert planned(engine) == [("grows", 0), ("r", 0)]
-    engine.step_until(lambda: ("r", 1) in planned(engine))
+    assert engine.planned == [("grows", 0), ("r", 0)]
+    engine.step_until(lambda: ("r", 1) in engine.planned)
     assert engine.plan.new[0].num_computed_tokens == 16
     engine.finish()
 
@@ -197,7 +188,7 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
     assert [len(engine.step()["r", 0].prompt_logprobs) for _ in range(2)] == [9, 9]
-    assert planned(engine) == [("r", 0)]
+    assert engine.planned == [("r", 0)]
     assert len(engine.step()["r", 0].prompt_logprobs) == 1
     assert engine.plan.total_tokens == 2
     engine.step()

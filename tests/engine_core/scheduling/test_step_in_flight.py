@@ -8,41 +8,18 @@ from engine_core.errors import ExecutorError
 from engine_core.request import Finish, FinishReason
 from engine_core.step import StepResult
 
-from .audit import check_holders, check_idle
+from .audit import check_idle
 from .checked_executor import EOS
 from .harness import Harness
 
 
-class Overlapped(Harness):
-    """Plans and results apart: ``plan_ahead`` submits a step, ``take_result`` takes in the oldest one's results."""
-
-    max_concurrent_steps = 64
-
-    def __init__(self, **config):
-        super().__init__(**config)
-        self.waiting = []
-
-    def plan_ahead(self):
-        plan = self.scheduler.schedule()
-        if plan is not None:
-            self.waiting.append((plan, self.executor.submit(plan)))
-        return plan
-
-    def take_result(self):
-        plan, pending = self.waiting.pop(0)
-        outputs = self.scheduler.take_ended() + self.scheduler.update(plan, pending.result())
-        check_holders(self.scheduler)
-        for output in outputs:
-            self.streams[output.request_id].take(output)
-        return outputs
-
-    def take_results(self):
-        while self.waiting:
-            self.take_result()
+def overlapped(**config):
+    """Steps may be planned far ahead of their results."""
+    return Harness(max_concurrent_steps=64, **config)
 
 
 def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_says_nothing():
-    engine = Overlapped()
+    engine = overlapped()
     engine.add("a", 10)
     engine.plan_ahead()
     engine.cancel("a")
@@ -54,7 +31,7 @@ def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_s
 
 
 def test_blocks_of_a_step_in_flight_are_not_handed_out():
-    engine = Overlapped(blocks=16)
+    engine = overlapped(blocks=16)
     engine.add("a", 40)
     engine.plan_ahead()
     engine.cancel("a")
@@ -65,7 +42,7 @@ def test_blocks_of_a_step_in_flight_are_not_handed_out():
 
 
 def test_blocks_come_back_with_the_last_step_that_uses_them():
-    engine = Overlapped(max_num_batched_tokens=8)
+    engine = overlapped(max_num_batched_tokens=8)
     engine.add("a", 30)
     for _ in range(3):
         engine.plan_ahead()
@@ -77,7 +54,7 @@ def test_blocks_come_back_with_the_last_step_that_uses_them():
 
 
 def test_a_sequence_goes_on_while_the_results_of_its_chunks_and_tokens_are_awaited():
-    engine = Overlapped(max_num_batched_tokens=8)
+    engine = overlapped(max_num_batched_tokens=8)
     engine.add("a", 20, max_tokens=3)
     assert [engine.plan_ahead().num_tokens for _ in range(5)] == [[8], [8], [4], [1], [1]]
     engine.take_results()
@@ -85,7 +62,7 @@ def test_a_sequence_goes_on_while_the_results_of_its_chunks_and_tokens_are_await
 
 
 def test_nothing_is_planned_beyond_the_last_token_there_may_be():
-    engine = Overlapped()
+    engine = overlapped()
     engine.add("a", 10, max_tokens=2)
     engine.add("b", 62, max_tokens=9)  # of 64 tokens that the model takes
     assert [engine.plan_ahead().num_tokens for _ in range(3)] == [[10, 54], [1, 8], [1]]
@@ -95,7 +72,7 @@ def test_nothing_is_planned_beyond_the_last_token_there_may_be():
 
 
 def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn_beyond_it_is_dropped():
-    engine = Overlapped()
+    engine = overlapped()
     engine.add("a", 10, max_tokens=50, ignore_eos=False)
     length = len(engine.streams["a"].expected[0][0])
     assert engine.streams["a"].expected[0][1] == Finish(FinishReason.STOP, EOS)
@@ -113,7 +90,7 @@ def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn
 
 
 def test_blocks_are_found_by_others_only_when_the_results_of_their_step_are_in():
-    engine = Overlapped(prefix_caching=True)
+    engine = overlapped(prefix_caching=True)
     engine.add("a", range(2, 12))
     engine.plan_ahead()
     engine.add("b", range(2, 12))
@@ -127,7 +104,7 @@ def test_blocks_are_found_by_others_only_when_the_results_of_their_step_are_in()
 
 
 def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
-    engine = Overlapped()
+    engine = overlapped()
     engine.add("a", 10)
     engine.plan_ahead()
     engine.cancel("a", finish_reason=None)
@@ -141,11 +118,10 @@ def test_an_id_can_be_used_again_while_results_of_its_predecessor_are_awaited():
 
 def none_free():
     """Two run, in flight: the blocks are theirs, all of them, and full."""
-    engine = Overlapped(blocks=16)
+    engine = overlapped(blocks=16)
     engine.add("first", 2, max_tokens=60, priority=0)
     engine.add("second", 2, max_tokens=40, priority=1)
-    sequences = engine.scheduler._sequences
-    first, second = (sequences.groups[name].members[0] for name in ("first", "second"))
+    first, second = engine.sequence("first"), engine.sequence("second")
     engine.step_until(lambda: first.num_computed == 31)
     engine.plan_ahead()
     assert engine.used == 16
