@@ -129,7 +129,7 @@ class ProcessorMetrics(ServiceMetrics):
     def __init__(self, open_calls: Callable[[], int] = lambda: 0) -> None:
         """``open_calls``: RPCs that gRPC still holds; called from another thread."""
         self._now = ProcessorReading()
-        self._first_token = Histogram(
+        self.first_token_times = Histogram(
             "vllm:time_to_first_token_seconds",
             "From a request's arrival to a choice's first token.",
             _FIRST_TOKEN_SECONDS,
@@ -152,7 +152,8 @@ class ProcessorMetrics(ServiceMetrics):
         self._prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
         self._generation = Histogram("vllm:request_generation_tokens", "Output tokens per request.", _TOKENS)
         self._prompt_tokens = 0
-        self._generation_tokens = 0
+        self.generation_tokens = 0
+        """Output tokens delivered since the start."""
         # Every kind starts at zero, so that Prometheus sees the first one as an increase.
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
@@ -175,13 +176,13 @@ class ProcessorMetrics(ServiceMetrics):
 
     def first_token(self, seconds: float, tokens: int = 1) -> None:
         """A choice's first ``tokens`` are delivered, ``seconds`` after the request arrived."""
-        self._generation_tokens += tokens
-        self._first_token.observe(seconds)
+        self.generation_tokens += tokens
+        self.first_token_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float) -> None:
         """``count`` more tokens of a choice are delivered, ``seconds`` after the ones before."""
         if count:
-            self._generation_tokens += count
+            self.generation_tokens += count
             self._itl.observe(seconds / count, count)
 
     def choice_ended(self, finish_reason: str) -> None:
@@ -209,19 +210,9 @@ class ProcessorMetrics(ServiceMetrics):
         self._tenants.ended(tenant, prompt_tokens, completion_tokens)
 
     @property
-    def generation_tokens(self) -> int:
-        """Output tokens delivered since the start."""
-        return self._generation_tokens
-
-    @property
     def ended_requests(self) -> int:
         """Requests that have ended since the start, answered or refused; however many choices they had."""
         return sum(self._latency.counts) + self._refusals.total()
-
-    @property
-    def first_token_times(self) -> Histogram:
-        """Seconds from arrival to first token."""
-        return self._first_token
 
     def collect(self) -> Iterator[Metric]:
         now, routing = self._now, self._now.routing
@@ -240,14 +231,14 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )
-        yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
+        yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self.generation_tokens)
         yield self._counters(
             "vllm:request_success", "Ends of choices, by finish reason.", "finished_reason", self._ends
         )
         yield self._counters(
             "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
         )
-        yield from self._histograms(self._first_token, self._itl, self._latency)
+        yield from self._histograms(self.first_token_times, self._itl, self._latency)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
 

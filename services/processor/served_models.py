@@ -109,12 +109,10 @@ class ServedModels:
         preferred: Callable[[], Sequence[Generation]],
         no_route_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``preferred``: the generations that take new requests at present, the best first.
-
-        ``no_route_reason``: why no request can be routed; None if requests can be.
-        """
+        """``no_route_reason``: why no request can be routed; None if requests can be."""
         self._max_generations = max_generations
-        self._preferred = preferred
+        self.preferred = preferred
+        """The generations that take new requests at present, the best first."""
         self._no_route_reason = no_route_reason
         self._held: Generations[Generation, ServedModel] = Generations(max_generations)
         self._fetches = TokenizerFetcher(_codec_of)
@@ -122,14 +120,10 @@ class ServedModels:
     def __len__(self) -> int:
         return len(self._held)
 
-    def preferred(self) -> Sequence[Generation]:
-        """The generations that take new requests at present, the best first."""
-        return self._preferred()
-
     @property
     def no_route_reason(self) -> str:
         """Why no new request can be routed at present; empty if requests can be."""
-        return "" if self._preferred() else self._no_route_reason() or "no engine is attached"
+        return "" if self.preferred() else self._no_route_reason() or "no engine is attached"
 
     def refuse_without_model(self) -> Refused:
         """Refuses a request while no model is known."""
@@ -186,7 +180,7 @@ class ServedModels:
 
     def served(self) -> list[ServedModel]:
         """The models of engines that take work, the newest first; every model held if there are none."""
-        preferred, held = set(self._preferred()), self._held.values()
+        preferred, held = set(self.preferred()), self._held.values()
         return [each for each in held if each.generation in preferred] or held
 
     @property
@@ -196,7 +190,7 @@ class ServedModels:
 
     def for_new(self, name: str = "") -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine takes work."""
-        return find_model(name, [held for generation in self._preferred() if (held := self._held.get(generation))])
+        return find_model(name, [held for generation in self.preferred() if (held := self._held.get(generation))])
 
     def for_resume(self, name: str, digest: str) -> ServedModel | None:
         """The model that a request began on; None if it is not held.
@@ -206,7 +200,7 @@ class ServedModels:
         """
         held = [each for each in self._held.values() if each.model.model_digest == digest]
         named = [each for each in held if name in ("", each.limits.name)]
-        preferred = self._preferred()
+        preferred = self.preferred()
         return next((each for each in named if each.generation in preferred), named[0] if named else None)
 
     def holds(self, generation: Generation) -> bool:

@@ -164,7 +164,7 @@ class InferenceService:
             try:
                 frame = await self._parse(inference_pb2.SessionRequest, data, stream.tenant)
             except Refused as refused:
-                self._intake.refuse_frame(stream, ordinal, refused.status)
+                self._intake.refuse(stream, "", ordinal, refused.status)
             else:
                 self._intake.session_frame(stream, frame, ordinal, arrived_at)
                 del frame  # the queue keeps its own copy

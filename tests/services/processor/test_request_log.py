@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from services.ring.errors import invalid_field
 from services.ring.events import FinishReason
-from tests.services.processor.test_in_flight import ask, settle
+from tests.services.processor.ring_requests import ask, settle
 from tests.services.ring.ring_simulation import RingSimulation
 
 

@@ -1,4 +1,4 @@
-"""The streams of ``InferenceService``: their tenants, what ends them, and with which status; over gRPC."""
+"""The RPCs of ``InferenceService`` over gRPC: streams, their tenants, what ends them with which status; look-ups."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+import tokenizers
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
@@ -20,13 +21,15 @@ from services.common.rpc.message_limits import parse
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
-from services.processor.in_flight import CLIENT_EPOCH
 from services.processor.main import DESCRIPTION
 from services.processor.served_models import UNKNOWN_MODEL, ServedModels
-from services.ring.errors import Code, Status
+from services.processor.service import detokenize
+from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
+from services.text.tokenizer import Tokenizer
+from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model
 from tests.services.processor.service_harness import (
     ServiceHarness,
     ask,
@@ -127,19 +130,19 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
         request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
         beside = stub.Session()
         await write(beside, ask("beside"))
-        await until(lambda: harness.in_flight.num_live == 2)
+        await until(lambda: len(harness.in_flight) == 2)
         position = 0
         while not client.given_up:
             scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
             text = "x" * 10_000
-            client.outbox.delta(request.request_id, CLIENT_EPOCH, 0, position, [7], text, scores)
+            client.outbox.delta(request.request_id, 0, position, [7], text, scores)
             client.wake.set()
             position += 1
             assert outboxes.total <= 2 * (3 << 20)
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
         await until(lambda: client not in harness.intake._streams)
         assert (client.num_live, client.outbox.pending, client.outbox.size) == (0, False, 0)
-        assert harness.in_flight.num_live == 1, "what its neighbour asked for goes on"
+        assert len(harness.in_flight) == 1, "what its neighbour asked for goes on"
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(call)
         error = from_rpc(lost.value)
@@ -158,7 +161,7 @@ async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceH
     request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
     entries = 3 * MAX_FRAME_BYTES // 200
     scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
-    client.outbox.prompt_logprobs(request.request_id, CLIENT_EPOCH, 0, scores)
+    client.outbox.prompt_logprobs(request.request_id, 0, scores)
     harness.in_flight.end(request, FinishReason.CANCELLED)
     shown: list[inference_pb2.GenerateResponse] = []
     async with asyncio.timeout(60):
@@ -286,7 +289,7 @@ async def test_the_deadline_counts_from_when_the_frame_was_read(
 
 
 async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stub) -> None:
-    harness.models._preferred = list
+    harness.models.preferred = list
     harness.models._no_route_reason = lambda: "no engine is attached (0 of 2)"
     request = ask("waits")
     request.timeout_ms = 1
@@ -326,3 +329,22 @@ async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
         await read_to_the_end(call)
     assert [name == "MainThread" for name in sorted(threads)] == [True, False, False]
     session.cancel()
+
+
+WORD = "x" * 2000
+
+
+def test_the_size_of_a_text_is_checked_before_it_is_decoded() -> None:
+    """A few ids may be of long words."""
+    library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
+    library.add_tokens([WORD])
+    own = Tokenizer.from_files({**files(), "tokenizer.json": library.to_str().encode()})
+    known = served_model()
+    known = replace(known, tokenizer=own, limits=replace(known.limits, vocab_size=own.vocab_size))
+    word = own.token_id(WORD)
+    assert word is not None
+    few = known.limits.max_text_bytes // len(WORD)
+    assert detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * few), known).text == WORD * few
+    assert few < MAX_MODEL_LEN
+    with pytest.raises(Refused, match=f"^token_ids: their text has {(few + 1) * len(WORD)} bytes: expected at most "):
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * (few + 1)), known)

@@ -1,4 +1,4 @@
-"""Frames that are lost, late or too early: replays are requested, up to a limit, and nothing is delivered twice."""
+"""Frames of detokenizers reach the client whole, once and in order, and what it is told of its engine."""
 
 from __future__ import annotations
 
@@ -10,80 +10,68 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.response_reader import ResponseReader
 
-from services.processor.failover import MAX_REDIRECTS
-from services.processor.request import Request
-from services.ring.errors import Code
 from services.ring.events import FinishReason
-from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle
-from tests.services.ring.ring_simulation import RingSimulation
+from tests.services.processor.ring_requests import (
+    ask,
+    events,
+    expected,
+    ids,
+    moves,
+    settle,
+    usage,
+)
+from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation
 
 
-def text_beyond(call: Request, epoch: int) -> detokenizer_pb2.TextOutputs:
-    """A delta that something was lost before."""
-    return detokenizer_pb2.TextOutputs(
-        request_ids=[call.request_id],
-        epochs=[epoch],
-        choices=[0],
-        first_positions=[50],
-        token_counts=[1],
-        token_ids=[1],
-        texts=["a"],
-    )
-
-
-def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: RingSimulation) -> None:
-    call = world.ask(ask())
-    world.flow(tokens=1)
-    world.flow(tokens=1)
-    world.kill_detokenizer("detokenizer-0")
-    (live,) = world.in_flight._requests.values()
-    epoch = live.delivery.epoch
-    for _ in range(MAX_REDIRECTS + 1):
-        world.in_flight.text(text_beyond(call, epoch))
-    assert (live.delivery.epoch, live.delivery.redirects) == (epoch, 0)
-    assert not processors_stream(world).commands
+@pytest.mark.parametrize("numerics", ["numerics", "others"])
+def test_the_client_is_told_when_its_request_moves(world: RingSimulation, numerics: str) -> None:
+    world.ask(ask())
+    world.flow(tokens=2)
+    world.flow(tokens=2)
+    world.kill_engine("engine-0")
+    world.described["engine-0"] = engine_pb2.GetModelResponse()
+    world.described["engine-0"].CopyFrom(MODEL_MESSAGE)
+    world.described["engine-0"].numerics = numerics
     world.heal()
     settle(world)
+    (started,) = moves(world)
+    assert started.identical == (numerics == "numerics")
+    assert "engine-0" in started.reason
+
+
+def test_no_move_is_reported_before_the_first_output(world: RingSimulation) -> None:
+    world.ask(ask())
+    world.kill_engine("engine-0")
+    world.heal()
+    settle(world)
+    assert not moves(world)
     assert ids(world) == expected(20)
 
 
-@pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
-def test_replays_in_a_row_are_bounded(world: RingSimulation, times: int) -> None:
-    call = world.ask(ask())
-    (live,) = world.in_flight._requests.values()
-    for _ in range(times):
-        world.in_flight.text(text_beyond(call, live.delivery.epoch))
+def test_a_client_resume_is_not_reported_as_a_move(world: RingSimulation) -> None:
+    """It went on from what another processor had delivered; here it has not moved."""
+    request = ask()
+    request.resume.choices.add(choice=0, token_ids=expected(5))
+    request.resume.model_digest, request.resume.numerics = "model", "numerics"
+    world.ask(request)
     settle(world)
-    assert end(world).finish_reason == (FinishReason.LENGTH if times == MAX_REDIRECTS else FinishReason.ERROR)
+    assert not moves(world)
+    assert ids(world) == expected(20)[5:]
+    assert usage(world).completion_tokens == 20
 
 
-@pytest.mark.parametrize("fits_between", [False, True])
-def test_frames_that_never_fit_fail_the_request(world: RingSimulation, fits_between: bool) -> None:
-    world.ask(ask(max_tokens=60))
-    (detokenizer,) = world.detokenizers.values()
-    world.flow(tokens=1)
-    world.flow(tokens=1)
-    for _ in range(MAX_REDIRECTS + 1):
-        world.engines["engine-0"].core.step(1)
-        for stream in world.streams():
-            stream.write()
-            stream.read()
-        detokenizer.write()
-        detokenizer.texts.clear()  # lost, and what follows cannot fit
-        world.flow(tokens=1)
-        if fits_between:
-            world.flow(tokens=1)
-        else:
-            detokenizer.write()
-            for stream in world.streams():
-                stream.read_commands()
-                stream.write()
+def test_latencies_are_measured_per_choice(world: RingSimulation) -> None:
+    world.ask(ask(max_tokens=20, n=2))
     settle(world)
-    if fits_between:
-        assert ids(world) == expected(60)[: len(ids(world))]
-        assert end(world).finish_reason == FinishReason.LENGTH
-    else:
-        assert end(world).error.code == Code.INTERNAL
+    metrics = {
+        metric.name: {s.name.rsplit("_", 1)[-1]: s.value for s in metric.samples} for metric in world.metrics.collect()
+    }
+    deltas = [response.delta for response in events(world, "delta")]
+    assert len(deltas) > 2
+    firsts = sum(len(delta.token_ids) for delta in deltas if delta.first_position == 0)
+    assert metrics["vllm:time_to_first_token_seconds"]["count"] == 2
+    assert metrics["vllm:inter_token_latency_seconds"]["count"] == 40 - firsts
+    assert metrics["vllm:prompt_tokens"]["total"] == 2
 
 
 def test_prompt_progress_comes_only_if_requested(world: RingSimulation) -> None:
@@ -178,11 +166,21 @@ def test_prompt_scores_of_another_epoch_are_ignored(world: RingSimulation) -> No
     request = ask()
     request.output.prompt_logprobs = 0
     call = world.ask(request)
-    (live,) = world.in_flight._requests.values()
-    for epoch in (live.delivery.epoch - 1, live.delivery.epoch + 1):
+    for epoch in (call.delivery.epoch - 1, call.delivery.epoch + 1):
         late = engine_pb2.PromptLogprobs(request_id=call.request_id, epoch=epoch, offset=0)
         late.logprobs.logprobs.append(-9.0)
         late.logprobs.ranks.append(9)
-        world.in_flight.text(detokenizer_pb2.TextOutputs(prompt_logprobs=[late]))
+        world.text_output.receive(detokenizer_pb2.TextOutputs(prompt_logprobs=[late]))
     assert not events(world, "prompt_logprobs")
-    assert live.prompt_scores_delivered == 0
+    assert call.prompt_scores_delivered == 0
+
+
+def test_cached_tokens_are_those_of_the_first_report(world: RingSimulation) -> None:
+    call = world.ask(ask())
+    epoch = call.delivery.epoch
+    for of_epoch, cached in ((epoch - 1, 40), (epoch, 16), (epoch, 48)):
+        prefill = engine_pb2.Prefill(request_id=call.request_id, epoch=of_epoch, prompt_tokens=2, computed_tokens=2)
+        prefill.cached_tokens = cached
+        world.text_output.receive(detokenizer_pb2.TextOutputs(prefills=[prefill]))
+    world.in_flight.end(call, FinishReason.CANCELLED)
+    assert usage(world).cached_tokens == 16

@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 
 import pytest
-from ringline.engine.v1 import engine_pb2
 
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.poison import MAX_CRASH_RESUBMITS, RETURN_GRACE, WAITING_FACTOR
-from tests.services.processor.ring_requests import ask, end, events, expected, ids, processors_stream, settle, usage
+from tests.services.processor.ring_requests import (
+    ask,
+    end,
+    engine_says,
+    events,
+    expected,
+    ids,
+    processors_stream,
+    route_of,
+    settle,
+    usage,
+)
 from tests.services.ring.ring_simulation import ORPHAN_GRACE, RingSimulation
 
 
@@ -89,15 +99,11 @@ def test_resubmits_of_a_waiting_request_are_bounded_too(world: RingSimulation) -
 
 def test_engines_that_come_back_had_not_died(wide: RingSimulation, later: list[float]) -> None:
     """As if the processor's own network were gone: whatever it tries, it loses."""
-    wide.ask(ask(max_tokens=60))
-    streams = []
+    live = wide.ask(ask(max_tokens=60))
     for _ in range(MAX_CRASH_RESUBMITS):
         wide.flow(tokens=1)
         wide.flow(tokens=1)
-        (live,) = wide.in_flight._requests.values()
-        assert live.route is not None
-        streams.append(processors_stream(wide, live.route.engine.name))
-        wide.detach(streams[-1])
+        wide.detach(processors_stream(wide, route_of(live).engine.name))
     later[0] += RETURN_GRACE / 2
     wide.heal()
     later[0] += RETURN_GRACE
@@ -139,8 +145,7 @@ def test_a_drain_is_no_crash(world: RingSimulation) -> None:
     for _ in range(2 * MAX_CRASH_RESUBMITS):
         world.flow(tokens=1)
         world.flow(tokens=1)
-        draining = engine_pb2.AttachResponse(draining={})
-        world.link_events.engine_frame(processors_stream(world), world.engines["engine-0"].me, draining)  # type: ignore[arg-type]
+        engine_says(world, draining={})
         world.kill_engine("engine-0")
         world.heal()
     settle(world)

@@ -13,7 +13,7 @@ from services.ring.errors import Code, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
-from tests.services.processor.ring_requests import ask, end, events, expected, ids, settle, usage
+from tests.services.processor.ring_requests import ask, begin, end, events, expected, ids, route_of, settle, usage
 from tests.services.ring.ring_simulation import MODEL, MODEL_MESSAGE, RingSimulation
 
 
@@ -21,7 +21,7 @@ from tests.services.ring.ring_simulation import MODEL, MODEL_MESSAGE, RingSimula
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The time that the world sees."""
     clock = SimpleNamespace(now=1000.0)
-    modules = [f"services.processor.{name}" for name in ("in_flight", "failover", "dispatcher")]
+    modules = [f"services.processor.{name}" for name in ("in_flight", "text_output", "failover", "dispatcher")]
     for module in (*modules, "tests.services.ring.ring_simulation"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
@@ -35,10 +35,8 @@ def wait(world: RingSimulation, clock: SimpleNamespace, seconds: float) -> None:
 
 
 def test_the_timeout_ends_a_request_with_what_was_delivered(world: RingSimulation, clock: SimpleNamespace) -> None:
-    world.failover._route_timeout = 5.0
-    world.ask(ask())
-    world.flow(tokens=2)
-    world.flow(tokens=2)
+    world.dispatcher.route_timeout = 5.0
+    begin(world, tokens=2)
     world.kill_engine("engine-0")
     wait(world, clock, 4.0)
     assert not events(world, "request_finished")
@@ -49,13 +47,12 @@ def test_the_timeout_ends_a_request_with_what_was_delivered(world: RingSimulatio
 
 
 def test_the_timeout_goes_on_when_an_engine_refuses(world: RingSimulation, clock: SimpleNamespace) -> None:
-    world.failover._route_timeout = 5.0
+    world.dispatcher.route_timeout = 5.0
     world.engines["engine-0"].registry.draining = True  # nobody was told
-    world.ask(ask())
+    live = world.ask(ask())
     for _ in range(4):
         wait(world, clock, 1.0)
         assert not events(world, "request_finished")
-        (live,) = world.in_flight._requests.values()
         assert live.delivery.epoch > 1, "it is tried again and again"
     wait(world, clock, 1.5)
     assert end(world).error.code == Code.UNAVAILABLE
@@ -65,7 +62,7 @@ def test_the_timeout_goes_on_when_an_engine_refuses(world: RingSimulation, clock
 
 
 def test_the_timeout_begins_anew_after_output(world: RingSimulation, clock: SimpleNamespace) -> None:
-    world.failover._route_timeout = 5.0
+    world.dispatcher.route_timeout = 5.0
     world.failover._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
@@ -80,10 +77,8 @@ def test_the_timeout_begins_anew_after_output(world: RingSimulation, clock: Simp
 
 
 def test_the_timeout_applies_without_a_detokenizer_too(world: RingSimulation, clock: SimpleNamespace) -> None:
-    world.failover._route_timeout = 5.0
-    world.ask(ask())
-    world.flow(tokens=1)
-    world.flow(tokens=1)
+    world.dispatcher.route_timeout = 5.0
+    begin(world)
     world.kill_detokenizer("detokenizer-0")
     wait(world, clock, 4.0)
     assert not events(world, "request_finished")
@@ -93,7 +88,7 @@ def test_the_timeout_applies_without_a_detokenizer_too(world: RingSimulation, cl
 
 
 def test_time_in_an_engines_queue_does_not_count(world: RingSimulation, clock: SimpleNamespace) -> None:
-    world.failover._route_timeout = 5.0
+    world.dispatcher.route_timeout = 5.0
     world.ask(ask())
     for _ in range(5):
         wait(world, clock, 10.0)
@@ -111,18 +106,15 @@ def test_an_engine_that_has_lost_its_one_detokenizer_is_left_after_a_while(
     for engine, detokenizer in (("engine-0", "detokenizer-1"), ("engine-1", "detokenizer-0")):
         wide.detach(wide.engines[engine].streams[detokenizer])
     wide.flow()
-    wide.ask(ask(max_tokens=60))
+    live = wide.ask(ask(max_tokens=60))
     wide.flow(tokens=3)
-    (live,) = wide.in_flight._requests.values()
-    route = live.route
-    assert route is not None
+    route = route_of(live)
     wide.kill_detokenizer(route.detokenizer.name)
-    wide.in_flight.tick(clock.now)
-    assert live.request_id in wide.failover._unrouted, "its engine may be joining another"
+    wide.tick(clock.now)
+    assert live.request_id in wide.dispatcher.unrouted, "its engine may be joining another"
     clock.now += BEAT_LIMIT + 0.1
-    wide.in_flight.tick(clock.now)
-    assert live.route is not None
-    assert live.route.engine != route.engine
+    wide.tick(clock.now)
+    assert route_of(live).engine != route.engine
     settle(wide)
     assert ids(wide) == expected(60)
 
@@ -153,10 +145,9 @@ def test_a_full_engine_does_not_end_what_a_client_resumes(
     delivered: int, how: str, world: RingSimulation, clock: SimpleNamespace
 ) -> None:
     """It comes from another processor, so that no earlier route is known here; before its first token it has no ids."""
-    resumed, new = ask(), ask()
+    resumed, new = ask(), ask(name="new")
     resumed.resume.choices.add(choice=0, token_ids=expected(delivered))
     resumed.resume.model_digest = MODEL_MESSAGE.model_digest
-    new.request_id = "new"
     empty = full(world, how)
     world.ask(resumed)
     world.ask(new)
@@ -175,7 +166,7 @@ def test_a_full_engine_does_not_end_what_a_client_resumes(
 def test_the_timeout_bounds_the_wait_of_a_resume_for_a_full_engine(
     how: str, world: RingSimulation, clock: SimpleNamespace
 ) -> None:
-    world.failover._route_timeout = 5.0
+    world.dispatcher.route_timeout = 5.0
     request = ask()
     request.resume.choices.add(choice=0)
     full(world, how)

@@ -25,7 +25,7 @@ async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) 
     await until_live(core, calls[0], calls[1], late)
     assert (calls[2].admitted, calls[3].admitted) == (False, False)
     assert core.queue._bytes.held("flood") == 2 * MIN_BYTES
-    core.backlog.leave(calls[1].request_id)
+    core.admission.begun(calls[1])
     await until_live(core, calls[2])
     assert not calls[3].admitted
 
@@ -46,7 +46,6 @@ async def test_requests_held_back_are_released_when_no_engine_is_left(
 async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: QueueHarness) -> None:
     core.capacity = 1
     first, second, third = (core.ask(f"flood {index}", 10) for index in range(3))
-    core.queue.remove(second)
     core.in_flight.end(second, FinishReason.CANCELLED)
     assert core.queue._bytes.held("") == 2 * MIN_BYTES
     core.free_threads()
