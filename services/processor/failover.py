@@ -173,7 +173,7 @@ class Failover:
 
     def _route(self, request: Request, reason: str) -> None:
         """Give a request a route: another detokenizer if its engine is linked, else another engine."""
-        if request.route is None or not self._peers.has_engine(request.route.engine):
+        if request.route is None or request.route.engine not in self._peers.engines:
             self._route_anew(request, reason)
             return
         engine = request.route.engine
@@ -190,7 +190,7 @@ class Failover:
     def _route_anew(self, request: Request, reason: str) -> None:
         self._dispatcher.clear_route(request)
         error, now = None, time.monotonic()
-        blame = request.poison.blame(now, self._max_crash_resubmits, self._peers.has_engine)
+        blame = request.poison.blame(now, self._max_crash_resubmits, self._peers.engines)
         if blame is Blame.POISON:
             message = f"{request.poison.count} engines died while they had this request; it is not submitted again"
             error = Status(Code.INTERNAL, message, given_reason=Reason.POISON)

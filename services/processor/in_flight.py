@@ -56,7 +56,7 @@ class InFlightRequests:
                 self._start(request, outcome)
 
     def _start(self, request: Request, resolved: ResolvedRequest) -> None:
-        self._models.enter(resolved.generation)
+        self._models.held.enter(resolved.generation)
         self._requests[request.request_id] = request
         # Serialized messages of one type, concatenated, are one message with the fields of both.
         server_request_id = inference_pb2.Admitted(server_request_id=request.request_id)
@@ -103,7 +103,7 @@ class InFlightRequests:
         )
         del self._requests[request.request_id]
         self._dispatcher.forget(request)
-        self._models.leave(resolved.generation)
+        self._models.held.leave(resolved.generation)
         count_request(self._metrics, request, usage, now)
         log_finished(request, usage)
         request.trace.finished(usage, delivery, request.first_delta_at)

@@ -50,28 +50,28 @@ class Intake:
         self._outboxes = outboxes
         self._traces = traces
         self._counter = itertools.count(1)
-        self._streams: set[ClientStream] = set()
+        self.streams: set[ClientStream] = set()
         self.draining = False
 
     def drain(self) -> None:
         """Refuse new requests, and wake every stream's writer to inform its client."""
         self.draining = True
-        for stream in self._streams:
+        for stream in self.streams:
             stream.wake.set()
 
     @property
     def num_open(self) -> int:
         """Requests whose ends have not been taken by their clients."""
-        return sum(stream.num_live for stream in self._streams)
+        return sum(stream.num_live for stream in self.streams)
 
     def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
         stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier_of(metadata))
-        self._streams.add(stream)
+        self.streams.add(stream)
         return stream
 
     def close(self, stream: ClientStream) -> None:
         """The stream is over: cancel its requests and free its state."""
-        self._streams.discard(stream)
+        self.streams.discard(stream)
         for request in stream.requests():
             self._in_flight.end(request, FinishReason.CANCELLED)
         stream.clear()

@@ -81,7 +81,7 @@ class LinkEvents:
         self._lost(node)
         self._routes.engine_down(engine)
         log.info("engine lost", engine=engine.name, address=link.address)
-        self._models.engine_down(engine)
+        self._models.held.engine_down(engine)
         self._failover.engine_lost(engine, crashed=not (node.draining or node.suspected))
         self._update_partitions(engine)
 

@@ -36,7 +36,7 @@ from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
-from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.peers import KnownAddresses, Peers
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
@@ -211,10 +211,12 @@ class _Processor:
             engines=len(self._peers.engines),
             detokenizers=len(self._peers.detokenizers),
             suspected=len(self._peers.suspects),
-            generations=len(self._models),
+            generations=len(self._models.held),
             failovers={change.value: count for change, count in self._dispatcher.failovers.items()},
             losses=dict(self._peers.losses),
-            routing=Routing.of(self._routes),
+            decisions={decision.value: count for decision, count in self._routes.decisions.items()},
+            loads=self._routes.loads(),
+            prefixes=len(self._routes.prefixes),
         )
 
     async def _drain(self, grace: float) -> None:

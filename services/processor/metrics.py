@@ -12,7 +12,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from services.common.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 from services.ring.errors import Code
 from services.ring.events import FinishReason
-from services.ring.routing_logic import Routes
 
 MAX_TENANTS = 50
 """The most tenants with their own counters."""
@@ -86,24 +85,6 @@ class TenantCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """Routing decisions and the data that they are based on."""
-
-    decisions: Mapping[str, int]
-    """Number of decisions since the start, keyed by reason: prefix, overload or load."""
-    loads: Mapping[str, int]
-    """Last known number of choices at each engine, keyed by engine name."""
-    prefixes: int
-    """Prompt prefixes that are remembered."""
-
-    @classmethod
-    def of(cls, routes: Routes) -> Routing:
-        """A copy of the counts so far."""
-        decisions = {decision.value: count for decision, count in routes.decisions.items()}
-        return cls(decisions, routes.loads(), len(routes.prefixes))
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessorReading:
     """The state of a processor at one moment."""
 
@@ -120,7 +101,12 @@ class ProcessorReading:
     """Since the start, by what changed for a request: engine, detokenizer, or neither (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
     """Peers lost since the start without having drained, keyed by service."""
-    routing: Routing = field(default_factory=lambda: Routing({}, {}, 0))
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Routing decisions since the start, keyed by reason: prefix, overload or load."""
+    loads: Mapping[str, int] = field(default_factory=dict)
+    """Last known number of choices at each engine, keyed by engine name."""
+    prefixes: int = 0
+    """Prompt prefixes that are remembered."""
 
 
 class ProcessorMetrics(ServiceMetrics):
@@ -215,7 +201,7 @@ class ProcessorMetrics(ServiceMetrics):
         return sum(self._latency.counts) + self._refusals.total()
 
     def collect(self) -> Iterator[Metric]:
-        now, routing = self._now, self._now.routing
+        now = self._now
         yield from self._service()
         yield self._gauge("ringline_live_requests", "Requests this process holds.", now.live_requests)
         yield self._gauge("ringline_waiting_requests", "Requests no engine has begun.", now.waiting_requests)
@@ -225,9 +211,9 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_generations", "Models held side by side.", now.generations)
         yield self._counters("ringline_peers_lost", "Peers lost without having drained.", "service", now.losses)
         yield self._counters("ringline_failovers", "Requests that went on elsewhere.", "changed", now.failovers)
-        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", routing.decisions)
-        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", routing.loads)
-        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", routing.prefixes)
+        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", now.decisions)
+        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", now.loads)
+        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", now.prefixes)
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )

@@ -103,14 +103,6 @@ class Peers:
     def all(self) -> list[LinkedPeer]:
         return [*self.engines.values(), *self.detokenizers.values()]
 
-    def has_engine(self, engine: PeerId) -> bool:
-        """Whether this incarnation of the engine is linked."""
-        return engine in self.engines
-
-    def numerics(self, engine: PeerId) -> str:
-        """The numerics of an engine; empty if it is no longer linked."""
-        return self.engines[engine].numerics if engine in self.engines else ""
-
     def send(self, engine: PeerId, command: engine_pb2.Command) -> None:
         """Send a command; it is lost with the engine's link."""
         if (node := self.engines.get(engine)) is not None:

@@ -118,7 +118,8 @@ class TextOutput:
         """An engine computes the request: record that, and send the client model and numerics before any output."""
         if request.route is not None and not request.started_sent:
             request.started_sent = True
-            numerics = self._peers.numerics(request.route.engine)
+            engine = self._peers.engines.get(request.route.engine)
+            numerics = engine.numerics if engine is not None else ""
             started = inference_pb2.Started(
                 model_digest=request.resolved.model.model_digest,
                 numerics=numerics,

@@ -319,7 +319,7 @@ class TokenizationQueue:
     def _has_engines(self, message: RequestMessage, resolved: ResolvedRequest) -> bool:
         """Whether the model still has engines. If not, a new request can be tokenized again, for another model."""
         if message.resumed_model_digest:
-            return self._models.holds(resolved.generation)
+            return resolved.generation in self._models.held
         return resolved.generation in self._models.preferred()
 
 

@@ -12,62 +12,50 @@ from services.processor.request import Request
 from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.routing_logic import Route, Routes
-from tests.services.processor.ring_requests import (
-    ask,
-    begin,
-    end,
-    engine_rejects,
-    engine_says,
-    expected,
-    ids,
-    moves,
-    processors_stream,
-    route_of,
-    settle,
-)
-from tests.services.ring.ring_simulation import ORPHAN_GRACE, RingSimulation
+from tests.services.processor.ring_requests import Ring, ask, expected, route_of
+from tests.services.ring.ring_simulation import ORPHAN_GRACE
 
 
-def test_a_rejection_of_an_earlier_epoch_is_ignored(world: RingSimulation) -> None:
+def test_a_rejection_of_an_earlier_epoch_is_ignored(world: Ring) -> None:
     call = world.ask(ask())
     world.flow(tokens=1)
     world.kill_engine("engine-0")
     world.heal()
     world.flow(tokens=1)
     assert call.delivery.epoch == 2
-    engine_rejects(world, call, Code.INVALID_ARGUMENT, epoch=1)
-    settle(world)
-    assert end(world).finish_reason == FinishReason.LENGTH
+    world.engine_rejects(call, Code.INVALID_ARGUMENT, epoch=1)
+    world.settle()
+    assert world.end().finish_reason == FinishReason.LENGTH
 
 
-def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: RingSimulation) -> None:
-    route = route_of(begin(wide, 60))
+def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Ring) -> None:
+    route = route_of(wide.begin(60))
     first = wide.engines[route.engine.name]
     assert first.registry.num_ledgers == 1
     # Its detokenizer dies, and the other one, to which the processor redirects, has just lost its link to the engine.
     (other,) = [name for name in wide.detokenizers if name != route.detokenizer.name]
     wide.kill_detokenizer(route.detokenizer.name)
     wide.detach(first.streams[other])
-    settle(wide)
+    wide.settle()
     wide.pass_time(ORPHAN_GRACE / 2)
     assert first.registry.num_ledgers == 0
-    assert end(wide).finish_reason == FinishReason.LENGTH
+    assert wide.end().finish_reason == FinishReason.LENGTH
     assert wide.quiet
 
 
-def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: RingSimulation) -> None:
-    call = begin(wide, 60)
+def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: Ring) -> None:
+    call = wide.begin(60)
     route = route_of(call)
     wide.engines[route.engine.name].registry.draining = True
-    engine_says(wide, route.engine.name, draining={})
+    wide.engine_says(route.engine.name, draining={})
     wide.kill_detokenizer(route.detokenizer.name)
     assert route_of(call).engine == route.engine, "it goes on where it is"
-    settle(wide)
-    assert end(wide).finish_reason == FinishReason.LENGTH
-    assert not moves(wide)
+    wide.settle()
+    assert wide.end().finish_reason == FinishReason.LENGTH
+    assert not wide.moves()
 
 
-def receive_beyond(world: RingSimulation, call: Request) -> None:
+def receive_beyond(world: Ring, call: Request) -> None:
     """A delta that something was lost before."""
     delta = detokenizer_pb2.TextOutputs(request_ids=[call.request_id], epochs=[call.delivery.epoch], texts=["a"])
     delta.choices.append(0)
@@ -77,31 +65,31 @@ def receive_beyond(world: RingSimulation, call: Request) -> None:
     world.text_output.receive(delta)
 
 
-def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: RingSimulation) -> None:
-    call = begin(world)
+def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: Ring) -> None:
+    call = world.begin()
     world.kill_detokenizer("detokenizer-0")
     epoch = call.delivery.epoch
     for _ in range(MAX_REDIRECTS + 1):
         receive_beyond(world, call)
     assert (call.delivery.epoch, call.delivery.redirects) == (epoch, 0)
-    assert not processors_stream(world).commands
+    assert not world.stream().commands
     world.heal()
-    settle(world)
-    assert ids(world) == expected(20)
+    world.settle()
+    assert world.ids() == expected(20)
 
 
 @pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
-def test_replays_in_a_row_are_bounded(world: RingSimulation, times: int) -> None:
+def test_replays_in_a_row_are_bounded(world: Ring, times: int) -> None:
     call = world.ask(ask())
     for _ in range(times):
         receive_beyond(world, call)
-    settle(world)
-    assert end(world).finish_reason == (FinishReason.LENGTH if times == MAX_REDIRECTS else FinishReason.ERROR)
+    world.settle()
+    assert world.end().finish_reason == (FinishReason.LENGTH if times == MAX_REDIRECTS else FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("fits_between", [False, True])
-def test_frames_that_never_fit_fail_the_request(world: RingSimulation, fits_between: bool) -> None:
-    begin(world, 60)
+def test_frames_that_never_fit_fail_the_request(world: Ring, fits_between: bool) -> None:
+    world.begin(60)
     (detokenizer,) = world.detokenizers.values()
     for _ in range(MAX_REDIRECTS + 1):
         world.engines["engine-0"].core.step(1)
@@ -118,18 +106,18 @@ def test_frames_that_never_fit_fail_the_request(world: RingSimulation, fits_betw
             for stream in world.streams():
                 stream.read_commands()
                 stream.write()
-    settle(world)
+    world.settle()
     if fits_between:
-        assert ids(world) == expected(60)[: len(ids(world))]
-        assert end(world).finish_reason == FinishReason.LENGTH
+        assert world.ids() == expected(60)[: len(world.ids())]
+        assert world.end().finish_reason == FinishReason.LENGTH
     else:
-        assert end(world).error.code == Code.INTERNAL
+        assert world.end().error.code == Code.INTERNAL
 
 
 @pytest.mark.parametrize("taken_before", [False, True])
-def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: RingSimulation, taken_before: bool) -> None:
+def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: Ring, taken_before: bool) -> None:
     if taken_before:
-        live = begin(wide, 60)
+        live = wide.begin(60)
         wide.kill_engine(route_of(live).engine.name)
     else:
         live = wide.ask(ask(60))
@@ -137,19 +125,19 @@ def test_a_full_engine_ends_no_request_that_was_in_flight_before(wide: RingSimul
     wide.heal()
     for stream in wide.streams():
         stream.commands.clear()
-    engine_rejects(wide, live, Code.RESOURCE_EXHAUSTED)
+    wide.engine_rejects(live, Code.RESOURCE_EXHAUSTED)
     if not taken_before:
-        assert end(wide).error.code == Code.RESOURCE_EXHAUSTED
+        assert wide.end().error.code == Code.RESOURCE_EXHAUSTED
         return
     wide.tick(live.retry_at - 0.001)
     assert live.route is None, "not again at once"
     wide.tick(live.retry_at)
     assert live.route is not None
-    settle(wide)
-    assert ids(wide) == expected(60)
+    wide.settle()
+    assert wide.ids() == expected(60)
 
 
-def test_a_tick_looks_only_at_requests_that_are_due(wide: RingSimulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_looks_only_at_requests_that_are_due(wide: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are live, suspects have, or wait: what found no other route is looked at when routes change."""
     names = [f"request-{number}" for number in range(20)]
     for name in names:
@@ -182,5 +170,5 @@ def test_a_tick_looks_only_at_requests_that_are_due(wide: RingSimulation, monkey
     monkeypatch.undo()
     wide.heal()
     wide.trust()
-    settle(wide)
+    wide.settle()
     assert wide.quiet

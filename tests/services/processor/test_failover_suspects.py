@@ -10,24 +10,12 @@ from ringline.types.v1 import link_pb2
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_INTERVAL, BEAT_LIMIT
-from tests.services.processor.ring_requests import (
-    ask,
-    begin,
-    end,
-    events,
-    expected,
-    ids,
-    moves,
-    route_of,
-    settle,
-    usage,
-)
-from tests.services.ring.ring_simulation import RingSimulation
+from tests.services.processor.ring_requests import Ring, ask, expected, route_of
 
 LONG = 60
 
 
-def beat(world: RingSimulation, now: float, *, but: PeerId | None = None) -> None:
+def beat(world: Ring, now: float, *, but: PeerId | None = None) -> None:
     """Everybody gives a sign of life, except one; then the processor looks."""
     for node in world.peers.all():
         if node.peer != but:
@@ -35,7 +23,7 @@ def beat(world: RingSimulation, now: float, *, but: PeerId | None = None) -> Non
     world.link_events.check_liveness(now)
 
 
-def hang(world: RingSimulation, peer: PeerId) -> None:
+def hang(world: Ring, peer: PeerId) -> None:
     """So long that the peer is suspected."""
     start = time.monotonic()
     for look in range(round(1.5 * BEAT_LIMIT / BEAT_INTERVAL)):
@@ -44,14 +32,14 @@ def hang(world: RingSimulation, peer: PeerId) -> None:
     world.tick()
 
 
-def come_back(world: RingSimulation) -> None:
+def come_back(world: Ring) -> None:
     """All peers give a sign of life, later than in ``hang``."""
     beat(world, time.monotonic() + 2 * BEAT_LIMIT)
     assert not world.peers.suspects
 
 
-def test_requests_leave_an_engine_that_hangs(wide: RingSimulation) -> None:
-    live = begin(wide, LONG, tokens=3)
+def test_requests_leave_an_engine_that_hangs(wide: Ring) -> None:
+    live = wide.begin(LONG, tokens=3)
     route = route_of(live)
     hung = wide.engines[route.engine.name]
     hung.core.running.clear()  # it computes nothing, and reads nothing
@@ -62,21 +50,21 @@ def test_requests_leave_an_engine_that_hangs(wide: RingSimulation) -> None:
     assert route_of(live).engine != route.engine
     told = list(stream.commands)
     stream.commands.clear()
-    settle(wide)
-    assert end(wide).finish_reason == FinishReason.LENGTH
-    assert ids(wide) == expected(LONG)
-    (started,) = moves(wide)
+    wide.settle()
+    assert wide.end().finish_reason == FinishReason.LENGTH
+    assert wide.ids() == expected(LONG)
+    (started,) = wide.moves()
     assert started.identical
     assert route.engine.name in started.reason
     assert hung.registry.num_ledgers == 1
     stream.commands.extend([*commands, *told])  # it was a false alarm
     come_back(wide)
-    settle(wide)
+    wide.settle()
     assert wide.quiet
 
 
-def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: RingSimulation) -> None:
-    live = begin(wide, LONG, tokens=3)
+def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: Ring) -> None:
+    live = wide.begin(LONG, tokens=3)
     route = route_of(live)
     epoch = live.delivery.epoch
     hung = wide.engines[route.engine.name]
@@ -84,25 +72,25 @@ def test_output_of_a_falsely_suspected_engine_changes_nothing(wide: RingSimulati
     hang(wide, route.engine)
     assert live.delivery.epoch == epoch + 1
     assert not live.poison.count, "a hang is no crash"
-    settle(wide)
-    assert ids(wide) == expected(LONG)
-    assert usage(wide).completion_tokens == LONG
+    wide.settle()
+    assert wide.ids() == expected(LONG)
+    assert wide.usage().completion_tokens == LONG
     assert wide.quiet
 
 
-def test_requests_stay_if_there_is_no_other_engine(world: RingSimulation) -> None:
-    live = begin(world, LONG, tokens=3)
+def test_requests_stay_if_there_is_no_other_engine(world: Ring) -> None:
+    live = world.begin(LONG, tokens=3)
     route = route_of(live)
     hang(world, route.engine)
     assert route_of(live) == route
     come_back(world)
-    settle(world)
-    assert ids(world) == expected(LONG)
-    assert not moves(world)
+    world.settle()
+    assert world.ids() == expected(LONG)
+    assert not world.moves()
 
 
-def test_requests_move_as_soon_as_there_is_another_engine(wide: RingSimulation) -> None:
-    live = begin(wide, LONG, tokens=3)
+def test_requests_move_as_soon_as_there_is_another_engine(wide: Ring) -> None:
+    live = wide.begin(LONG, tokens=3)
     route = route_of(live)
     (other,) = [name for name in wide.engines if name != route.engine.name]
     for stream in list(wide.engines[other].streams.values()):
@@ -117,19 +105,19 @@ def test_requests_move_as_soon_as_there_is_another_engine(wide: RingSimulation) 
     assert route_of(live).engine.name == other
 
 
-def test_requests_leave_a_detokenizer_that_hangs(wide: RingSimulation) -> None:
-    live = begin(wide, LONG, tokens=3)
+def test_requests_leave_a_detokenizer_that_hangs(wide: Ring) -> None:
+    live = wide.begin(LONG, tokens=3)
     route = route_of(live)
     hang(wide, route.detokenizer)
     assert route_of(live).engine == route.engine
     assert route_of(live).detokenizer != route.detokenizer
-    settle(wide)
-    assert ids(wide) == expected(LONG)
-    assert not events(wide, "continued")
+    wide.settle()
+    assert wide.ids() == expected(LONG)
+    assert not wide.events("continued")
     assert wide.quiet
 
 
-def hears(world: RingSimulation, detokenizer: PeerId, *engines: str, now: float) -> None:
+def hears(world: Ring, detokenizer: PeerId, *engines: str, now: float) -> None:
     """A detokenizer says what it hears."""
     heard = [link_pb2.Peer(name=name, incarnation=world.engines[name].me.incarnation) for name in engines]
     changes = link_pb2.PeerChanges(revision=1, reset=True, added=heard)
@@ -137,21 +125,21 @@ def hears(world: RingSimulation, detokenizer: PeerId, *engines: str, now: float)
     world.tick(now)
 
 
-def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: RingSimulation) -> None:
+def test_requests_leave_a_partitioned_pair_for_another_detokenizer(wide: Ring) -> None:
     """The link between the two is half open, and both give signs of life to the processor."""
-    live = begin(wide, LONG, tokens=3)
+    live = wide.begin(LONG, tokens=3)
     route = route_of(live)
     others = [name for name in wide.engines if name != route.engine.name]
     hears(wide, route.detokenizer, *others, now=time.monotonic())
     assert route_of(live).engine == route.engine
     assert route_of(live).detokenizer != route.detokenizer
     assert route_of(wide.ask(ask(name="another"))) != route, "nothing new goes that way"
-    settle(wide)
+    wide.settle()
     assert wide.quiet
 
 
-def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: RingSimulation) -> None:
-    live, now = begin(wide, LONG, tokens=3), time.monotonic()
+def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: Ring) -> None:
+    live, now = wide.begin(LONG, tokens=3), time.monotonic()
     route = route_of(live)
     others = [name for name in wide.engines if name != route.engine.name]
     for detokenizer in wide.detokenizers.values():
@@ -159,5 +147,5 @@ def test_requests_leave_an_engine_that_no_detokenizer_hears(wide: RingSimulation
     assert route_of(live).engine == route.engine, "it may be back in a moment"
     wide.tick(time.monotonic() + 2 * BEAT_LIMIT)
     assert route_of(live).engine != route.engine
-    settle(wide)
-    assert ids(wide) == expected(LONG)
+    wide.settle()
+    assert wide.ids() == expected(LONG)

@@ -10,7 +10,8 @@ from services.processor.peers import KnownAddresses, Peers
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
 from tests.services.processor.model_specs import learned
-from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation
+from tests.services.processor.ring_requests import Ring
+from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
 
 def test_what_is_missing_is_counted_for_clients_and_named_for_operators() -> None:
@@ -29,5 +30,5 @@ def test_what_is_missing_is_counted_for_clients_and_named_for_operators() -> Non
     assert peers.no_route_reason() == "no detokenizer is attached (0 of 1)"
 
 
-def test_where_requests_can_be_routed_nothing_is_missing(world: RingSimulation) -> None:
+def test_where_requests_can_be_routed_nothing_is_missing(world: Ring) -> None:
     assert world.peers.no_route_reason() is None

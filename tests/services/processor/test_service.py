@@ -16,12 +16,10 @@ import tokenizers
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.common.rpc.handlers import rpc_handlers
 from services.common.rpc.message_limits import parse
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
-from services.processor.main import DESCRIPTION
 from services.processor.served_models import UNKNOWN_MODEL, ServedModels
 from services.processor.service import detokenize
 from services.ring.errors import Code, Refused, Status
@@ -43,42 +41,33 @@ from tests.services.processor.service_harness import (
 )
 
 
-async def test_a_client_that_reads_nothing_loses_its_requests(tmp_path: Path) -> None:
-    harness = ServiceHarness()
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/service.sock")
-    await server.start()
-    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+async def test_a_client_that_reads_nothing_loses_its_requests(
+    harness: ServiceHarness, channel: grpc.aio.Channel
+) -> None:
     held = harness.occupy_threads()
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock", options=narrow) as channel:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
-        await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
-        await until(lambda: client.num_live == 1)
-        assert (await call.read()).HasField("limits")
-        harness.service._limits = replace(
-            harness.service._limits, stall_timeout=0.2
-        )  # now that there is what it may lose
-        for _ in range(2000):  # more than the window of a client that does not read
-            client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
-        await until(lambda: not harness.intake._streams)
-        assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
-        assert not call.done(), "it has not taken its status"
-        call.cancel()
-    await server.stop(0)
+    call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+    await write(call, ask("waits"))
+    (client,) = await until(lambda: harness.intake.streams)
+    await until(lambda: client.num_live == 1)
+    assert (await call.read()).HasField("limits")
+    harness.service.limits = replace(harness.service.limits, stall_timeout=0.2)  # now that there is what it may lose
+    for _ in range(2000):  # more than the window of a client that does not read
+        client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
+    await until(lambda: not harness.intake.streams)
+    assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
+    assert not call.done(), "it has not taken its status"
+    call.cancel()
     harness.go.set()
     await asyncio.gather(*held)
-    harness.queue.close()
 
 
 async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:
     harness = ServiceHarness()
-    harness.service._limits = replace(harness.service._limits, max_age=0.1, drain_grace=600.0)
+    harness.service.limits = replace(harness.service.limits, max_age=0.1, drain_grace=600.0)
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
+        (client,) = await until(lambda: harness.intake.streams)
         while not (frame := await call.read()).HasField("draining"):
             assert not any(response.HasField("request_finished") for response in frame.responses)
         assert frame.draining.grace_ms == 600_000
@@ -95,17 +84,15 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
         while await call.read() is not grpc.aio.EOF:
             pass
         assert await call.code() is grpc.StatusCode.OK
-    harness.queue.close()
 
 
 async def test_an_idle_session_ends_after_its_grace(tmp_path: Path) -> None:
     harness = ServiceHarness()
-    harness.service._limits = replace(harness.service._limits, max_age=0.01, drain_grace=0.01)
+    harness.service.limits = replace(harness.service.limits, max_age=0.01, drain_grace=0.01)
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await read_to_the_end(call)
         assert await call.code() is grpc.StatusCode.OK
-    harness.queue.close()
 
 
 async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> inference_pb2.GenerateResponse:
@@ -126,7 +113,7 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
         call = stub.Session() if kind == "session" else stub.Generate(ask("waits"))
         if kind == "session":
             await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
+        (client,) = await until(lambda: harness.intake.streams)
         request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
         beside = stub.Session()
         await write(beside, ask("beside"))
@@ -140,7 +127,7 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
             position += 1
             assert outboxes.total <= 2 * (3 << 20)
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
-        await until(lambda: client not in harness.intake._streams)
+        await until(lambda: client not in harness.intake.streams)
         assert (client.num_live, client.outbox.pending, client.outbox.size) == (0, False, 0)
         assert len(harness.in_flight) == 1, "what its neighbour asked for goes on"
         with pytest.raises(grpc.aio.AioRpcError) as lost:
@@ -152,12 +139,11 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
         (end,) = await read_ends(beside, 1)
         assert end.request_id == "beside"
         await beside.done_writing()
-    harness.queue.close()
 
 
 async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("waits"))
-    (client,) = await until(lambda: harness.intake._streams)
+    (client,) = await until(lambda: harness.intake.streams)
     request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
     entries = 3 * MAX_FRAME_BYTES // 200
     scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
@@ -174,7 +160,7 @@ async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceH
 
 async def test_the_status_of_a_failed_call_says_when_to_retry(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("a"))
-    (client,) = await until(lambda: harness.intake._streams)
+    (client,) = await until(lambda: harness.intake.streams)
     await until(lambda: client.num_live == 1)
     await until(lambda: client.requests()[0].admitted)
     refused = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=1500)
@@ -199,7 +185,7 @@ async def test_an_ambiguous_tenant_is_refused(harness: ServiceHarness, stub) -> 
             assert failure.value.details() == problem
         with pytest.raises(grpc.aio.AioRpcError, match=problem):
             await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
-    assert not harness.intake._streams
+    assert not harness.intake.streams
 
 
 async def test_a_status_whose_text_is_long_in_any_script_arrives(stub) -> None:
@@ -302,8 +288,8 @@ async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stu
 
 async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub) -> None:
     calls = [stub.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
-    await until(lambda: len(harness.intake._streams) == 3)
-    assert sorted(client.tenant for client in harness.intake._streams) == ["", "", "a" * 128]
+    await until(lambda: len(harness.intake.streams) == 3)
+    assert sorted(client.tenant for client in harness.intake.streams) == ["", "", "a" * 128]
     for call in calls:
         call.cancel()
 

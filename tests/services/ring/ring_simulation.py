@@ -448,7 +448,7 @@ class RingSimulation(ProcessorCore):
         return (
             self.client.num_live == 0
             and not len(self.in_flight)
-            and not self.routes._held
+            and not self.routes.requests()
             and all(engine.registry.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
             and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
         )

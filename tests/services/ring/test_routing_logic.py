@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -20,6 +20,7 @@ from services.ring.routing_logic import (
     TOKENS_PER_REQUEST,
     Decision,
     Route,
+    RouteIndex,
     Routes,
 )
 
@@ -385,3 +386,35 @@ def test_partitioned_pairs_get_no_requests() -> None:
     assert {send(routes, number, prompt(number)) for number in range(6)} == {"e1"}
     routes.detokenizer_hears(PeerId("d0", 1), [])
     assert not routes.any_joined()
+
+
+indexed_routes = st.builds(
+    Route, *(names.map(lambda name: PeerId(name, 1)) for names in (engine_names, detokenizer_names))
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | indexed_routes), max_size=25))
+def test_requests_are_found_by_engine_detokenizer_and_route_as_by_a_full_scan(
+    steps: list[tuple[str, Route | None]],
+) -> None:
+    engines, detokenizers = ([PeerId(name, 1) for name in names] for names in (ENGINES, DETOKENIZERS))
+    index: RouteIndex[str] = RouteIndex()
+    routes: dict[str, Route] = {}
+    for key, route in steps:
+        routes.pop(key, None)
+        if route is None:
+            index.discard(key)
+        else:
+            index.put(key, key, route)
+            routes[key] = route
+        for engine in engines:
+            assert set(index.at_engine(engine)) == {key for key, route in routes.items() if route.engine == engine}
+        for detokenizer in detokenizers:
+            expected = {key for key, route in routes.items() if route.detokenizer == detokenizer}
+            assert set(index.at_detokenizer(detokenizer)) == expected
+        for route in (Route(engine, detokenizer) for engine in engines for detokenizer in detokenizers):
+            assert set(index.on(route)) == {key for key, other in routes.items() if other == route}
+    for key in routes:
+        index.discard(key)
+    assert not index._items

@@ -13,8 +13,8 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS, _Job
-from services.processor.request import ResolvedRequest
+from services.processor.admission.tokenization_queue import BATCH_BYTES, MIN_BYTES, THREADS, _Job
+from services.processor.request import Request, ResolvedRequest
 from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
 from services.ring.events import FinishReason
@@ -265,7 +265,7 @@ async def test_parked_requests_end_at_the_route_timeout(served: bool, core: Queu
 
 
 async def test_requests_are_refused_before_any_model_is_known(core: QueueHarness) -> None:
-    core.models._held._drop(served_model().generation)
+    core.models.held._drop(served_model().generation)
     core.served = []
     call = core.ask("r", 10)
     await core.run()
@@ -353,3 +353,54 @@ def batches(core: QueueHarness) -> list[list[str]]:
 
     core.queue._waiting.take = told  # type: ignore[method-assign]
     return order
+
+
+@pytest.fixture
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.MIN_AHEAD", 1)
+
+
+@pytest.mark.usefixtures("small_window")
+async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) -> None:
+    core.capacity = 2
+    calls = [core.ask(f"flood {index}", 10, "flood") for index in range(4)]
+    late = core.ask("late", 10, "other")
+    core.free_threads()
+    await until_live(core, calls[0], calls[1], late)
+    assert (calls[2].admitted, calls[3].admitted) == (False, False)
+    assert core.queue._bytes.held("flood") == 2 * MIN_BYTES
+    core.admission.begun(calls[1])
+    await until_live(core, calls[2])
+    assert not calls[3].admitted
+
+
+@pytest.mark.usefixtures("small_window")
+async def test_requests_held_back_are_released_when_no_engine_is_left(
+    core: QueueHarness,
+) -> None:
+    core.capacity = 1
+    calls = [core.ask(f"flood {index}", 10) for index in range(3)]
+    core.free_threads()
+    await until_live(core, calls[0])
+    assert not calls[1].admitted
+    core.capacity = None
+    core.queue.release()
+    await until_live(core, *calls)
+
+
+@pytest.mark.usefixtures("small_window")
+async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: QueueHarness) -> None:
+    core.capacity = 1
+    first, second, third = (core.ask(f"flood {index}", 10) for index in range(3))
+    core.in_flight.end(second, FinishReason.CANCELLED)
+    assert core.queue._bytes.held("") == 2 * MIN_BYTES
+    core.free_threads()
+    await until_live(core, first)
+    core.in_flight.end(first, FinishReason.CANCELLED)
+    await until_live(core, third)
+
+
+async def until_live(core: QueueHarness, *calls: Request) -> None:
+    async with asyncio.timeout(30):
+        while any(not call.admitted for call in calls):  # noqa: ASYNC110 - several clients' events
+            await asyncio.sleep(0.001)

@@ -23,8 +23,8 @@ from services.processor.peers import MAX_EVENTS, Peers
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
 from tests.services.processor.model_specs import learned
-from tests.services.processor.ring_requests import ask, processors_stream
-from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation
+from tests.services.processor.ring_requests import Ring, ask
+from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
 ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
 
@@ -99,12 +99,12 @@ def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
     assert ring["history"]["live_requests"] == [7] * 4
 
 
-def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world: RingSimulation) -> None:
+def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world: Ring) -> None:
     """Of one request with two choices."""
     world.ask(ask(n=2))
     world.flow(tokens=1)
     load = engine_pb2.Load(running_choices=world.routes.loads()["engine-0"])
-    stream = processors_stream(world)
+    stream = world.stream()
     world.link_events.engine_frame(stream, stream.engine.me, engine_pb2.AttachResponse(load=load))  # type: ignore[arg-type]
     snapshot = DashboardSnapshot("me", world.peers, world.routes, world.metrics)
     live, waiting = len(world.in_flight), world.backlog.num_waiting
