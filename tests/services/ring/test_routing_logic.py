@@ -29,6 +29,7 @@ OLD, NEW = Generation("m", "old"), Generation("m", "new")
 BLOCK = 16
 engine_names, detokenizer_names = st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS)
 lives = st.integers(1, 2)
+engines, detokenizers = (st.builds(PeerId, names, st.just(1)) for names in (engine_names, detokenizer_names))
 requests = st.integers(0, 30)
 few = st.integers(0, 5)
 generations = st.sampled_from([OLD, NEW])
@@ -388,17 +389,10 @@ def test_partitioned_pairs_get_no_requests() -> None:
     assert not routes.any_joined()
 
 
-indexed_routes = st.builds(
-    Route, *(names.map(lambda name: PeerId(name, 1)) for names in (engine_names, detokenizer_names))
-)
-
-
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | indexed_routes), max_size=25))
-def test_requests_are_found_by_engine_detokenizer_and_route_as_by_a_full_scan(
-    steps: list[tuple[str, Route | None]],
-) -> None:
-    engines, detokenizers = ([PeerId(name, 1) for name in names] for names in (ENGINES, DETOKENIZERS))
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.builds(Route, engines, detokenizers)), max_size=25))
+def test_an_index_finds_requests_by_their_peers(steps: list[tuple[str, Route | None]]) -> None:
+    at_engines, at_detokenizers = ([PeerId(name, 1) for name in names] for names in (ENGINES, DETOKENIZERS))
     index: RouteIndex[str] = RouteIndex()
     routes: dict[str, Route] = {}
     for key, route in steps:
@@ -408,12 +402,12 @@ def test_requests_are_found_by_engine_detokenizer_and_route_as_by_a_full_scan(
         else:
             index.put(key, key, route)
             routes[key] = route
-        for engine in engines:
+        for engine in at_engines:
             assert set(index.at_engine(engine)) == {key for key, route in routes.items() if route.engine == engine}
-        for detokenizer in detokenizers:
+        for detokenizer in at_detokenizers:
             expected = {key for key, route in routes.items() if route.detokenizer == detokenizer}
             assert set(index.at_detokenizer(detokenizer)) == expected
-        for route in (Route(engine, detokenizer) for engine in engines for detokenizer in detokenizers):
+        for route in (Route(engine, detokenizer) for engine in at_engines for detokenizer in at_detokenizers):
             assert set(index.on(route)) == {key for key, other in routes.items() if other == route}
     for key in routes:
         index.discard(key)

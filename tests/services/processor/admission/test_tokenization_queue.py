@@ -355,12 +355,11 @@ def batches(core: QueueHarness) -> list[list[str]]:
     return order
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.processor.admission.tokenization_queue.MIN_AHEAD", 1)
 
 
-@pytest.mark.usefixtures("small_window")
 async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) -> None:
     core.capacity = 2
     calls = [core.ask(f"flood {index}", 10, "flood") for index in range(4)]
@@ -374,7 +373,6 @@ async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) 
     assert not calls[3].admitted
 
 
-@pytest.mark.usefixtures("small_window")
 async def test_requests_held_back_are_released_when_no_engine_is_left(
     core: QueueHarness,
 ) -> None:
@@ -388,7 +386,6 @@ async def test_requests_held_back_are_released_when_no_engine_is_left(
     await until_live(core, *calls)
 
 
-@pytest.mark.usefixtures("small_window")
 async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: QueueHarness) -> None:
     core.capacity = 1
     first, second, third = (core.ask(f"flood {index}", 10) for index in range(3))
