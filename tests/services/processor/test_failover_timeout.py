@@ -51,9 +51,9 @@ def test_the_timeout_goes_on_when_an_engine_refuses(world: Ring, clock: SimpleNa
     assert world.quiet
 
 
-def test_the_timeout_begins_anew_after_output(world: Ring, clock: SimpleNamespace) -> None:
+def test_the_timeout_begins_anew_after_output(clock: SimpleNamespace) -> None:
+    world = Ring(["engine-0"], ["detokenizer-0"], max_crash_resubmits=3)
     world.dispatcher.route_timeout = 5.0
-    world.failover._max_crash_resubmits = 3
     world.ask(ask())
     for _ in range(2):
         world.flow(tokens=1)

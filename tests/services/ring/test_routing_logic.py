@@ -270,35 +270,9 @@ def send(routes: Routes, request: int, prefixes: Prefixes) -> str:
     return route.engine.name
 
 
-def test_new_requests_are_for_the_model_of_the_engine_that_was_started_last_and_has_room() -> None:
-    routes = make_routes(1)
-    for life, generation in ((2, NEW), (3, OLD)):
-        engine = PeerId(f"e{life}", life)
-        routes.engine_up(engine, generation, capacity=1)
-        routes.engine_peers(engine, [PeerId("d0", 1)])
-        assert routes.preferred() == routes.generations() == [generation, NEW if generation is OLD else OLD]
-    routes.engine_down(PeerId("e3", 3))
-    assert routes.preferred() == [NEW, OLD]
-    routes.engine_load(PeerId("e2", 2), 1, 0, 0.5)
-    assert routes.preferred() == [OLD, NEW]
-
-
 def test_equal_engines_get_equal_shares() -> None:
     routes = make_routes(2)
     assert Counter(send(routes, number, Prefixes()) for number in range(12)) == {"e0": 6, "e1": 6}
-
-
-def test_a_load_report_includes_earlier_requests() -> None:
-    """What it counts is not counted twice, and what has ended is not counted."""
-    routes = make_routes(2)
-    for number in range(6):
-        send(routes, number, Prefixes())
-    routes.engine_load(PeerId("e0", 1), 3, 0, 0.0)
-    assert routes.loads() == {"e0": 3, "e1": 3}
-    routes.engine_load(PeerId("e0", 1), 5, 2, 0.0)  # another processor sent four
-    for number in range(6):
-        routes.release(str(number))
-    assert routes.loads() == {"e0": 4, "e1": 0}
 
 
 def test_prompts_of_a_family_stay_together_and_families_spread() -> None:
@@ -326,16 +300,6 @@ def test_a_short_prefix_is_worth_little() -> None:
     for number in range(20):
         send(routes, number, short)
         assert abs(routes.loads()["e0"] - routes.loads()["e1"]) <= 3
-
-
-def test_a_full_engine_gets_no_request_for_its_prefixes() -> None:
-    routes = make_routes(3)
-    engine = send(routes, 0, prompt(0))
-    routes.engine_load(PeerId(engine, 1), 0, 1, FULL_KV_USAGE)
-    assert send(routes, 1, prompt(0)) != engine
-    for name in routes.loads():
-        routes.engine_load(PeerId(name, 1), 0, 1, FULL_KV_USAGE)
-    assert routes.choose("2", OLD, prompt(0)) is not None
 
 
 def test_a_conversation_returns_to_the_engine_with_its_answer() -> None:
@@ -379,14 +343,6 @@ def test_many_processors_do_not_herd_to_the_engine_that_reported_least() -> None
     places = Counter(send(routes, 0, Prefixes()) for routes in processors)
     assert places["e0"] < 16
     assert len(places) > 7
-
-
-def test_partitioned_pairs_get_no_requests() -> None:
-    routes = make_routes(2)
-    routes.detokenizer_hears(PeerId("d0", 1), [PeerId("e1", 1)])
-    assert {send(routes, number, prompt(number)) for number in range(6)} == {"e1"}
-    routes.detokenizer_hears(PeerId("d0", 1), [])
-    assert not routes.any_joined()
 
 
 @settings(max_examples=40)

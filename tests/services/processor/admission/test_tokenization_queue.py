@@ -14,13 +14,14 @@ from ringline.inference.v1 import inference_pb2
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import BATCH_BYTES, MIN_BYTES, THREADS, _Job
-from services.processor.request import Request, ResolvedRequest
+from services.processor.request import ResolvedRequest
 from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
 from services.ring.events import FinishReason
 from services.ring.model_generations import Generation
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
+from tests.services.processor.service_harness import until
 from tests.services.text.panicking import panic
 
 
@@ -303,9 +304,7 @@ def learn_another(core: QueueHarness, name: str = "m", digest: str = "the next m
 async def threads_idle(core: QueueHarness) -> None:
     """Everything that waited for a thread has had one, or waits for an engine."""
     core.free_threads()
-    async with asyncio.timeout(30):
-        while core.queue._waiting or core.queue._free_threads < THREADS:  # noqa: ASYNC110 - its threads tell nobody
-            await asyncio.sleep(0.001)
+    await until(lambda: not core.queue._waiting and core.queue._free_threads == THREADS)
 
 
 async def test_a_flood_leaves_room_and_waits_behind_itself(core: QueueHarness) -> None:
@@ -365,11 +364,11 @@ async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) 
     calls = [core.ask(f"flood {index}", 10, "flood") for index in range(4)]
     late = core.ask("late", 10, "other")
     core.free_threads()
-    await until_live(core, calls[0], calls[1], late)
+    await until(lambda: all(call.admitted for call in (*calls[:2], late)))
     assert (calls[2].admitted, calls[3].admitted) == (False, False)
     assert core.queue._bytes.held("flood") == 2 * MIN_BYTES
     core.admission.begun(calls[1])
-    await until_live(core, calls[2])
+    await until(lambda: calls[2].admitted)
     assert not calls[3].admitted
 
 
@@ -379,11 +378,11 @@ async def test_requests_held_back_are_released_when_no_engine_is_left(
     core.capacity = 1
     calls = [core.ask(f"flood {index}", 10) for index in range(3)]
     core.free_threads()
-    await until_live(core, calls[0])
+    await until(lambda: calls[0].admitted)
     assert not calls[1].admitted
     core.capacity = None
     core.queue.release()
-    await until_live(core, *calls)
+    await until(lambda: all(call.admitted for call in calls))
 
 
 async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: QueueHarness) -> None:
@@ -392,12 +391,6 @@ async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: Q
     core.in_flight.end(second, FinishReason.CANCELLED)
     assert core.queue._bytes.held("") == 2 * MIN_BYTES
     core.free_threads()
-    await until_live(core, first)
+    await until(lambda: first.admitted)
     core.in_flight.end(first, FinishReason.CANCELLED)
-    await until_live(core, third)
-
-
-async def until_live(core: QueueHarness, *calls: Request) -> None:
-    async with asyncio.timeout(30):
-        while any(not call.admitted for call in calls):  # noqa: ASYNC110 - several clients' events
-            await asyncio.sleep(0.001)
+    await until(lambda: third.admitted)
