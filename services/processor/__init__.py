@@ -10,7 +10,7 @@ intake             receives, refuses and cancels requests
 admission/         limits and what requests take of them, tokenization, validation, resolution
 in_flight          requests between admission and end: starts and ends them
 dispatcher         which request is on which route, Submit and Redirect    (choice: services.ring.routing_logic)
-peers              the linked engines and detokenizers: load, liveness
+linked_peers       the linked engines and detokenizers: load, liveness
 
 From engines and detokenizers back to the client:
 

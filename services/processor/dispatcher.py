@@ -14,7 +14,7 @@ from collections import Counter
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.peers import Peers
+from services.processor.linked_peers import LinkedPeers
 from services.processor.request import Request
 from services.ring.deadline_queue import DeadlineQueue
 from services.ring.errors import Reason, Status, invalid_field
@@ -36,7 +36,7 @@ class Change(enum.Enum):
 class Dispatcher:
     """Sends the requests of one processor on their routes."""
 
-    def __init__(self, peers: Peers, routes: Routes, *, route_timeout: float) -> None:
+    def __init__(self, peers: LinkedPeers, routes: Routes, *, route_timeout: float) -> None:
         """``route_timeout``: seconds that a request may be without a route, per outage."""
         self._peers = peers
         self._routes = routes

@@ -16,7 +16,7 @@ from ringline.types.v1 import link_pb2
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.dispatcher import Dispatcher
 from services.processor.in_flight import InFlightRequests
-from services.processor.peers import Peers
+from services.processor.linked_peers import LinkedPeers
 from services.processor.request import Request
 from services.processor.served_models import no_route
 from services.ring.errors import Code, Reason, Status
@@ -48,7 +48,7 @@ class Failover:
         self,
         in_flight: InFlightRequests,
         dispatcher: Dispatcher,
-        peers: Peers,
+        peers: LinkedPeers,
         routes: Routes,
         *,
         max_crash_resubmits: int,

@@ -1,6 +1,6 @@
 """Handles the events of the links to engines and detokenizers.
 
-``Peers`` and the routes are updated first, then the requests: ``Failover`` moves those that an event concerns.
+``LinkedPeers`` and the routes are updated first, then the requests: ``Failover`` moves those that an event concerns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.common.links.engine_link import EngineLink
 from services.common.links.redial import LinkRefused
 from services.common.rpc.shared_messages import peer_changes_from_proto
 from services.processor.failover import Failover
-from services.processor.peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, PeerEvent, Peers
+from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers, PeerEvent
 from services.processor.served_models import ServedModels, generation_of
 from services.processor.text_output import TextOutput
 from services.ring.attached_peers import PeerList
@@ -35,7 +35,7 @@ class LinkEvents:
     """Implements ``EngineOwner`` and ``DetokenizerOwner``: every link of the process reports here."""
 
     def __init__(
-        self, models: ServedModels, routes: Routes, peers: Peers, failover: Failover, text_output: TextOutput
+        self, models: ServedModels, routes: Routes, peers: LinkedPeers, failover: Failover, text_output: TextOutput
     ) -> None:
         self._models = models
         self._routes = routes

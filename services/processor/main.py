@@ -36,8 +36,8 @@ from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
+from services.processor.linked_peers import KnownAddresses, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.peers import KnownAddresses, Peers
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
 from services.processor.text_output import TextOutput
@@ -92,7 +92,7 @@ class _Processor:
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
         self._routes = Routes(random.Random())
         self._dedup = PeerDedup()
-        self._peers = Peers(self._routes, self._known_addresses)
+        self._peers = LinkedPeers(self._routes, self._known_addresses)
         self._models = ServedModels(
             settings.rollout.max_generations, self._routes.preferred, self._peers.no_route_reason
         )

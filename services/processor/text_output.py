@@ -16,8 +16,8 @@ from services.processor.admission.admission import Admission
 from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.inference_messages import TextEntry, ends_of, entries_of
+from services.processor.linked_peers import LinkedPeers
 from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
 from services.processor.request import Request
 from services.processor.request_log import count_delta
 from services.ring.delivery import Verdict
@@ -32,7 +32,7 @@ class TextOutput:
         in_flight: InFlightRequests,
         failover: Failover,
         admission: Admission,
-        peers: Peers,
+        peers: LinkedPeers,
         metrics: ProcessorMetrics,
     ) -> None:
         self._in_flight = in_flight

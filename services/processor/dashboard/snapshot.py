@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, Peers
 from services.ring.routing_logic import Routes
 
 INTERVAL = 1.0
@@ -46,7 +46,7 @@ class _Rate:
 class DashboardSnapshot:
     """Samples taken every second; serves the latest one as JSON."""
 
-    def __init__(self, name: str, peers: Peers, routes: Routes, metrics: ProcessorMetrics) -> None:
+    def __init__(self, name: str, peers: LinkedPeers, routes: Routes, metrics: ProcessorMetrics) -> None:
         self._name = name
         self._peers = peers
         self._routes = routes

@@ -15,8 +15,8 @@ from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
+from services.processor.linked_peers import LinkedPeers
 from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
 from services.processor.served_models import ServedModels
 from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces
@@ -49,7 +49,7 @@ class ProcessorCore:
         self.metrics = ProcessorMetrics()
         self.routes = Routes(random.Random(0))
         self.models = models(self.routes)
-        self.peers = Peers(self.routes)
+        self.peers = LinkedPeers(self.routes)
         self.policies = TenantPolicies(None)
         self.rate_limiter = RateLimiter(self.policies)
         self.queue = TokenizationQueue(

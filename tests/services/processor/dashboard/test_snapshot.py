@@ -18,8 +18,8 @@ from services.common.telemetry.metrics_endpoint import MetricsEndpoint, server_h
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
 from services.processor.link_events import LinkEvents
+from services.processor.linked_peers import MAX_EVENTS, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.peers import MAX_EVENTS, Peers
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
 from tests.services.processor.model_specs import learned
@@ -43,12 +43,12 @@ def routes() -> Routes:
 
 
 @pytest.fixture
-def peers(routes: Routes) -> Peers:
-    return Peers(routes)
+def peers(routes: Routes) -> LinkedPeers:
+    return LinkedPeers(routes)
 
 
 @pytest.fixture
-def links(routes: Routes, peers: Peers) -> LinkEvents:
+def links(routes: Routes, peers: LinkedPeers) -> LinkEvents:
     return LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock())
 
 

@@ -79,7 +79,7 @@ class PeerEvent:
     """Seconds since 1970."""
 
 
-class Peers:
+class LinkedPeers:
     """All linked peers."""
 
     def __init__(self, routes: Routes, known: Callable[[], KnownAddresses] = KnownAddresses) -> None:
