@@ -1,7 +1,7 @@
 """The processor service: admits, tokenizes and routes clients' requests, and delivers their output.
 
-Read request first (one request, from its frame to its end), then the modules that it passes. Its way is one way: each
-stage hands it on to the next, and calls only what stands below it in its list.
+Read request first (one request, from its frame to its end), then the modules that it passes, in these orders. Each
+stage hands it on to the next, and never back; admission is told as well when a request is begun and when it ends.
 
 From the client to an engine:
 
