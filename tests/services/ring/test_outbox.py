@@ -269,8 +269,8 @@ def test_a_reader_for_whom_too_much_waits_is_lost_alone() -> None:
     assert lost == ["slow"]
     assert (slow.closed, slow.pending, slow.size) == (True, False, 0)
     assert outboxes.total == other.size
-    slow.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 200))
-    slow.close("1-1", 0, "closing")
+    slow.end("1-1", 0, ChoiceEnd(FinishReason.STOP, 200))
+    slow.close("1-1", "closing")
     assert (slow.take(1000), slow.size) == ([], 0), "nothing is kept for it any more"
     assert [update.request_id for update in other.take(1000)] == ["1-2"]
 
