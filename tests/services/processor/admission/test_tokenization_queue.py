@@ -13,7 +13,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS, _Job
+from services.processor.admission.tokenization_queue import BATCH_BYTES, MIN_BYTES, THREADS, _Job
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
@@ -21,6 +21,7 @@ from services.ring.events import FinishReason
 from services.ring.model_generations import Generation
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
+from tests.services.processor.service_harness import until
 from tests.services.text.panicking import panic
 
 
@@ -78,7 +79,6 @@ async def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(core: Qu
     assert sys.getrefcount(message) == 2, "here, and in the call: what waits is its bytes"
     call = core.stream.find("large")
     assert call is not None
-    core.queue.remove(call)
     core.in_flight.end(call, FinishReason.CANCELLED)
     assert core.queue._bytes.total == 0
     for index in range(2):
@@ -199,7 +199,7 @@ async def test_a_request_that_ends_while_it_is_tokenized_is_not_started(
     told.set()
     await going
     assert (cancelled.admitted, other.admitted) == (False, True)
-    assert core.in_flight.num_live == 1
+    assert len(core.in_flight) == 1
 
 
 async def test_a_request_is_tokenized_again_if_its_model_left_meanwhile(
@@ -241,7 +241,6 @@ async def test_requests_are_parked_while_no_engine_takes_work(core: QueueHarness
     core.queue.release()
     assert [call.admitted for call in calls] == [False, False]
     assert core.queue._bytes.total, "they count"
-    core.queue.remove(dropped)
     core.in_flight.end(dropped, FinishReason.CANCELLED)
     core.served = [next_one, first]
     core.queue.release()
@@ -267,7 +266,7 @@ async def test_parked_requests_end_at_the_route_timeout(served: bool, core: Queu
 
 
 async def test_requests_are_refused_before_any_model_is_known(core: QueueHarness) -> None:
-    core.models._held._drop(served_model().generation)
+    core.models.held._drop(served_model().generation)
     core.served = []
     call = core.ask("r", 10)
     await core.run()
@@ -305,9 +304,7 @@ def learn_another(core: QueueHarness, name: str = "m", digest: str = "the next m
 async def threads_idle(core: QueueHarness) -> None:
     """Everything that waited for a thread has had one, or waits for an engine."""
     core.free_threads()
-    async with asyncio.timeout(30):
-        while core.queue._waiting or core.queue._free_threads < THREADS:  # noqa: ASYNC110 - its threads tell nobody
-            await asyncio.sleep(0.001)
+    await until(lambda: not core.queue._waiting and core.queue._free_threads == THREADS)
 
 
 async def test_a_flood_leaves_room_and_waits_behind_itself(core: QueueHarness) -> None:
@@ -357,17 +354,43 @@ def batches(core: QueueHarness) -> list[list[str]]:
     return order
 
 
-async def test_requests_in_flight_are_bounded_by_their_memory(core: QueueHarness) -> None:
-    core.in_flight._quota.resize(1)
-    calls = [core.ask(name, 10) for name in ("first", "second")]
-    await core.run()
-    ended = [response for response in core.stream.take().responses if response.HasField("refused")]
-    (refused,) = ended
-    assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
-    assert refused.refused.status.message.startswith("prompt: this request takes ")
-    assert refused.refused.status.details, "when to come again"
-    (live,) = [call for call in calls if call.admitted]
-    core.in_flight.end(live, FinishReason.CANCELLED)
-    again = core.ask("again", 10)
-    await core.run()
-    assert again.admitted
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.processor.admission.tokenization_queue.MIN_AHEAD", 1)
+
+
+async def test_a_flood_is_tokenized_only_as_engines_need_it(core: QueueHarness) -> None:
+    core.capacity = 2
+    calls = [core.ask(f"flood {index}", 10, "flood") for index in range(4)]
+    late = core.ask("late", 10, "other")
+    core.free_threads()
+    await until(lambda: all(call.admitted for call in (*calls[:2], late)))
+    assert (calls[2].admitted, calls[3].admitted) == (False, False)
+    assert core.queue._bytes.held("flood") == 2 * MIN_BYTES
+    core.admission.begun(calls[1])
+    await until(lambda: calls[2].admitted)
+    assert not calls[3].admitted
+
+
+async def test_requests_held_back_are_released_when_no_engine_is_left(
+    core: QueueHarness,
+) -> None:
+    core.capacity = 1
+    calls = [core.ask(f"flood {index}", 10) for index in range(3)]
+    core.free_threads()
+    await until(lambda: calls[0].admitted)
+    assert not calls[1].admitted
+    core.capacity = None
+    core.queue.release()
+    await until(lambda: all(call.admitted for call in calls))
+
+
+async def test_a_request_that_ends_while_held_back_leaves_nothing_behind(core: QueueHarness) -> None:
+    core.capacity = 1
+    first, second, third = (core.ask(f"flood {index}", 10) for index in range(3))
+    core.in_flight.end(second, FinishReason.CANCELLED)
+    assert core.queue._bytes.held("") == 2 * MIN_BYTES
+    core.free_threads()
+    await until(lambda: first.admitted)
+    core.in_flight.end(first, FinishReason.CANCELLED)
+    await until(lambda: third.admitted)

@@ -1,39 +1,14 @@
-"""Rate limits and quotas of tenants, and mistakes in the policy file."""
+"""Rate limits and quotas of tenants."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.config.errors import FatalError
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.ring.errors import Code, Refused
-
-POLICIES = """\
-[default]
-max_concurrent_requests = 2
-
-[tenants.a]
-max_tokens_per_minute = 60
-max_concurrent_requests = 100
-
-[tenants.often]
-max_requests_per_minute = 2
-
-[tenants."b c"]
-max_queued_tokens = 10
-models = ["m", "n"]
-"""
-
-
-@pytest.fixture
-def policies(tmp_path: Path) -> TenantPolicies:
-    (tmp_path / "tenants.toml").write_text(POLICIES)
-    return TenantPolicies(str(tmp_path / "tenants.toml"))
 
 
 def refusal(call) -> int:
@@ -54,16 +29,6 @@ def test_an_unnamed_tenant_has_the_default_policy(policies: TenantPolicies) -> N
     limiter.leave("1-1")
     limiter.leave("1-1")
     limiter.check("x", 0.0)
-
-
-def test_a_table_inherits_from_the_default(policies: TenantPolicies) -> None:
-    named = policies.of("b c")
-    assert (named.max_queued_tokens, named.max_concurrent_requests) == (10, 2)
-    assert (policies.permits("b c", "n"), policies.permits("b c", "o"), policies.permits("x", "o")) == (
-        True,
-        False,
-        True,
-    )
 
 
 def test_a_bucket_stays_empty_until_its_debt_is_paid(policies: TenantPolicies) -> None:
@@ -136,23 +101,3 @@ def test_idle_tenants_are_forgotten(steps: list[tuple[str, int, float]]) -> None
     assert not limiter._tenants
     assert not limiter._queued
     assert not limiter._token_rates
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is empty"),
-        ("[tenants", "it is not TOML"),
-        ("[tenant.a]", "unknown entry 'tenant'"),
-        ("tenants = 1", "expected \\[tenants.NAME\\]"),
-        ("[tenants.a]\nmax_tokens = 1", "unknown option tenants.a.max_tokens: expected max_concurrent_requests"),
-        ("[default]\nmax_queued_tokens = -1", "default.max_queued_tokens: expected an integer"),
-        ("[default]\nmax_queued_tokens = true", "default.max_queued_tokens: expected an integer"),
-        ("[default]\nmodels = 'm'", "default.models: expected a list of names"),
-        ("[tenants]\na = 1", "tenants.a: expected a table"),
-    ],
-)
-def test_a_policy_file_with_mistakes_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / "t").write_text(text)
-    with pytest.raises(FatalError, match=f"^--tenants-file: .*{words}"):
-        TenantPolicies(str(tmp_path / "t"))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -17,14 +18,13 @@ from services.common.telemetry.metrics_endpoint import MetricsEndpoint, server_h
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import HISTORY, DashboardSnapshot, quantile
 from services.processor.link_events import LinkEvents
+from services.processor.linked_peers import MAX_EVENTS, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.peers import Peers
-from services.processor.recent_events import MAX_EVENTS, RecentEvents
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Routes
 from tests.services.processor.model_specs import learned
-from tests.services.processor.ring_requests import ask, processors_stream
-from tests.services.ring.ring_simulation import MODEL_MESSAGE, RingSimulation
+from tests.services.processor.ring_requests import Ring, ask
+from tests.services.ring.ring_simulation import MODEL_MESSAGE
 
 ENGINE, DETOKENIZER, OTHER = PeerId("engine-0", 1), PeerId("detokenizer-0", 2), PeerId("processor-1", 3)
 
@@ -33,25 +33,23 @@ class Link:
     address = "unix:nowhere"
 
 
-class Nobody:
-    """Owns no requests."""
-
-    def __getattr__(self, name):
-        return lambda *arguments, **named: None
-
-
 def message(peer: PeerId) -> link_pb2.Peer:
     return link_pb2.Peer(name=peer.name, incarnation=peer.incarnation)
 
 
 @pytest.fixture
-def peers():
-    return Peers(Routes(random.Random(0)))
+def routes() -> Routes:
+    return Routes(random.Random(0))
 
 
 @pytest.fixture
-def links(peers: Peers) -> LinkEvents:
-    return LinkEvents(learned(MODEL_MESSAGE), peers, Nobody())
+def peers(routes: Routes) -> LinkedPeers:
+    return LinkedPeers(routes)
+
+
+@pytest.fixture
+def links(routes: Routes, peers: LinkedPeers) -> LinkEvents:
+    return LinkEvents(learned(MODEL_MESSAGE), routes, peers, Mock(), Mock())
 
 
 def joined(links: LinkEvents) -> None:
@@ -70,9 +68,9 @@ def told(snapshot: DashboardSnapshot) -> dict:
     return json.loads(snapshot.json())
 
 
-def test_a_snapshot_has_the_peers_and_their_rates(peers, links) -> None:
+def test_a_snapshot_has_the_peers_and_their_rates(peers, routes, links) -> None:
     metrics = ProcessorMetrics()
-    snapshot = DashboardSnapshot("me", peers, metrics)
+    snapshot = DashboardSnapshot("me", peers, routes, metrics)
     joined(links)
     for second in range(4):
         load = engine_pb2.Load(
@@ -101,15 +99,15 @@ def test_a_snapshot_has_the_peers_and_their_rates(peers, links) -> None:
     assert ring["history"]["live_requests"] == [7] * 4
 
 
-def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world: RingSimulation) -> None:
+def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world: Ring) -> None:
     """Of one request with two choices."""
     world.ask(ask(n=2))
     world.flow(tokens=1)
     load = engine_pb2.Load(running_choices=world.routes.loads()["engine-0"])
-    stream = processors_stream(world)
+    stream = world.stream()
     world.link_events.engine_frame(stream, stream.engine.me, engine_pb2.AttachResponse(load=load))  # type: ignore[arg-type]
-    snapshot = DashboardSnapshot("me", world.peers, world.metrics)
-    live, waiting = world.in_flight.num_live, world.backlog.num_waiting
+    snapshot = DashboardSnapshot("me", world.peers, world.routes, world.metrics)
+    live, waiting = len(world.in_flight), world.backlog.num_waiting
     snapshot.tick(0.0, ProcessorReading(live_requests=live, waiting_requests=waiting), serving=True)
     endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages(snapshot), name=server_header("processor"))
     try:
@@ -130,8 +128,8 @@ def test_the_page_and_status_show_the_same_numbers_of_requests_and_choices(world
     assert all(f'"{words}"' in html for words in ("choices running", "requests live", "requests waiting"))
 
 
-def test_a_restarted_peer_has_no_negative_rate(peers, links) -> None:
-    snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
+def test_a_restarted_peer_has_no_negative_rate(peers, routes, links) -> None:
+    snapshot = DashboardSnapshot("me", peers, routes, ProcessorMetrics())
     joined(links)
     for second, tokens in enumerate((1000, 2000, 10, 20)):
         load = engine_pb2.Load(generated_tokens=tokens)
@@ -140,8 +138,8 @@ def test_a_restarted_peer_has_no_negative_rate(peers, links) -> None:
     assert told(snapshot)["engines"][0]["tokens_per_second"] == 10
 
 
-def test_losses_are_events_and_old_events_are_forgotten(peers, links) -> None:
-    snapshot = DashboardSnapshot("me", peers, ProcessorMetrics())
+def test_losses_are_events_and_old_events_are_forgotten(peers, routes, links) -> None:
+    snapshot = DashboardSnapshot("me", peers, routes, ProcessorMetrics())
     for _ in range(MAX_EVENTS):
         joined(links)
         links.detokenizer_frame(DETOKENIZER, detokenizer_pb2.SubscribeResponse(draining=link_pb2.Draining(grace_ms=1)))
@@ -158,13 +156,6 @@ def test_losses_are_events_and_old_events_are_forgotten(peers, links) -> None:
     assert len(ring["history"]["tokens_per_second"]) == HISTORY
     assert ring["engines"] == ring["detokenizers"] == []
     assert peers.losses == {"engine": MAX_EVENTS, "detokenizer": 0}
-
-
-def test_an_event_has_its_time_and_the_requests_of_the_peer() -> None:
-    recent_events = RecentEvents(clock=lambda: 12.5)
-    recent_events.add("engine", "engine-0", "lost", 3)
-    (event,) = recent_events.events()
-    assert (event.at, event.service, event.name, event.what, event.requests) == (12.5, "engine", "engine-0", "lost", 3)
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.floats(0.01, 1))

@@ -17,13 +17,12 @@ from engine_core.validation import validate_request
 from services.engine.engine_messages import submission_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
+from services.processor.dispatcher import submit_of
 from services.processor.request import Request as ReceivedRequest
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from services.ring.ledger import MAX_OUTPUT_CONTEXT_BYTES
-from services.ring.routing_logic import Route
-from tests.services.processor.model_specs import MAX_MODEL_LEN, learned, served_model, spec
-from tests.services.processor.processor_core import ProcessorCore
+from tests.services.processor.model_specs import MAX_MODEL_LEN, served_model, spec
 
 MODEL, SPEC = served_model(), spec()
 ME = PeerId("processor", 1)
@@ -100,31 +99,13 @@ def requests(draw: st.DrawFn) -> inference_pb2.GenerateRequest:
     return request
 
 
-class Wire:
-    """An engine's link that keeps what is sent."""
-
-    address = "engine"
-    max_command_bytes = 1 << 24
-
-    def __init__(self) -> None:
-        self.sent: list[object] = []
-
-    def send(self, commands: object) -> None:
-        self.sent.extend(commands)  # type: ignore[call-overload]
-
-
 def submitted(request: inference_pb2.GenerateRequest) -> Request:
     """The core's request that the engine makes of what the processor sends for it; raises ``Refused``."""
     resolved = resolve_request(request, MODEL, "tenant", ME)
     assert len(resolved.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
-    core = ProcessorCore(lambda routes: learned())
-    wire, engine = Wire(), PeerId("engine", 1)
-    core.link_events.engine_up(wire, engine, MODEL.model)  # type: ignore[arg-type]
     received = ReceivedRequest("1-1", "", 1, "", ClientStream(""), 0.0)
     received.admit(resolved)
-    core.dispatcher.submit(received, Route(engine, PeerId("detokenizer", 1)), "")
-    (command,) = wire.sent
-    submission = submission_of(command.submit, SPEC, 0.0)  # type: ignore[attr-defined]
+    submission = submission_of(submit_of(received, "detokenizer"), SPEC, 0.0)
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
         choice: [*ids] for choice, ids in resolved.choices.items()
     }
