@@ -40,7 +40,6 @@ class SequenceGroup:
         "admission",
         "cached_tokens",
         "cost",
-        "deadline_entry",
         "has_news",
         "leader",
         "max_computed",
@@ -105,8 +104,6 @@ class SequenceGroup:
         self.pending: list[Sequence] = []
         self.num_running = 0
         self.leader: Sequence | None = None
-        self.deadline_entry: int | None = None
-        """Number of the group's entry in ``DeadlineHeap``; None without a deadline."""
 
         # Each choice computes at least one token, because sampling needs its logits.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size

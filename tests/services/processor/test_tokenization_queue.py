@@ -358,7 +358,7 @@ def batches(core: QueueHarness) -> list[list[str]]:
 
 
 async def test_requests_in_flight_are_bounded_by_their_memory(core: QueueHarness) -> None:
-    core.in_flight._quota.resize(1)
+    core.in_flight._quota.most = 1
     calls = [core.ask(name, 10) for name in ("first", "second")]
     await core.run()
     ended = [response for response in core.stream.take().responses if response.HasField("refused")]
