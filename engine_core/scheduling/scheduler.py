@@ -106,15 +106,17 @@ class Scheduler:
 
     def take_started(self) -> list[str]:
         """Requests that the step just planned begins to compute."""
-        return self._sequences.take_started()
+        started, self._sequences.started = self._sequences.started, []
+        return started
 
     def take_ended(self) -> list[SequenceOutput]:
         """Ends since the last call that no step caused: cancelled, or past the deadline."""
-        return self._sequences.take_ended()
+        ended, self._sequences.ended = self._sequences.ended, []
+        return ended
 
     def has_work(self) -> bool:
         """Whether there is anything to compute or to report."""
-        return bool(self._sequences.groups) or self._sequences.has_ended()
+        return bool(self._sequences.groups or self._sequences.ended)
 
     def reset_prefix_cache(self) -> int:
         """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
@@ -135,7 +137,8 @@ class Scheduler:
         if self._drafter is not None and not step.short_of_blocks:
             self._add_drafts(step, self._drafter)
         self._sequences.in_flight[step.step_id] = step
-        return step.plan(self._sequences.take_released())
+        released, self._sequences.released = self._sequences.released, []
+        return step.plan(released)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""

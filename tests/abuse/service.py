@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.common.links.channels import check_health, open_channel
+from services.common.links.channels import Endpoint, check_health
 from tests.chaos.fleet import held_resources
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ class Probe:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Probe:
-        self._channel = open_channel(self.service.address)
+        self._channel = Endpoint(self.service.address).open()
         await check_health(self._channel, seconds=PROBE_LIMIT)
         self._tasks = [asyncio.create_task(work) for work in (self._run(self._channel), self.service.kill_when_huge())]
         return self

@@ -47,17 +47,13 @@ class LiteralRoundRobin:
 
 
 def waiting(name, *, cost=10, tenant="", priority=0):
-    group = SequenceGroup(
-        make_request(name, 4, tenant=tenant, priority=priority), MODEL, 0.0, block_size=4, priority=None, tenant=None
-    )
+    group = SequenceGroup(make_request(name, 4), MODEL, 0.0, block_size=4, priority=priority, tenant=tenant)
     group.cost = cost
     return Sequence(0, group, 0, SequenceState.QUEUED)
 
 
 def returning(name, *, admission, choice=0, priority=0):
-    group = SequenceGroup(
-        make_request(name, 4, priority=priority), MODEL, 0.0, block_size=4, priority=None, tenant=None
-    )
+    group = SequenceGroup(make_request(name, 4), MODEL, 0.0, block_size=4, priority=priority, tenant="")
     group.admission = admission
     return Sequence(0, group, choice, SequenceState.RUNNING)
 
