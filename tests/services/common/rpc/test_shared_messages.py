@@ -58,7 +58,7 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error() -> None:
-    finish_reason, status = finish_from_proto(99, None)  # type: ignore[arg-type]
+    finish_reason, status = finish_from_proto(engine_pb2.Finished(finish_reason=99))  # type: ignore[arg-type]
     assert (finish_reason, status.code) == (FinishReason.ERROR, Code.UNKNOWN)
 
 
