@@ -7,6 +7,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import error_pb2, output_pb2
 
 from services.common.rpc.shared_messages import (
