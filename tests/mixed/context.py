@@ -21,8 +21,6 @@ class Mix(StrEnum):
     """An older release and this one."""
     NEXT = "next"
     """This release and a simulated next one."""
-    DRAFT = "draft"
-    """The last draft of the contract and this release, which refuse each other."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class RingResult:
 
     def show(self) -> None:
         print(
-            f"{self.mix:5}  {self.ring:47} {self.seconds:4.0f} s  {self.requests:4} requests  "
+            f"{self.mix:4}  {self.ring:47} {self.seconds:4.0f} s  {self.requests:4} requests  "
             f"{self.refused} refused by name  {len(self.problems)} problems",
             *(f"moved: {count:3} of {what}" for what, count in self.moved.items()),
             *self.problems[:20],

@@ -13,8 +13,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.common.config.addresses import host_and_port, join_address
-from services.common.config.settings import METRICS_PORT_OFFSET
+from services.common.config.addresses import METRICS_PORT_OFFSET, host_and_port, join_address
 from services.common.links.channels import Endpoint, check_health
 from services.common.telemetry.metrics_endpoint import server_header
 
