@@ -55,15 +55,20 @@ class Ring:
 
     def metric(self, service: str, name: str) -> float:
         """A series of one service's metrics, now."""
-        with urllib.request.urlopen(self.state.services[service].metrics, timeout=60) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        return next(sample.value for family in families for sample in family.samples if sample.name == name)
+        return metric_values(self.state.services[service].metrics or "")[name]
 
     def load(self) -> engine_pb2.Load:
         """Of the engine, now."""
         options = [("grpc.default_authority", "localhost")]
         with grpc.insecure_channel(self.engine_address, options=options) as channel:
             return engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=60).load
+
+
+def metric_values(url: str) -> dict[str, float]:
+    """What a service's metrics are at ``url``, by series without labels."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:

@@ -50,7 +50,7 @@ async def inject_each(fleet: Fleet, repeats: int, seed: int) -> list[SingleFault
                 name = random_.choice(fleet.names[service])
                 faults.append(SingleFault(service, kind, time.monotonic()))
                 await _inject(fleet, name, kind)
-                await fleet.wait_serving(name)
+                await fleet.processes[name].wait_serving()
                 await asyncio.sleep(REST)
     return faults
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -16,6 +15,7 @@ from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
+from tests.clients.either_client import CLIENTS, answer, connected
 from tests.clients.scripted_server import (
     Abort,
     Cut,
@@ -35,9 +35,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.fixture(autouse=True)
-def short_delays(monkeypatch):
-    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)
+pytestmark = pytest.mark.usefixtures("short_delays")
 
 
 @pytest.mark.parametrize("failure", [refusal(UNAVAILABLE, "rerouted"), Abort(UNAVAILABLE)], ids=["refused", "cut"])
@@ -61,7 +59,7 @@ async def test_patience_bounds_the_attempts(server, ask, clock):
 
 
 @pytest.mark.parametrize("options", [{"patience": -1}, {"patience": float("nan")}, {"retries": -1}])
-@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+@CLIENTS
 def test_bounds_that_mean_nothing_are_refused(kind, options):
     with pytest.raises(ringline.InvalidRequest):
         kind("localhost:1", **options)
@@ -175,23 +173,6 @@ async def test_a_later_attempt_has_the_time_that_is_left(server, ask):
     assert outcome.generation.text == "Hello, world"
     first, second = (request.timeout_ms for request in server.service.requests)
     assert first - second >= 200
-
-
-CLIENTS = pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
-
-
-async def answer(client, call):
-    """What a call of either client returns or raises."""
-    return await (asyncio.to_thread(call) if isinstance(client, ringline.Client) else call())
-
-
-@asynccontextmanager
-async def connected(kind, address, **options):
-    client = kind(address, **options)
-    try:
-        yield client
-    finally:
-        await answer(client, client.close)
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.collector import Collector, Received, collecting
 from tests.ring import Ring, start_ring, stop_ring
-from tests.services import streams
-from tests.services.streams import Transcript, generate, read_session
+from tests.services.streams import Transcript, ask, generate, read_session, send
 
 pytestmark = pytest.mark.long
 
@@ -57,13 +56,6 @@ async def front(traced: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServi
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-def ask(name: str, **fields) -> inference_pb2.GenerateRequest:
-    """A request whose answer has more than its end."""
-    request = streams.ask(name, **fields)
-    request.stopping.ignore_eos = True
-    return request
-
-
 def context(*, sampled: bool = True) -> tuple[str, str, str]:
     """A caller's trace id, span id, and both as a traceparent."""
     trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
@@ -76,10 +68,7 @@ def complete(spans: list[Received]) -> bool:
 
 async def ask_as(front, traceparent: str, request: inference_pb2.GenerateRequest) -> Transcript:
     """One Generate call with a traceparent in its metadata."""
-    transcript = Transcript()
-    async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
-        transcript.add(response)
-    return transcript
+    return await generate(front, request, metadata=(("traceparent", traceparent),))
 
 
 def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
@@ -112,7 +101,7 @@ def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
 
 async def test_every_hop_is_in_the_callers_trace(front, collector: Collector) -> None:
     trace_id, span_id, traceparent = context()
-    transcript = await ask_as(front, traceparent, ask("a", text=PROMPT, max_tokens=20))
+    transcript = await ask_as(front, traceparent, ask("a", PROMPT, max_tokens=20, ignore_eos=True))
     spans = check_hops(collector.trace(trace_id, complete), span_id)
     request = spans["request"].attributes
     assert request["gen_ai.usage.input_tokens"] == transcript.usage.prompt_tokens
@@ -131,9 +120,7 @@ async def test_requests_of_one_session_have_each_their_own(front, collector: Col
     contexts = {name: context() for name in ("a", "b")}
     call = front.Session(timeout=250)
     for name, (_, _, traceparent) in contexts.items():
-        request = ask(name)
-        request.traceparent = traceparent
-        await call.write(inference_pb2.SessionRequest(generate=request))
+        await send(call, ask(name, traceparent=traceparent, ignore_eos=True))
     await read_session(call, contexts)
     for trace_id, span_id, _ in contexts.values():
         check_hops(collector.trace(trace_id, complete), span_id)
@@ -144,9 +131,9 @@ async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(fron
     unwanted, _, refused = context(sampled=False)
     before = {one.span.trace_id.hex() for one in list(collector.spans)}
     for traceparent in (refused, "nonsense"):
-        await ask_as(front, traceparent, ask("a"))
+        await ask_as(front, traceparent, ask(ignore_eos=True))
     last, span_id, traceparent = context()
-    await ask_as(front, traceparent, ask("a"))
+    await ask_as(front, traceparent, ask(ignore_eos=True))
     check_hops(collector.trace(last, complete), span_id)  # each process sends in order, so the others' are here, too
     fresh = {one.span.trace_id.hex() for one in list(collector.spans)} - before
     assert unwanted not in fresh
@@ -156,10 +143,8 @@ async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(fron
 
 async def test_a_refused_request_says_so_without_its_words(front, collector: Collector) -> None:
     trace_id, _, traceparent = context()
-    request = ask("a", text=PROMPT, temperature=-1.0)
-    request.traceparent = traceparent
     with pytest.raises(grpc.aio.AioRpcError):
-        await generate(front, request)
+        await generate(front, ask(text=PROMPT, temperature=-1.0, traceparent=traceparent))
     (span,) = collector.trace(trace_id, bool)
     assert (span.name, span.attributes["rpc.grpc.status_code"]) == ("request", 3)
     assert span.span.status.code == 2
@@ -170,7 +155,7 @@ async def test_a_failover_is_an_event_of_its_request(front, traced: Ring, collec
     """A detokenizer is killed; where it had the whole answer before that, another is asked for."""
     for _ in range(TRIES):
         trace_id, span_id, traceparent = context()
-        request = ask("a", max_tokens=1500)
+        request = ask(max_tokens=1500, ignore_eos=True)
         transcript, killed = Transcript(), False
         async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
             transcript.add(response)
@@ -187,5 +172,5 @@ async def test_a_failover_is_an_event_of_its_request(front, traced: Ring, collec
             assert spans["detokenize"].attributes["ringline.epoch"] == 2
             assert spans["decode"].attributes["ringline.epoch"] == 2, "it went on where it was computed"
             return
-        await generate(front, ask("waits until it is there again"))
+        await generate(front, ask(ignore_eos=True))  # waits until it is there again
     raise AssertionError(f"no failover in {TRIES} tries")
