@@ -4,8 +4,8 @@
         [result] = llm.generate("Once upon a time", SamplingParams(temperature=0.0, max_tokens=8))
         print(result.choices[0].text)
 
-The engine below it knows only token ids. ``offline_text`` turns text into ids and back; it is loaded with the first
-text prompt, chat or stop string.
+The engine below it knows only token ids. ``offline.model_text`` turns text into ids and back; it is loaded with the
+first text prompt, chat or stop string.
 """
 
 from __future__ import annotations
@@ -17,30 +17,29 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import count
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Self
 
 from tqdm import tqdm
 
-from engine_core.byte_sizes import parse_bytes
-from engine_core.call_thread import Call, CallThread
-from engine_core.config import EngineConfig, ModelSpec, Option, options_of
-from engine_core.conversations import as_json, read_conversations
-from engine_core.custom_text import ChoiceText, CustomText, Text, Tokenizer
+from engine_core.config import ModelSpec
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
-from engine_core.numpy_to_python import plain, plain_params
-from engine_core.offline_params import SamplingParams, with_text
+from engine_core.offline.call_thread import Call, CallThread
+from engine_core.offline.conversations import as_json, read_conversations
+from engine_core.offline.numpy_to_python import plain_params
+from engine_core.offline.options import configure
+from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
+from engine_core.offline.sampling_params import SamplingParams, with_text
+from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.progress import StartupProgress, WarningsOnly
-from engine_core.prompts import Prompt, PromptInput, read_prompts
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.startup import start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
-from engine_core.vllm_options import unknown_option
 
 __all__ = ["LLM", "Completion", "Result", "SamplingParams", "Tokenizer", "configure"]
 
@@ -162,7 +161,7 @@ class LLM:
     def _text(self) -> Text:
         if self._custom_tokenizer is not None:
             return CustomText(self._custom_tokenizer)
-        from engine_core.offline_text import ModelText
+        from engine_core.offline.model_text import ModelText
 
         return ModelText(self._config.model)
 
@@ -381,28 +380,3 @@ def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:
         return more if known is None else known
     known.extend(more)
     return known
-
-
-def configure(**options: Any) -> EngineConfig:
-    """An ``EngineConfig`` from options by name, from any section; paths and numpy's numbers are accepted, too.
-
-    Raises ``UnknownOptionError``, which says what there is instead, and ``ConfigError`` for unusable values.
-    """
-    sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
-    known = {option: name for name, section in sections.items() for option in options_of(section)}
-    chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
-    for option, value in options.items():
-        if option not in known:
-            raise unknown_option(option, value)
-        chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
-    return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
-
-
-def _value(name: str, value: Any, declared: Option) -> Any:
-    """The value of an option as its section takes it."""
-    if declared.unit == "bytes" and isinstance(value, str):
-        try:
-            return parse_bytes(value)
-        except ValueError as error:
-            raise ConfigError(name, value, str(error).removeprefix("expected ")) from None
-    return fspath(value) if isinstance(value, PathLike) else plain(value)

@@ -18,7 +18,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.config.variable_names import PARENT_PID_VARIABLE
-from services.common.links.channels import check_health, open_channel
+from services.common.links.channels import Endpoint, check_health
 from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
@@ -117,7 +117,7 @@ class Process:
     async def wait_serving(self) -> None:
         """Return when its health checks say SERVING."""
         end = time.monotonic() + START_TIMEOUT
-        async with open_channel(self.address) as channel:
+        async with Endpoint(self.address).open() as channel:
             while await check_health(channel, seconds=1.0) != "SERVING":
                 waiting = self.alive and time.monotonic() < end
                 assert waiting, f"{self.name} does not serve:\n{self.log.read_text()[-4000:]}"
@@ -150,7 +150,7 @@ class HeldResources:
 
 async def held_resources(kind: str, address: str) -> HeldResources:
     """Of an engine or a detokenizer, which reports its load to subscribers."""
-    async with open_channel(address) as channel:
+    async with Endpoint(address).open() as channel:
         if kind == "engine":
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             load = (await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=60)).load

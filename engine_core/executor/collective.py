@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import Executor
+from engine_core.executor.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.kv_cache_size import Profile, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
-from engine_core.worker.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 
 _T = TypeVar("_T")
 _UNSTABLE = (

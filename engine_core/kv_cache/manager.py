@@ -58,18 +58,6 @@ class Prefix:
 class KVCacheManager:
     """Gives blocks to sequences and takes them back."""
 
-    __slots__ = (
-        "_generation",
-        "_groups",
-        "_identity",
-        "_step_tokens",
-        "_windowed",
-        "block_size",
-        "has_windows",
-        "pool",
-        "prefix_caching",
-    )
-
     def __init__(
         self, config: KVCacheConfig, *, step_tokens: int, prefix_caching: bool, identity: Items[bytes] = ()
     ) -> None:

@@ -10,13 +10,15 @@ import structlog
 from ringline.inference.v1 import inference_pb2
 
 from services.common.config.settings import ProcessorSettings
+from services.common.links.channels import Endpoint
 from services.common.links.discovery import Discovery
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import PeerDedup
+from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
-from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import certificate_interceptors, dialling_credentials, listening_credentials
+from services.common.rpc.server import Server
+from services.common.security.credentials import certificate_authorizers, dialling_credentials, listening_credentials
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -24,7 +26,7 @@ from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.authentication import auth_interceptors
+from services.processor.authentication import client_authorizers
 from services.processor.dashboard.pages import pages
 from services.processor.dashboard.snapshot import DashboardSnapshot
 from services.processor.detokenizer_link import DetokenizerLink
@@ -81,7 +83,7 @@ class _Processor:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=False),
-            interceptors=[*certificate_interceptors(settings, internal=False), *auth_interceptors(settings.auth)],
+            authorizers=[*certificate_authorizers(settings, internal=False), *client_authorizers(settings.auth)],
             max_connection_age=settings.max_connection_age,
         )
         self._tracing = start_tracing(settings)
@@ -148,31 +150,22 @@ class _Processor:
     def _discover_peers(self, me: PeerId) -> list[Discovery]:
         """The links to engines and detokenizers, which report to ``_link_events``."""
         settings, server = self._settings, self._settings.server
-        credentials = dialling_credentials(settings)
+        credentials, max_bytes = dialling_credentials(settings), server.max_message_bytes
         engines = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
-                address,
+                Endpoint(address, credentials, host, max_bytes),
                 me,
                 self._link_events,
                 self._dedup,
                 stall_timeout=server.stall_timeout,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
             ),
             interval=settings.discovery.dns_refresh_interval,
         )
         detokenizers = Discovery(
             settings.detokenizers,
             lambda address, host: DetokenizerLink(
-                address,
-                me,
-                self._link_events,
-                self._dedup,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
+                Endpoint(address, credentials, host, max_bytes), me, self._link_events, self._dedup
             ),
             interval=settings.discovery.dns_refresh_interval,
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.common.rpc.output_stream import OutputStream
+from services.common.rpc.slow_readers import OutputStream
 from services.processor.served_models import generation_of
 from services.processor.tracing import RequestTrace
 from services.ring.delivery import Delivery

@@ -13,9 +13,9 @@ import grpc
 import structlog
 from ringline.inference.v1 import inference_pb2
 
-from services.common.rpc.calls import end_call_soon
 from services.common.rpc.handlers import RequestStream
 from services.common.rpc.message_limits import is_cheap_to_parse, parse
+from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.request_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies

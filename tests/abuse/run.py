@@ -15,7 +15,7 @@ from typing import Any
 import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine
@@ -87,7 +87,7 @@ class Target:
 
     async def tokenizer(self) -> str:
         """Digest of the served tokenizer."""
-        async with open_channel(self.services["engine"].address) as channel:
+        async with Endpoint(self.services["engine"].address).open() as channel:
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
             return str(model.tokenizer_digest)

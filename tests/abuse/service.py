@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from services.common.links.channels import check_health, open_channel
+from services.common.links.channels import Endpoint, check_health
 from tests.processes import held_resources
 from tests.ring import metric_values
 
@@ -113,7 +113,7 @@ class Probe:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def __aenter__(self) -> Probe:
-        self._channel = open_channel(self.service.address)
+        self._channel = Endpoint(self.service.address).open()
         await check_health(self._channel, seconds=PROBE_LIMIT)
         self._tasks = [asyncio.create_task(work) for work in (self._run(self._channel), self.service.kill_when_huge())]
         return self

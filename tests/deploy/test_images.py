@@ -21,15 +21,14 @@ from prometheus_client import CollectorRegistry
 
 from services.cli.commands.certs import ROLES
 from services.cli.main import cli
-from services.common.config.addresses import check_addresses
-from services.common.config.settings import (
+from services.common.config.addresses import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
     METRICS_PORT_OFFSET,
     PROCESSOR_PORT,
-    DetokenizerSettings,
-    ServerSettings,
+    check_addresses,
 )
+from services.common.config.settings import DetokenizerSettings, ServerSettings
 from services.common.config.variable_names import known_variables
 from services.common.rpc.health import Health
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint

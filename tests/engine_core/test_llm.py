@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.config import EngineConfig, options_of
 from engine_core.engine import EngineCore
 from engine_core.errors import (
     CheckpointError,
@@ -24,7 +22,6 @@ from engine_core.errors import (
     ConfigError,
     EngineError,
     InvalidRequestError,
-    UnknownOptionError,
 )
 from engine_core.llm import LLM, configure
 from engine_core.models.causal_lm import CausalLM
@@ -32,7 +29,6 @@ from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
-from engine_core.vllm_options import instead_of_vllm_options
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
@@ -131,27 +127,6 @@ def test_text_in_text_out() -> None:
         ] * 4
         assert [each.choices[0].text for each in of_ids] == [None, result.choices[0].text] * 2
         assert llm.generate([]) == []
-
-
-def test_a_tokenizer_of_ones_own(checkpoint: Path) -> None:
-    class Letters:
-        def encode(self, text: str) -> list[int]:
-            return [ord(letter) for letter in text]
-
-        def decode(self, token_ids: Sequence[int]) -> str:
-            return "".join(map(chr, token_ids))
-
-    with LLM(str(checkpoint), tokenizer=Letters(), dtype="float32", kv_cache_memory_bytes=4 << 20) as llm:
-        [result] = llm.generate("abc", GREEDY)
-    assert result.prompt_token_ids == [97, 98, 99]
-    assert result.choices[0].text == "".join(map(chr, result.choices[0].token_ids))
-
-
-def test_what_is_no_tokenizer_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(
-        ConfigError, match="tokenizer=5 is not usable: expected a directory, a hub id or an object with"
-    ):
-        LLM("there is no such model", tokenizer=5)  # type: ignore[arg-type]
 
 
 def test_a_closed_one_says_so(checkpoint: Path) -> None:
@@ -410,40 +385,6 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     assert by_name["profile"].bytes is not None  # 0 where the step finds memory that earlier ones left
     assert advanced[-1][0] == "load weights"
     assert advanced[-1][1] == advanced[-1][2] > 0
-
-
-def test_an_unknown_option_says_what_there_is_instead() -> None:
-    for option, message in {
-        "max_model_length": "unknown option max_model_length; did you mean max_model_len?",
-        "enable_xyzzy": "unknown option enable_xyzzy; engine_core/config.py and docs/configuration.md list all options",
-        "scheduling_policy": "scheduling_policy is called policy here",
-        "num_gpu_blocks_override": (
-            "num_gpu_blocks_override is not supported: kv_cache_memory_bytes sets the size of the KV cache"
-        ),
-    }.items():
-        with pytest.raises(UnknownOptionError, match=f"^{re.escape(message)}$") as caught:
-            configure(**{"model": "m", option: 5})
-        assert (caught.value.option, caught.value.value) == (option, 5)
-    with pytest.raises(ConfigError, match="tensor_parallel_size is not supported yet: a model runs on"):
-        configure(model="m", tensor_parallel_size=1)
-
-
-def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not() -> None:
-    own = {name for section in fields(EngineConfig) for name in options_of(section.default_factory)}
-    assert own.isdisjoint(instead_of_vllm_options(str))
-
-
-def test_options_reach_their_sections() -> None:
-    config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
-    assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
-    assert (config.load.load_format, config.device.num_threads) == ("dummy", 1)
-
-
-def test_paths_and_numbers_of_numpy_are_options_too() -> None:
-    config = configure(model=Path("m"), max_num_seqs=np.int64(3), gpu_memory_utilization=np.float64(0.5))
-    assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
-    with pytest.raises(ConfigError, match="max_num_seqs"):
-        configure(model="m", max_num_seqs=np.float64(3.0))
 
 
 def test_what_cannot_start_says_why(tmp_path: Path, checkpoint: Path) -> None:

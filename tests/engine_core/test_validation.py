@@ -12,7 +12,7 @@ import pytest
 
 from engine_core.config import ModelSpec
 from engine_core.errors import InvalidRequestError
-from engine_core.numpy_to_python import plain_params
+from engine_core.offline.numpy_to_python import plain_params
 from engine_core.request import Request, SamplingParams
 from engine_core.validation import MAX_CHOICES, MAX_LOGPROBS, validate_request
 

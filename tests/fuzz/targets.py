@@ -16,7 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.fuzz.mutations import mutate, mutate_fields
 
@@ -286,5 +286,5 @@ async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzz
     async with AsyncExitStack() as stack:
         channels = {}
         for service, prefix in _PREFIXES.items():
-            channels[prefix] = await stack.enter_async_context(open_channel(addresses[service]))
+            channels[prefix] = await stack.enter_async_context(Endpoint(addresses[service]).open())
         yield Fuzzer(channels, seed)

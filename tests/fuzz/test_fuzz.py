@@ -6,7 +6,7 @@ import grpc
 import pytest
 import ringline
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from tests.fuzz.targets import DETOKENIZER, ENGINE, INFERENCE, PATIENCE, fuzzing
 from tests.ring import Ring
 
@@ -19,7 +19,7 @@ _REFUSES_EMPTY_MESSAGES = {
 
 
 async def _send_empty_message(address: str, method: str) -> grpc.StatusCode:
-    async with open_channel(address) as channel:
+    async with Endpoint(address).open() as channel:
         call = channel.stream_unary(method)(iter([b""]), timeout=PATIENCE)
         return await call.code()
 

@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import output_pb2
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from tests.ring import Ring, start_ring, stop_ring
 from tests.services.streams import Transcript, ask, cancel, generate, read_session, send
 from tests.services.test_engine_attach import begun
@@ -116,7 +116,7 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
 
 
 async def test_a_profile_sees_the_thread_that_computes(other, overlapped: Ring) -> None:
-    async with open_channel(overlapped.engine_address) as channel:
+    async with Endpoint(overlapped.engine_address).open() as channel:
         engine = engine_pb2_grpc.EngineServiceStub(channel)
         profiling = await begun(engine, engine_pb2.ProfileRequest(steps=5))
         await generate(other, ask(max_tokens=20, ignore_eos=True))  # else it may end before so many steps

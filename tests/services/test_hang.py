@@ -14,7 +14,7 @@ from services.cli.commands.serve import ENGINE_SETTINGS
 from services.cli.supervise.runtime_directory import RuntimeDirectory
 from services.cli.supervise.stack import StackOptions, child_specs
 from services.cli.supervise.supervisor import ChildSpec
-from services.common.links.channels import wait_serving
+from services.common.links.channels import Endpoint, wait_serving
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.cli.supervise.test_supervisor import Running
@@ -43,7 +43,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
     port = HeldPort()
     running = Running(*specs(tmp_path, port.number))
     address = f"127.0.0.1:{port.number}"
-    await wait_serving(address)
+    await wait_serving(Endpoint(address))
     running.supervisor.allow_restarts()
     async with grpc.aio.insecure_channel(address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -13,9 +13,8 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.common.config.addresses import host_and_port, join_address
-from services.common.config.settings import METRICS_PORT_OFFSET
-from services.common.links.channels import check_health, open_channel
+from services.common.config.addresses import METRICS_PORT_OFFSET, host_and_port, join_address
+from services.common.links.channels import Endpoint, check_health
 from services.common.telemetry.metrics_endpoint import server_header
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def call_trouble(address: str, wanted: str, connection: Connection) -> str | Non
 
     async def ask() -> str | None:
         credentials, name = connection.credentials(), connection.tls_server_name
-        async with open_channel(address, credentials=credentials, server_name=name) as channel:
+        async with Endpoint(address, credentials, name).open() as channel:
             return await service_trouble(channel, wanted)
 
     return asyncio.run(ask())

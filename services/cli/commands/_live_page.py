@@ -11,8 +11,7 @@ from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.common.config.addresses import host_and_port
-from services.common.config.settings import METRICS_PORT_OFFSET
+from services.common.config.addresses import default_metrics_port, host_and_port, join_address
 from services.common.telemetry.metrics_endpoint import server_header
 
 _SECONDS = 2.0
@@ -53,9 +52,13 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
 
     ``metrics``: the URL of its metrics; without it, the port that belongs to the processor's by default.
     """
-    place = urlsplit(metrics).netloc if metrics is not None else _default_place(address)
-    if place is None:
+    if metrics is not None:
+        place = urlsplit(metrics).netloc
+    elif address.startswith("unix:"):
         return None
+    else:
+        host, port = host_and_port(address)
+        place = join_address(host, default_metrics_port(port))
     try:
         page = _get(place)
         missing = {peers: [_printable(where) for where in page["missing"][peers]] for peers in _PEERS}
@@ -63,15 +66,6 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
         return LivePage(int(page["live_requests"]), int(page["waiting_requests"]), engines, detokenizers, missing)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # no page, or one of another release
-
-
-def _default_place(address: str) -> str | None:
-    if address.startswith("unix:"):
-        return None
-    host, port = host_and_port(address)
-    above = port + METRICS_PORT_OFFSET
-    own = above if above <= 65535 else port - METRICS_PORT_OFFSET
-    return f"[{host}]:{own}" if ":" in host else f"{host}:{own}"
 
 
 def _printable(address: object) -> str:

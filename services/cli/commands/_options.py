@@ -15,10 +15,9 @@ import ringline
 from ringline.connect_errors import connection_failure
 
 from services.cli.commands._connection import Connection
-from services.common.config.addresses import valid_address
+from services.common.config.addresses import PROCESSOR_PORT, valid_address
 from services.common.config.flags import Command, write_sections
 from services.common.config.options import VARIABLE_PREFIX
-from services.common.config.settings import PROCESSOR_PORT
 from services.common.config.variable_names import (
     ADDRESS_VARIABLE,
     SERVER_NAME_VARIABLE,

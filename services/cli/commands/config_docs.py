@@ -84,5 +84,5 @@ def _row(setting: Setting, shown_default: str | None) -> str:
     flag = f"`{setting.flag}`" + (f" / `{setting.negative_flag}`" if setting.kind is bool else "")
     is_set = setting.default is not None and setting.default != ""
     default = shown_default or (f"`{setting.format(setting.default)}`" if is_set else "")
-    cells = (flag, f"`{setting.variable}`", default, setting.accepted, setting.declared.help)
+    cells = (flag, f"`{setting.variable}`", default, setting.accepted, setting.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

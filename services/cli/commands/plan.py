@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
+from engine_core.config import EngineConfig, LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands.capacity import (
@@ -26,7 +26,7 @@ from services.cli.commands.capacity import (
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
 from services.common.config.errors import FatalError
 from services.common.config.flags import Command
-from services.common.config.options import build
+from services.common.config.options import build, settings_of
 from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
@@ -118,20 +118,21 @@ def _positive(
     return click.option(flag, type=_Number(most), default=default, show_default=default is not None, help=text)
 
 
-_MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
+_OF_ENGINE = {setting.name: setting for setting in settings_of(EngineConfig())}
 
 
-def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: str) -> Callable[[Function], Function]:
+def _engine_option(name: str) -> Callable[[Function], Function]:
     """An option of the engine."""
-    flag, declared, default = "--" + name.replace("_", "-"), options_of(type(section))[name], getattr(section, name)
-    text = f"The engine's {flag}."
+    setting = _OF_ENGINE[name]
     kind: click.Choice[str] | click.IntRange
-    if declared.choices is not None:
-        kind = click.Choice(declared.choices)
+    if setting.choices is not None:
+        kind = click.Choice(setting.choices)
     else:
-        low, high = (None if bound is None else int(bound) for bound in (declared.minimum, declared.maximum))
+        low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
-    return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
+    is_set = setting.default is not None
+    text = f"The engine's {setting.flag}."
+    return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
 
 
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
@@ -164,18 +165,18 @@ def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: s
 @_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
 @click.option(
     "--memory-share",
-    type=_Number(1.0, least=options_of(CacheConfig)["gpu_memory_utilization"].minimum),
-    default=_CACHE.gpu_memory_utilization,
+    type=_Number(1.0, least=_OF_ENGINE["gpu_memory_utilization"].minimum),
+    default=_OF_ENGINE["gpu_memory_utilization"].default,
     show_default=True,
     help="The engine's --gpu-memory-utilization.",
 )
-@_engine_option(_MODEL, "dtype")
-@_engine_option(_MODEL, "max_model_len")
-@_engine_option(_MODEL, "quantization")
-@_engine_option(_MODEL, "model_impl")
-@_engine_option(_CACHE, "block_size")
-@_engine_option(_SCHEDULER, "max_num_batched_tokens")
-@_engine_option(_SCHEDULER, "max_num_seqs")
+@_engine_option("dtype")
+@_engine_option("max_model_len")
+@_engine_option("quantization")
+@_engine_option("model_impl")
+@_engine_option("block_size")
+@_engine_option("max_num_batched_tokens")
+@_engine_option("max_num_seqs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,

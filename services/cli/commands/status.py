@@ -25,7 +25,7 @@ from services.cli.supervise.stack import SERVICES
 from services.common.config.addresses import host_and_port, is_dns_name, valid_address
 from services.common.config.errors import ExitCode, FatalError
 from services.common.config.variable_names import ADDRESS_VARIABLE
-from services.common.links.channels import check_health, open_channel
+from services.common.links.channels import Endpoint, check_health
 from services.common.links.discovery import resolve_target
 
 _TIMEOUT = 2.0
@@ -193,7 +193,7 @@ async def _service(
     """``target``: the address as the user gave it; its host is the name that the certificate must have."""
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
-    async with open_channel(address, credentials=connection.credentials(), server_name=server_name) as channel:
+    async with Endpoint(address, connection.credentials(), server_name).open() as channel:
         health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
         models = await _models(channel) if name == "processor" and health == "SERVING" else None
         page = None

@@ -19,12 +19,12 @@ import structlog
 from services.cli.supervise.child_logs import ChildLogs, death_reason
 from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.cli.supervise.supervisor import ChildSpec, Supervisor
-from services.common.config.addresses import join_address
+from services.common.config.addresses import default_metrics_port, join_address
 from services.common.config.errors import ExitCode
 from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.common.config.security_settings import TlsSettings
-from services.common.config.settings import METRICS_PORT_OFFSET, DetokenizerSettings, ProcessorSettings
-from services.common.links.channels import wait_serving
+from services.common.config.settings import DetokenizerSettings, ProcessorSettings
+from services.common.links.channels import Endpoint, wait_serving
 from services.common.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
 
 SERVICES = ("engine", "detokenizer", "processor")
@@ -128,12 +128,6 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
     return StackState(os.getpid(), str(options.values.get("model", "")), started, options.processor_address, services)
 
 
-def _default_metrics_port(port: int) -> int:
-    """A port for the processor's metrics, with room above it for the other two."""
-    above = port + METRICS_PORT_OFFSET
-    return above if above + max(_METRICS_OFFSETS.values()) <= 65535 else port - METRICS_PORT_OFFSET
-
-
 def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
     """Choose the processor's port and its metrics port.
 
@@ -142,7 +136,10 @@ def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, i
     """
     for _ in range(_ATTEMPTS):
         chosen = port or _free_port(host)
-        metrics = _default_metrics_port(chosen) if metrics_port is None else metrics_port or _free_port(host)
+        if metrics_port is None:
+            metrics = default_metrics_port(chosen, room=max(_METRICS_OFFSETS.values()))
+        else:
+            metrics = metrics_port or _free_port(host)
         is_given = port != 0 if metrics_port is None else metrics_port != 0
         if is_given or all(_is_free(host, metrics + offset) for offset in _METRICS_OFFSETS.values()):
             break
@@ -218,7 +215,7 @@ async def run_stack(
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
                 credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
-                await wait_serving(address, credentials=credentials, server_name=name)
+                await wait_serving(Endpoint(address, credentials, name))
             supervisor.allow_restarts()
             state = state_of(options, directory, supervisor, started)
             return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))

@@ -37,16 +37,16 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.name = {int: "integer", float: "number", tuple: "list"}.get(setting.kind, "text")
-        if setting.declared.choices is not None:
-            self.name = "|".join(setting.declared.choices)
-        elif setting.declared.unit is not None:
-            self.name = setting.declared.unit
+        if setting.choices is not None:
+            self.name = "|".join(setting.choices)
+        elif setting.unit is not None:
+            self.name = setting.unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return _parse(self._setting, value, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        return self.name.upper() if self._setting.declared.choices is None else self.name
+        return self.name.upper() if self._setting.choices is None else self.name
 
 
 class _FlagType(click.types.BoolParamType):
@@ -69,7 +69,7 @@ class _SettingOption(click.Option):
             type=_FlagType(setting) if setting.kind is bool else _SettingType(setting),
             default=None,  # an option that is not given keeps the dataclass's default
             envvar=setting.variable,
-            help=setting.declared.help + note,
+            help=setting.help + note,
         )
         self.setting = setting
 

@@ -1,9 +1,10 @@
 """How options are declared, parsed and checked.
 
-An option is a dataclass field whose metadata holds an ``Option`` under the key ``"option"``; options that belong
-together are one dataclass, and dataclasses are composed into the settings of a process. One declaration yields the
-flag (``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The engine declares its own
-in the same form; they are recognized by their attributes, so nothing here imports the engine.
+An option is a dataclass field with metadata: its help, and what it accepts. Options that belong together are one
+dataclass, and dataclasses are composed into the settings of a process. One declaration yields the flag
+(``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The metadata are plain data with
+the names of ``Setting``'s fields, so that the engine declares its own options without this module, and nothing here
+imports the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VARIABLE_PREFIX = "RINGLINE_"
 TYPO_SIMILARITY = 0.8
@@ -38,44 +39,9 @@ class SettingError(Exception):
         self.accepted = accepted
 
 
-class OptionDeclaration(Protocol):
-    """What declares an option besides its type and default: here ``Option``, in the engine a class of its own."""
-
-    @property
-    def help(self) -> str: ...
-    @property
-    def choices(self) -> tuple[str, ...] | None: ...
-    @property
-    def minimum(self) -> float | None: ...
-    @property
-    def maximum(self) -> float | None: ...
-    @property
-    def unit(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """The ``OptionDeclaration`` of the services."""
-
-    help: str
-    choices: tuple[str, ...] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    unit: str | None = None
-    """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    unit: str | None = None,
-) -> Any:
-    """A dataclass field that is an option."""
-    return field(default=default, metadata={"option": Option(help, choices, minimum, maximum, unit)})
+def option(default: Any, help: str, **declared: Any) -> Any:
+    """A dataclass field that is an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``unit``."""
+    return field(default=default, metadata={"help": help, **declared})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +56,12 @@ class Setting:
     optional: bool
     """Whether None ("derive it") is a value."""
     default: Any
-    declared: OptionDeclaration
+    help: str
+    choices: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
 
     @property
     def flag(self) -> str:
@@ -108,8 +79,8 @@ class Setting:
     @property
     def accepted(self) -> str:
         """What the option takes, in words."""
-        if self.declared.choices is not None:
-            return "one of " + ", ".join(self.declared.choices)
+        if self.choices is not None:
+            return "one of " + ", ".join(self.choices)
         noun = {
             bool: "true or false",
             int: "an integer",
@@ -117,11 +88,11 @@ class Setting:
             str: "a string",
             tuple: "a comma-separated list",
         }[self.kind]
-        if self.declared.unit == "bytes":
+        if self.unit == "bytes":
             noun = "a number of bytes (such as 1048576, 512MiB or 4GiB)"
-        elif self.declared.unit is not None:
-            noun = f"{noun} of {self.declared.unit}"
-        low, high = (_bound(bound) for bound in (self.declared.minimum, self.declared.maximum))
+        elif self.unit is not None:
+            noun = f"{noun} of {self.unit}"
+        low, high = (_bound(bound) for bound in (self.minimum, self.maximum))
         if low is not None and high is not None:
             return f"{noun} from {low} to {high}"
         if low is not None:
@@ -132,14 +103,12 @@ class Setting:
         """Raise ``SettingError`` if ``value`` is out of range."""
         if value is None and self.optional:
             return
-        choices, low, high = self.declared.choices, self.declared.minimum, self.declared.maximum
         # Written so that NaN, for which every comparison is false, is refused too.
-        bad = (
-            (choices is not None and value not in choices)
-            or (low is not None and not value >= low)
-            or (high is not None and not value <= high)
-        )
-        if bad:
+        if (
+            (self.choices is not None and value not in self.choices)
+            or (self.minimum is not None and not value >= self.minimum)
+            or (self.maximum is not None and not value <= self.maximum)
+        ):
             raise SettingError(self.name, value, self.accepted)
 
     def parse(self, text: str) -> Any:
@@ -161,7 +130,7 @@ class Setting:
             return text.lower() in _TRUE
         if self.kind is tuple:
             return tuple(item.strip() for item in text.split(",") if item.strip())
-        if self.declared.unit == "bytes":
+        if self.unit == "bytes":
             return _parse_bytes(text)
         return self.kind(text)
 
@@ -169,7 +138,7 @@ class Setting:
         """The text that ``parse`` reads as ``value``."""
         if self.kind is bool:
             return "true" if value else "false"
-        if self.declared.unit == "bytes":
+        if self.unit == "bytes":
             return _format_bytes(value)
         return ",".join(value) if self.kind is tuple else str(value)
 
@@ -188,7 +157,7 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
     changes: dict[str, Any] = {}
     for f in fields(defaults):  # type: ignore[arg-type]
         value = getattr(defaults, f.name)
-        if "option" in f.metadata:
+        if f.metadata:
             if f.name in values:
                 changes[f.name] = values[f.name]
         elif is_dataclass(value):
@@ -228,9 +197,9 @@ def _all_settings(defaults: Any) -> Iterator[Setting]:
 def _section_settings(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(type(section))
     for f in fields(section):
-        if "option" in f.metadata:
+        if f.metadata:
             kind, optional = _kind(hints[f.name])
-            yield Setting(type(section), f.name, kind, optional, getattr(section, f.name), f.metadata["option"])
+            yield Setting(type(section), f.name, kind, optional, getattr(section, f.name), **f.metadata)
 
 
 def _kind(hint: Any) -> tuple[type, bool]:

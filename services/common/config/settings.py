@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from services.common.config.addresses import (
+    DETOKENIZER_PORT,
+    ENGINE_PORT,
     MAX_SOCKET_PATH_BYTES,
+    PROCESSOR_PORT,
     check_addresses,
+    default_metrics_port,
     hosts_of,
     join_address,
 )
@@ -32,11 +36,6 @@ from services.common.config.security_settings import (
 from services.ring.identity import PEER_NAME
 from services.ring.outbox import MAX_UNREAD_BYTES
 from services.ring.poison import MAX_CRASH_RESUBMITS
-
-PROCESSOR_PORT = 50051
-ENGINE_PORT = 50061
-DETOKENIZER_PORT = 50071
-METRICS_PORT_OFFSET = 10000
 
 _METADATA_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 """gRPC metadata keys of text values; those of binary values end with -bin."""
@@ -206,8 +205,7 @@ class ServiceSettings:
         host = server.host if server.uds is None else "127.0.0.1"
         if telemetry.metrics_port is not None:
             return host, telemetry.metrics_port
-        above = server.port + METRICS_PORT_OFFSET
-        return host, 0 if server.port == 0 else above if above <= 65535 else server.port - METRICS_PORT_OFFSET
+        return host, 0 if server.port == 0 else default_metrics_port(server.port)
 
 
 @dataclass(frozen=True, slots=True)

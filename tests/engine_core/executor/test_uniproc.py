@@ -15,13 +15,13 @@ from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
 from engine_core.executor.collective import _described
 from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.executor.worker import Worker
 from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.llm import configure
 from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
-from engine_core.worker.worker import Worker
 
 from ..models.tiny_models import CASES, make_model, save_model
 

@@ -11,8 +11,7 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata
 from engine_core.kv_cache_interface import group_layers
-from engine_core.platforms.cuda_graphs import DeviceForward, graph_sizes
-from engine_core.platforms.input_buffers import DeviceInputs
+from engine_core.platforms.cuda_graphs import DeviceForward, DeviceInputs, graph_sizes
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import PendingTokens

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from engine_core.attention.base import Angles
+from engine_core.executor import worker
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
 from engine_core.ops.native import NativeBackend, NativeLinear
 from engine_core.progress import Stage, StartupProgress
-from engine_core.worker import worker
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 

@@ -13,7 +13,9 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
+from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.handlers import rpc_handlers
+from services.common.rpc.open_calls import CallRegistry
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
@@ -42,7 +44,7 @@ class Detokenizer:
 async def served(
     detokenizer: Detokenizer, tmp_path: Path
 ) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[CallInterceptor(CallRegistry(1000, 1000), 600.0, lambda *_: None)])
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, detokenizer.service),))
     server.add_insecure_port(f"unix:{tmp_path}/detokenizer.sock")
     await server.start()

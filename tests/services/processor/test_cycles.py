@@ -18,8 +18,8 @@ from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 import services
-from services.common.rpc.calls import CallRegistry
-from services.common.rpc.error_interceptor import ErrorInterceptor
+from services.common.rpc.call_interceptor import CallInterceptor
+from services.common.rpc.open_calls import CallRegistry
 from services.processor.main import DESCRIPTION
 from services.ring.errors import Code, Refused, Status
 from tests.services.processor.ring_requests import ask as ask_ring
@@ -159,7 +159,7 @@ async def test_a_refusal_that_nobody_waits_for_leaves_no_cycle() -> None:
         with suppress(asyncio.CancelledError):
             await answer.stream_unary(None, CancelledCall())
 
-    interceptor = ErrorInterceptor(CallRegistry(10, 10), 600.0, lambda *_: None)
+    interceptor = CallInterceptor(CallRegistry(10, 10), 600.0, lambda *_: None)
     await asyncio.create_task(call())
     with nothing_for_the_collector():
         await asyncio.create_task(call())

@@ -22,7 +22,7 @@ def test_every_option_of_a_stack_is_in_it():
     for setting in stack_settings():
         assert f"`{setting.flag}`" in text
         assert f"`{setting.variable}`" in text
-        assert setting.declared.help in text
+        assert setting.help in text
 
 
 def test_the_words_for_yes_and_no_are_those_that_are_read():

@@ -16,6 +16,7 @@ from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
 from services.common.links import discovery
+from services.common.links.channels import Endpoint
 from services.common.links.discovery import Discovery, resolve
 from services.common.links.engine_link import EngineLink
 from services.common.links.redial import PeerDedup
@@ -120,7 +121,7 @@ async def following(names: Names, owner: Owner, *addresses: str) -> AsyncIterato
     dedup = PeerDedup()
     found = Discovery(
         addresses,
-        lambda address, host: EngineLink(address, ME, owner, dedup, stall_timeout=5.0, max_message_bytes=1 << 22),
+        lambda address, host: EngineLink(Endpoint(address), ME, owner, dedup, stall_timeout=5.0),
         interval=INTERVAL,
         resolve=names,
     )

@@ -1,8 +1,8 @@
-"""Text offline: stop strings, chats and sizes are read, searched and refused as in the ring."""
+"""Text by the model's own tokenizer: stop strings and chats are read, searched and refused as in the ring."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,24 +10,19 @@ from typing import Any
 
 import pytest
 
-from engine_core.byte_sizes import parse_bytes
 from engine_core.config import ModelConfig
-from engine_core.custom_text import text_after
-from engine_core.errors import CheckpointError, ConfigError
-from engine_core.llm import LLM, Completion, Result, SamplingParams, configure
-from engine_core.offline_text import ModelText
+from engine_core.errors import CheckpointError
+from engine_core.llm import LLM, Completion, Result, SamplingParams
+from engine_core.offline.model_text import ModelText
 from engine_core.request import FinishReason, Request
 from engine_core.validation import validate_request
-from services.common.config.options import _parse_bytes as parse_bytes_of_flags
 from services.text.chat_templates import ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
-from services.text.incremental_decoder import IncrementalDecoder, left_context
+from services.text.incremental_decoder import left_context
 from services.text.tokenizer import Tokenizer
 from services.text.tokenizer_files import read_tokenizer_files
 
-from ..services.text.trained_tokenizers import CORPUS, byte_level, sentencepiece_bpe, unigram
-
-TINY = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny"
+TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "kv_cache_memory_bytes": "16MiB"}
 PROMPT = "Once upon a time"
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
@@ -174,24 +169,6 @@ def test_an_empty_prompt_is_refused_by_its_place(llm: LLM, prompt: Any) -> None:
         llm.generate([PROMPT, prompt], GREEDY)
 
 
-class Letters:
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
-
-
-def test_a_tokenizer_of_ones_own_has_no_stop_strings_and_no_chats() -> None:
-    with LLM(TINY, tokenizer=Letters(), **OPTIONS) as llm:
-        with pytest.raises(ValueError, match=r"^sampling_params: stop: needs the model's own tokenizer"):
-            llm.generate("abc", replace(GREEDY, stop="a"))
-        with pytest.raises(ValueError, match=r"^sampling_params: skip_special_tokens: needs the model's own tokenizer"):
-            llm.generate("abc", replace(GREEDY, skip_special_tokens=False))
-        with pytest.raises(ValueError, match=r"^messages: a chat needs the model's own tokenizer"):
-            llm.chat([QUESTION], GREEDY)
-
-
 def test_stop_strings_are_refused_where_they_would_be_ignored(llm: LLM) -> None:
     """Below ``LLM`` there are only token ids."""
     with pytest.raises(
@@ -216,33 +193,7 @@ def test_what_a_template_cannot_be_given_is_refused_by_name(llm: LLM, name: str,
         llm.chat([QUESTION], GREEDY, **{name: value})
 
 
-@pytest.mark.parametrize("trained", [byte_level, sentencepiece_bpe, unigram])
-def test_text_after_a_prompt_is_what_the_ring_streams(trained: Callable[[], Tokenizer]) -> None:
-    """Wherever a text is cut into prompt and output: inside of words and of characters too."""
-    tokenizer = trained()
-    pieces = tokenizer.pieces()
-    for text in {*CORPUS}:
-        ids = tokenizer.encode(text)
-        for cut in range(1, len(ids)):
-            prompt, output = ids[:cut], ids[cut:]
-            decoder = IncrementalDecoder(pieces, left_context(pieces, prompt))
-            streamed = "".join(map(decoder.push, output)) + decoder.flush()
-            assert text_after(tokenizer, prompt, output) == streamed
-
-
 def test_a_damaged_tokenizer_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"the tokenizer cannot be read: tokenizer\.json cannot be read: "):
         ModelText(ModelConfig(model=str(tmp_path)))
-
-
-@pytest.mark.parametrize("text", ["0", "1048576", "2GiB", "512 MiB", " 1.5gb ", "10B", "0.5KiB", "3TB"])
-def test_sizes_are_read_as_flags_are(text: str) -> None:
-    assert parse_bytes(text) == parse_bytes_of_flags(text.strip())
-    assert configure(model="m", kv_cache_memory_bytes="2GiB").cache.kv_cache_memory_bytes == 2 << 30
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 gigs", "1e9", "9" * 65])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^kv_cache_memory_bytes=.* is not usable: expected a number of bytes"):
-        configure(model="m", kv_cache_memory_bytes=text)

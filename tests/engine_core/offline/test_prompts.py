@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_core.prompts import read_prompts
+from engine_core.offline.prompts import read_prompts
 
 Parts = list[tuple[str | None, tuple[int, ...] | None]]
 

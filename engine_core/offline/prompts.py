@@ -9,11 +9,10 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any, TypedDict
 
 from engine_core.errors import written
-from engine_core.numpy_to_python import is_integer
 
 _TEXT, _IDS = "prompt", "prompt_token_ids"
 _ACCEPTED = f'text, a list of token ids, {{"{_TEXT}": text}} or {{"{_IDS}": ids}}'
@@ -92,7 +91,7 @@ def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
     if items is None:
         raise TypeError(f"{place} {_shown(value)}; expected {accepted}")
     for index, item in enumerate(items if set(map(type, items)) - {int} else ()):
-        if not is_integer(item):
+        if type(item) is bool or not isinstance(item, Integral):
             raise TypeError(f"{place}[{index}] {_shown(item)}; expected a token id, an integer")
     return tuple(map(int, items))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from engine_core.errors import InvalidRequestError
-from engine_core.offline_params import SamplingParams
+from engine_core.offline.sampling_params import SamplingParams
 from engine_core.request import Finish
 
 _CONTEXT_TOKENS = 16

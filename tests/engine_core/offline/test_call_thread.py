@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from engine_core.call_thread import Call, CallThread
 from engine_core.errors import ClosedError
+from engine_core.offline.call_thread import Call, CallThread
 
 
 def test_calls_are_computed_in_order_and_raise_where_they_were_made() -> None:

@@ -8,20 +8,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
-from typing import Any
 
-import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2
 
-from services.common.rpc.calls import end_call_soon
-from services.common.rpc.handlers import RequestStream
+from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import is_cheap_to_parse, parse
+from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import welcome_message
+from services.common.rpc.slow_readers import write_in_time
 from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.engine_messages import response_of, submission_of
-from services.engine.limits import frame_limits
+from services.engine.submit_limits import frame_limits
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
 from services.ring.identity import ENGINE_CAPABILITIES, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.ring.outbound_link import RejectedCommand
@@ -66,11 +65,7 @@ class Attachment:
         self._room_for_rejections = asyncio.Event()
         self._draining_told = False
 
-    async def run(
-        self,
-        incoming: RequestStream,
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
+    async def run(self, incoming: RequestStream, context: Context) -> None:
         """Serve the stream. Returns when the peer has closed it; raises ``Refused`` with the status to end it with."""
         data, hello = await self._first_frame(incoming)
         version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
@@ -87,12 +82,7 @@ class Attachment:
                 del failure  # breaks its reference cycle with this stack frame
 
     async def _serve(
-        self,
-        first: bytes,
-        incoming: RequestStream,
-        context: grpc.aio.ServicerContext[Any, Any],
-        waker: LinkWaker,
-        version: int,
+        self, first: bytes, incoming: RequestStream, context: Context, waker: LinkWaker, version: int
     ) -> BaseException | None:
         """Read and write until either ends or a newer stream supersedes this one; returns the exception, if any.
 
@@ -208,26 +198,18 @@ class Attachment:
         """A request that began on one model must not continue on another."""
         if submit.model_digest not in ("", self._engine.model_digest):
             problem = f"{submit.model_digest[:80]!r} is not served here: expected {self._engine.model_digest!r}"
-            raise Refused(
-                Code.FAILED_PRECONDITION,
-                f"model_digest: {problem}",
-                reason=Reason.MODEL_GONE,
-                field="model_digest",
-            )
+            message = f"model_digest: {problem}"
+            raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.MODEL_GONE, field="model_digest")
 
-    async def _write(
-        self,
-        context: grpc.aio.ServicerContext[Any, Any],
-        waker: LinkWaker,
-        version: int,
-    ) -> None:
+    async def _write(self, context: Context, waker: LinkWaker, version: int) -> None:
+        send = partial(write_in_time, context, stall_timeout=self._stall_timeout, reader="peer")
         welcome = welcome_message(self._me, version, self._max_message_bytes, ENGINE_CAPABILITIES)
-        await self._send(context, engine_pb2.AttachResponse(welcome=welcome))
+        await send(engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()
             waker.event.clear()
             while (response := self._next(waker)) is not None:
-                await self._send(context, response)
+                await send(response)
             if self._engine.failure is not None:
                 raise Refused(Code.INTERNAL, f"{self._engine.failure}: this engine is stopping; use another")
 
@@ -244,19 +226,6 @@ class Attachment:
             response = response or engine_pb2.AttachResponse()
             response.draining.grace_ms = round(min(self._engine.drain_grace, _LONGEST_GRACE) * 1000)
         return response
-
-    async def _send(
-        self,
-        context: grpc.aio.ServicerContext[Any, Any],
-        response: engine_pb2.AttachResponse,
-    ) -> None:
-        try:
-            async with asyncio.timeout(self._stall_timeout):
-                await context.write(response)
-        except TimeoutError:
-            end_call_soon()
-            message = f"the peer read nothing for {self._stall_timeout:g} s, the limit"
-            raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
 
 
 def _no_hello() -> Refused:

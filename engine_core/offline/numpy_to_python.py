@@ -12,11 +12,6 @@ import numpy as np
 from engine_core.request import SamplingParams
 
 
-def is_integer(value: object) -> bool:
-    """Whether ``value`` is an int; numpy's integers are, booleans are not."""
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
-
-
 def plain_params(params: SamplingParams) -> SamplingParams:
     """Apply ``plain`` to every field."""
     return replace(params, **{field.name: plain(getattr(params, field.name)) for field in fields(params)})

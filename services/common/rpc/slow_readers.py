@@ -1,15 +1,32 @@
-"""A response stream: its unwritten output, and how long a slow reader may delay a write."""
+"""Writes to readers that may be slow: one that reads nothing for the stall timeout, or too little, loses its stream."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from services.common.rpc.handlers import Context
+from services.common.rpc.open_calls import end_call_soon
+from services.ring.errors import Code, Reason, Refused
 from services.ring.outbox import Outboxes
 
 _Message = TypeVar("_Message")
+
+
+async def write_in_time(context: Context, message: Any, stall_timeout: float, *, reader: str = "client") -> None:
+    """Write a message of a response stream.
+
+    If that takes ``stall_timeout`` seconds, the call ends soon, and ``Refused`` is raised; it names the ``reader``.
+    """
+    try:
+        async with asyncio.timeout(stall_timeout):
+            await context.write(message)
+    except TimeoutError:
+        end_call_soon()
+        problem = f"the {reader} read nothing for {stall_timeout:g} s, the limit"
+        raise Refused(Code.RESOURCE_EXHAUSTED, problem, reason=Reason.STALLED) from None
 
 
 class OutputStream:

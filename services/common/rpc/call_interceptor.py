@@ -1,7 +1,7 @@
-"""The error interceptor: registers every call of a server, and turns what its handler raises into a status.
+"""The interceptor of every call: counted, authorized, read, answered in time, and ended with a status.
 
-``Refused`` becomes its status, and a message that cannot be parsed INVALID_ARGUMENT. Any other exception becomes
-INTERNAL with an id under which the log has the traceback; the caller never gets the traceback.
+What a handler raises becomes the status: ``Refused`` its own, a message that cannot be parsed INVALID_ARGUMENT. Any
+other exception becomes INTERNAL with an id under which the log has the traceback; the caller never gets the traceback.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, NoReturn
 
@@ -19,28 +19,41 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health
 
-from services.common.rpc.calls import Call, CallRegistry, end_call_soon
-from services.common.rpc.handlers import read_single_request
+from services.common.rpc.handlers import Authorize, Context, read_single_request
 from services.common.rpc.message_limits import MalformedMessage
+from services.common.rpc.open_calls import Call, CallRegistry
 from services.common.rpc.shared_messages import abort
+from services.common.rpc.slow_readers import write_in_time
 from services.common.telemetry.logs import RateLimitedLog
-from services.ring.errors import Code, Reason, Refused, Status
+from services.ring.errors import Code, Refused, Status
 
 log = structlog.get_logger()
 
+_OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """The outermost interceptor of every server of the ring."""
 
-    def __init__(self, calls: CallRegistry, stall_timeout: float, on_call: Callable[[str, int], None]) -> None:
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """The interceptor of every server of the ring."""
+
+    def __init__(
+        self,
+        calls: CallRegistry,
+        stall_timeout: float,
+        on_call: Callable[[str, int], None],
+        authorizers: Sequence[Authorize] = (),
+    ) -> None:
         """``stall_timeout``: seconds that a client has to read one message, and the status once the handler returned.
 
-        ``on_call`` gets the peer of each call and the size of its metadata in bytes.
+        ``on_call`` gets the peer of each call and the size of its metadata in bytes. ``authorizers`` are called in
+        order before the first message of a call is read, except of health checks.
         """
         self._calls = calls
         self._on_call = on_call
         self._stall_timeout = stall_timeout
+        self._authorizers = authorizers
+        self._denials = RateLimitedLog(log, "denied")
         self._malformed = RateLimitedLog(log, "malformed message")
 
     async def intercept_service(
@@ -58,22 +71,28 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(
         self, handler: grpc.RpcMethodHandler[Any, Any], method: str, call: Call
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """``handler`` wrapped in one that limits and logs its calls, and turns its errors into statuses.
+        """``handler`` wrapped in one that limits, authorizes and logs its calls, and turns its errors into statuses.
 
         Single requests are read like streams: gRPC would wait for one without a time limit before it calls a handler.
         """
         kind = ("stream" if handler.request_streaming else "unary", "stream" if handler.response_streaming else "unary")
         behavior = getattr(handler, "_".join(kind))
-        read_request = _request_iterator if handler.request_streaming else read_single_request
-        respond = _write_responses(behavior, self._stall_timeout) if inspect.isasyncgenfunction(behavior) else behavior
+        if inspect.isasyncgenfunction(behavior):
+            behavior = _writing(behavior, self._stall_timeout)
 
-        async def answer(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def respond(context: Context) -> Any:
+            self._authorize(context, method)
+            requests = _Requests(context) if handler.request_streaming else await read_single_request(context)
+            return await behavior(requests, context)
+
+        async def answer(_: object, context: Context) -> Any:
             try:
                 await self._calls.wait_turn()
-                self._on_call(context.peer(), sum(len(key) + len(value) for key, value in _metadata(context)))
+                metadata = context.invocation_metadata() or ()
+                self._on_call(context.peer(), sum(len(key) + len(value) for key, value in metadata))
                 if (refusal := call.admit(context.peer())) is not None:
                     await _abort(context, refusal)
-                return await _answer(respond, read_request, context, method, self._malformed)
+                return await self._answer(respond, context, method)
             except asyncio.CancelledError:
                 if call.eviction is not None:
                     await _abort(context, call.eviction)
@@ -85,19 +104,59 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         deserializer = _deserializer(handler.request_deserializer)
         return make(answer, deserializer, handler.response_serializer)  # type: ignore[no-any-return]
 
+    def _authorize(self, context: Context, method: str) -> None:
+        if method.startswith(_OPEN_TO_ALL):
+            return
+        try:
+            for authorize in self._authorizers:
+                authorize(context, method)
+        except Refused as refused:
+            code = refused.status.code.name
+            self._denials.write(method=method, peer=context.peer(), code=code, reason=str(refused))
+            raise
 
-def _metadata(context: grpc.aio.ServicerContext[Any, Any]) -> Iterable[tuple[str, str | bytes]]:
-    return context.invocation_metadata() or ()
+    # Not a context manager made of a generator: from Python 3.12 on, an error that it raises is kept in a cycle.
+    async def _answer(self, respond: Callable[[Context], Awaitable[Any]], context: Context, method: str) -> Any:
+        """Respond: log the RPC at debug level, and end it with the status of what is raised."""
+        start = time.monotonic()
+
+        def log_end(**end: str) -> None:
+            log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, **end)
+
+        try:
+            response = await respond(context)
+        except asyncio.CancelledError:
+            log_end(code="CANCELLED")
+            raise
+        except grpc.aio.AbortError as error:
+            log_end(code=_code(context))
+            forget_frames(error)
+            raise _ended() from None
+        except Refused as refused:
+            log_end(code=refused.status.code.name)
+            await _abort(context, refused.status)
+        except MalformedMessage as error:
+            self._malformed.write(method=method, peer=context.peer(), error=str(error))
+            await _abort(context, Status(Code.INVALID_ARGUMENT, f"the message cannot be parsed: {error}"))
+        except Exception as error:
+            # The call has ended: there is nothing to abort. (InternalError: a write failed because the call is over.)
+            if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
+                log_end(error=str(error))
+                forget_frames(error)
+                raise _ended() from None
+            error_id = secrets.token_hex(4)
+            log.error(
+                "unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True
+            )
+            await _abort(context, Status(Code.INTERNAL, f"internal error; find {error_id} in the server's log"))
+        log_end(code=_code(context))
+        return response
 
 
-async def _request_iterator(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-    return _RequestIterator(context)
-
-
-class _RequestIterator(AsyncIterator[Any]):
+class _Requests(AsyncIterator[Any]):
     """The requests of a call. Replaces gRPC's own iterator, whose reference cycle would keep the call alive."""
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
 
     async def __anext__(self) -> Any:
@@ -120,71 +179,24 @@ def _deserializer(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return deserialize
 
 
-def _write_responses(
+def _writing(
     behavior: Callable[..., AsyncGenerator[Any, None]], stall_timeout: float
 ) -> Callable[..., Awaitable[None]]:
-    """A handler that writes what an async generator yields, each response within ``stall_timeout`` seconds.
+    """A handler that writes what an async generator yields.
 
     gRPC does not close a generator whose caller has gone: it would be closed some time after its call was freed, and
     any use of its context would then crash the process.
     """
 
-    async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def call(request: Any, context: Context) -> None:
         async with aclosing(behavior(request, context)) as responses:
             async for response in responses:
-                try:
-                    async with asyncio.timeout(stall_timeout):
-                        await context.write(response)
-                except TimeoutError:
-                    end_call_soon()
-                    message = f"the client read nothing for {stall_timeout:g} s, the limit"
-                    raise Refused(Code.RESOURCE_EXHAUSTED, message, reason=Reason.STALLED) from None
+                await write_in_time(context, response, stall_timeout)
 
     return call
 
 
-# Not a context manager made of a generator: from Python 3.12 on, an error that it raises instead is kept in a cycle.
-async def _answer(
-    respond: Callable[..., Awaitable[Any]],
-    read_request: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]],
-    context: grpc.aio.ServicerContext[Any, Any],
-    method: str,
-    malformed: RateLimitedLog,
-) -> Any:
-    """Read the request and respond: log the RPC at debug level, and end it with the status of what is raised."""
-    start = time.monotonic()
-    try:
-        response = await respond(await read_request(context), context)
-    except asyncio.CancelledError:
-        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code="CANCELLED")
-        raise
-    except grpc.aio.AbortError as error:
-        log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
-        forget_frames(error)
-        raise _ended() from None
-    except Refused as refused:
-        await _abort(context, refused.status)
-    except MalformedMessage as error:
-        malformed.write(method=method, peer=context.peer(), error=str(error))
-        await _abort(context, Status(Code.INVALID_ARGUMENT, f"the message cannot be parsed: {error}"))
-    except Exception as error:
-        # The call has ended: there is nothing to abort. (InternalError: a write failed because the call is over.)
-        if isinstance(error, grpc.aio.InternalError) or (context.done() and isinstance(error, grpc.aio.BaseError)):
-            log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, error=str(error))
-            forget_frames(error)
-            raise _ended() from None
-        await _abort_internal(context, method)
-    log.debug("rpc", method=method, peer=context.peer(), seconds=time.monotonic() - start, code=_code(context))
-    return response
-
-
-async def _abort_internal(context: grpc.aio.ServicerContext[Any, Any], method: str) -> NoReturn:
-    error_id = secrets.token_hex(4)
-    log.error("unexpected error in an RPC", method=method, peer=context.peer(), error_id=error_id, exc_info=True)
-    await _abort(context, Status(Code.INTERNAL, f"internal error; find {error_id} in the server's log"))
-
-
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> NoReturn:
+async def _abort(context: Context, status: Status) -> NoReturn:
     """End the RPC with ``status``, unless it has ended: aborted by its handler, or cancelled by its caller."""
     if not context.done():
         try:
@@ -213,7 +225,7 @@ def _ended() -> asyncio.CancelledError:
     return asyncio.CancelledError()
 
 
-def _code(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+def _code(context: Context) -> str:
     """Name of the status that the handler set; OK if it set none."""
     code = context.code()
     return code.name if isinstance(code, grpc.StatusCode) else grpc.StatusCode.OK.name

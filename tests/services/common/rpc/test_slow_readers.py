@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.common.rpc.output_stream import OutputStream
+from services.common.rpc.slow_readers import OutputStream
 from services.ring.outbox import Outboxes
 
 

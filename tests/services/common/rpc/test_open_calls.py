@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.config.settings import ServerSettings
 from services.common.rpc import handlers as message_handlers
-from services.common.rpc.calls import CallRegistry, end_call_soon
 from services.common.rpc.connections import AcceptedConnection, ConnectionGuard, allowed_connections
+from services.common.rpc.open_calls import CallRegistry, end_call_soon
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection, message
 
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_stream_is_reset_whose_client_never_takes_its_status(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.common.rpc.calls._STATUS_TIMEOUT", 0.1)
+    monkeypatch.setattr("services.common.rpc.open_calls._STATUS_TIMEOUT", 0.1)
     async with serving(patience=0.1) as (server, handlers), client(server, window=window, reads=False) as connection:
         async with client(server) as another:
             await check(another)

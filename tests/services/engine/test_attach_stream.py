@@ -13,7 +13,7 @@ from engine_core.config import ModelSpec
 from services.common.rpc import message_limits as parsing
 from services.common.rpc.message_limits import MessageLimits
 from services.engine.async_engine import AsyncEngine
-from services.engine.attach import MAX_PENDING_REJECTIONS, Attachment
+from services.engine.attach_stream import MAX_PENDING_REJECTIONS, Attachment
 from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 
@@ -72,7 +72,7 @@ async def test_large_frames_are_measured_off_the_event_loop(monkeypatch: pytest.
         parsed.append((len(data), threading.current_thread() is threading.main_thread()))
         return parsing.parse(kind, data, limits)
 
-    monkeypatch.setattr("services.engine.attach.parse", noted)
+    monkeypatch.setattr("services.engine.attach_stream.parse", noted)
     done = engine_pb2.Command(done=engine_pb2.Done(request_id="1-1", epoch=1))
     long_prompt = engine_pb2.Command(submit=engine_pb2.Submit(prompt_token_ids=[40] * 10_000))
     frames = [engine_pb2.AttachRequest(commands=commands) for commands in ([done], [long_prompt], [done] * 1000)]

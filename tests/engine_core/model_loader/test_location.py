@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.model_loader.hub import download
+from engine_core.model_loader.location import download
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

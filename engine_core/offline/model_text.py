@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from engine_core.config import ModelConfig
-from engine_core.custom_text import ChoiceText, Stopped
 from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.model_loader.tokenizer import tokenizer_directory
-from engine_core.offline_params import SamplingParams
+from engine_core.offline.sampling_params import SamplingParams
+from engine_core.offline.text import ChoiceText, Stopped
 from engine_core.request import Finish
 from services.text.chat_templates import ChatTemplateError, ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
@@ -13,7 +14,7 @@ from engine_core.errors import OutOfMemoryError
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
@@ -21,7 +22,6 @@ from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import StepPlan
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
-from engine_core.worker.fingerprint import numerics_digest
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.self_test import is_bitwise_stable
@@ -134,7 +134,7 @@ class Worker:
         max_model_len = checkpoint.spec.max_model_len
         angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
         require_room_for_angles(angles, max_model_len, device.usable)
-        model = make_model(checkpoint, device.attention, device.layers, device.torch_device, device.quant_method)
+        model = make_model(checkpoint, device.attention, device.ops, device.torch_device, device.quant_method)
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
@@ -148,10 +148,16 @@ class Worker:
         )
 
     def _numerics(self, model_digest: str) -> str:
+        """The numerics digest, 32 hex digits: equal where the same request is computed to the same bits.
+
+        Of the model, its number type, what the device, the attention backend and the operations say of their numerics,
+        and the builds of torch and numpy (which samples on CPU). The number of threads and the batch are not in it:
+        they do not change a result.
+        """
         spec = self.model.kv_cache_spec(self.limits.block_size)
-        attention, layers = self.device.attention.numerics(spec), self.device.layers.numerics()
-        device = [*self.device.numerics(), *self.model.numerics]
-        return numerics_digest(model_digest, self.checkpoint.dtype, device, attention, layers)
+        device, model = self.device, [model_digest, str(self.checkpoint.dtype)]
+        parts = [*device.numerics(), *self.model.numerics, device.attention.numerics(spec), device.ops.numerics()]
+        return digest_of(*model, *parts, torch.__version__, torch.__config__.show(), np.__version__)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
@@ -186,25 +192,20 @@ class Worker:
         for plan in steps:
             self.launch(plan).result()
         self._runner.batch.update(release)
-        made = self.device.prepare(self._runner, self._new_batch, self._kv_caches)
-        estimate = seconds_per_token * self.limits.max_num_batched_tokens
-        largest_step_seconds = (self.device.largest_step_seconds or estimate) + self._attention_seconds()
-        is_stable = self._is_bitwise_stable()
-        return ReadyReport(
-            made, largest_step_seconds, is_stable, self.device.memory_left(self._config.cache, kv_cache_config)
+        device, model, limits = self.device, self.model, self.limits
+        made = device.prepare(self._runner, self._new_batch, self._kv_caches)
+        spec, num_heads = model.kv_cache_spec(limits.block_size), self.checkpoint.config.num_heads
+        attention = attention_seconds(
+            device.attention, spec, model.cache_of_layers, num_heads, limits, device.torch_device
         )
-
-    def _attention_seconds(self) -> float:
-        device, spec = self.device, self.model.kv_cache_spec(self.limits.block_size)
-        num_heads = self.checkpoint.config.num_heads
-        caches = self.model.cache_of_layers
-        return attention_seconds(device.attention, spec, caches, num_heads, self.limits, device.torch_device)
-
-    def _is_bitwise_stable(self) -> bool:
-        """Whether results do not depend on what else is in the step, tested on a layer of each kind and the head."""
-        device = self.device
-        return device.batch_invariant and is_bitwise_stable(
-            self.model.one_layer_of_each_kind(), device.attention, self.limits, device.torch_device
+        is_stable = device.batch_invariant and is_bitwise_stable(
+            model.one_layer_of_each_kind(), device.attention, limits, device.torch_device
+        )
+        return ReadyReport(
+            made,
+            (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens) + attention,
+            is_stable,
+            device.memory_left(self._config.cache, kv_cache_config),
         )
 
     def launch(self, plan: StepPlan) -> PendingStep:
