@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +15,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
 from tests.processes import THIS, Process, Release
+from tests.programs import run
 from tests.ring import MODEL, ROOT, metric_values
 from tests.services.poisoned_engine import MAY_FAIL, POISON
 from tests.services.streams import Transcript, ask, generate, long_work, read_session, read_until, send
@@ -204,8 +204,7 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
 
 
 def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.cli", "serve", str(tmp_path), "--port", "0", "--no-metrics"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = run(sys.executable, "-m", "services.cli", "serve", tmp_path, "--port", "0", "--no-metrics")
     output = done.stdout + done.stderr
     assert done.returncode != 0
     assert "Traceback" not in output
