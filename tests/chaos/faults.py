@@ -100,9 +100,9 @@ class Injector:
         async with asyncio.TaskGroup() as tasks:
             for fault in faults:
                 await asyncio.sleep(max(0.0, start + fault.at - asyncio.get_running_loop().time()))
-                tasks.create_task(self._inject(fault))
+                tasks.create_task(self.inject(fault))
 
-    async def _inject(self, fault: Fault) -> None:
+    async def inject(self, fault: Fault) -> None:
         self.done[fault.kind] += 1
         if (wire := self._fleet.wires.get(fault.target)) is not None:
             await self._disturb(wire, fault)

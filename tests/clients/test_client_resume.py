@@ -280,24 +280,19 @@ async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
     assert len(server.service.requests) == 1
 
 
-async def test_patience_bounds_the_search_for_another(server, ask, clock):
+@pytest.mark.parametrize("seconds", [None, 500.0])
+async def test_patience_and_the_timeout_bound_the_search_for_another(server, ask, clock, seconds):
     starting = play(refusal(UNAVAILABLE, "starting"))
     server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
-    outcome = await ask(client_options={"patience": 500.0})
-    assert type(outcome.error) is ringline.Truncated
-    assert "the processor died" in str(outcome.error)
-    assert "starting" in str(outcome.error)
+    outcome = await ask(timeout=seconds, client_options={"patience": 1e6 if seconds else 500.0})
+    if seconds:
+        assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
+    else:
+        assert type(outcome.error) is ringline.Truncated
+        assert "the processor died" in str(outcome.error)
+        assert "starting" in str(outcome.error)
     assert outcome.error.partial.choices[0].text == "a"
     assert len(server.service.requests) == 3
-
-
-async def test_the_timeout_bounds_it_too(server, ask, clock):
-    starting = play(refusal(UNAVAILABLE, "starting"))
-    server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
-    outcome = await ask(timeout=500.0, client_options={"patience": 1e6})
-    assert len(server.service.requests) == 3
-    assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
-    assert outcome.error.partial.choices[0].text == "a"
 
 
 async def test_nothing_goes_on_without_patience(server, ask):

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import grpc
 import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline import session
 from ringline.connect_errors import connection_failure
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.retry import Deadline, RetryPolicy, RetryState
@@ -56,6 +58,24 @@ async def test_patience_bounds_the_attempts(server, ask, clock):
     outcome = await ask(client_options={"patience": 0})
     assert type(outcome.error) is ringline.Unavailable
     assert len(server.service.requests) == 4
+
+
+async def test_silent_servers_are_not_all_tried_once_patience_has_passed(monkeypatch):
+    """They accept connections and never answer."""
+    now, tried = [1.0], []
+
+    async def never_answers(call, pool, server, names):
+        call.cancel()
+        tried.append(server.address)
+        now[0] += 3.0
+        raise ringline.Unavailable("failed to connect to all addresses; last error: Timeout occurred")
+
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session.SessionStream, "open", never_answers)
+    async with ringline.AsyncClient([f"unix:/nonexistent/{number}" for number in range(50)], patience=7.0) as client:
+        with pytest.raises(ringline.Unavailable, match="Connection timed out"):
+            await client._session._open_somewhere(None)
+    assert len(tried) == 3
 
 
 @pytest.mark.parametrize("options", [{"patience": -1}, {"patience": float("nan")}, {"retries": -1}])
@@ -213,21 +233,13 @@ async def test_requests_that_fail_together_have_errors_of_their_own():
 
 
 @CLIENTS
-async def test_a_client_that_has_reached_nobody_waits_if_asked_to(kind, attempts, tmp_path):
+@pytest.mark.parametrize("reached", [False, True])
+async def test_a_client_that_was_asked_to_or_has_reached_a_server_waits_for_one(kind, reached, attempts, tmp_path):
     address = f"unix:{tmp_path}/late"
-    async with connected(kind, address, wait_for_ready=True, patience=1000.0) as client:
-        asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
-        await attempts.get()
-        async with serving(ScriptedInference(), address):
-            assert (await asked).text == "Hello, world"
-
-
-@CLIENTS
-async def test_a_client_that_has_reached_a_server_waits_for_its_return(kind, attempts, tmp_path):
-    address = f"unix:{tmp_path}/restarted"
-    async with connected(kind, address, patience=1000.0) as client:
-        async with serving(ScriptedInference(), address):
-            await answer(client, client.models)
+    async with connected(kind, address, wait_for_ready=not reached, patience=1000.0) as client:
+        if reached:
+            async with serving(ScriptedInference(), address):
+                await answer(client, client.models)
         asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
         await attempts.get()
         async with serving(ScriptedInference(), address):

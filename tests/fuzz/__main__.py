@@ -21,7 +21,7 @@ import ringline
 from services.cli.bench.measurement import LatencySummary
 from tests.fuzz.sender import Order, SendResult, sender
 from tests.processes import resident
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import Ring, running_ring
 
 RATES = {"processor": 300.0, "engine": 300.0, "detokenizer": 100.0}
 """Mutated messages per second. Those to a detokenizer cost the engine most."""
@@ -43,13 +43,9 @@ def main() -> int:
     parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
     parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        ring = start_ring(Path(folder))
-        try:
-            orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
-            return asyncio.run(_fuzz(ring, orders, arguments.niceness))
-        finally:
-            stop_ring(ring)
+    with tempfile.TemporaryDirectory() as folder, running_ring(Path(folder)) as ring:
+        orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
+        return asyncio.run(_fuzz(ring, orders, arguments.niceness))
 
 
 def _orders(ring: Ring, service: str, given: argparse.Namespace) -> list[Order]:

@@ -15,10 +15,11 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import output_pb2
 
 from services.common.links.channels import Endpoint
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import Ring, running_ring
 from tests.services.streams import Transcript, ask, cancel, generate, read_session, send
 from tests.services.test_engine_attach import begun
 from tests.services.test_resume import CASES, asked
+from tests.services.test_session import nothing_is_left
 
 pytestmark = pytest.mark.usefixtures("ring")
 
@@ -29,9 +30,8 @@ ATTEMPTS = 20
 def overlapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """Its cache holds 256 tokens, a few requests at a time."""
     flags = ("--async-scheduling", "--max-model-len", "240", "--kv-cache-memory-bytes", str(16 * 40960))
-    running = start_ring(tmp_path_factory.mktemp("overlapped"), *flags)
-    yield running
-    assert stop_ring(running) == 0
+    with running_ring(tmp_path_factory.mktemp("overlapped"), *flags) as running:
+        yield running
 
 
 @pytest.fixture
@@ -108,11 +108,7 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
         if response.HasField("delta"):
             break
     call.cancel()
-    for _ in range(600):
-        if not (load := overlapped.load()).running_choices and not load.blocks_used:
-            break
-        await asyncio.sleep(0.1)
-    assert (load.running_choices, load.blocks_used) == (0, 0)
+    await nothing_is_left(overlapped)
 
 
 async def test_a_profile_sees_the_thread_that_computes(other, overlapped: Ring) -> None:

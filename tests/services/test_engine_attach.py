@@ -136,21 +136,6 @@ async def test_an_unknown_receiver_is_unavailable(backend: Backend) -> None:
     assert "deliver_to" in backend.rejections[0].status.message
 
 
-async def test_nobody_can_name_anothers_request(backend: Backend, engine) -> None:
-    await backend.send(backend.submit(1, max_tokens=200))
-    await backend.until(lambda: backend.ids)
-    other = Backend(engine, "other")
-    await other.hello()
-    theirs = backend.submit(1, epoch=9)
-    cancel = engine_pb2.Command(cancel=engine_pb2.Cancel(request_id=backend.request_id(1), epoch=9))
-    await other.send(theirs, cancel)
-    await other.until(lambda: other.rejections)
-    assert "request_id" in other.rejections[0].status.message
-    await backend.until(lambda: backend.ends)
-    assert backend.ends[backend.request_id(1), 0].position == 200
-    other.call.cancel()
-
-
 async def test_bad_commands_are_answered_one_by_one(backend: Backend) -> None:
     bad_ids = backend.submit(2)
     bad_ids.submit.prompt_token_ids.append(4_000_000_000)

@@ -18,7 +18,7 @@ from services.common.links.channels import Endpoint, wait_serving
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.cli.supervise.test_supervisor import Running
-from tests.services.hanging_engine import HANGS, PROCESS, STEP
+from tests.services.failing_engine import HANGS, PROCESS, STEP
 from tests.services.streams import Transcript, generate, send
 from tests.services.test_lifecycle import finish, long_request
 
@@ -35,7 +35,7 @@ def specs(directory: Path, port: int) -> list[ChildSpec]:
     engine, *others = [
         replace(spec, env={**spec.env, **variables}) for spec in child_specs(options, RuntimeDirectory(directory))
     ]
-    argv = ["tests.services.hanging_engine" if word == "services.cli" else word for word in engine.argv]
+    argv = ["tests.services.failing_engine" if word == "services.cli" else word for word in engine.argv]
     return [replace(engine, argv=argv), *others]
 
 

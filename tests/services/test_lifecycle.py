@@ -17,7 +17,7 @@ from tests.ports import HeldPort
 from tests.processes import THIS, Process, Release
 from tests.programs import run
 from tests.ring import MODEL, ROOT, metric_values
-from tests.services.poisoned_engine import MAY_FAIL, POISON
+from tests.services.failing_engine import MAY_FAIL, POISON
 from tests.services.streams import Transcript, ask, generate, long_work, read_session, read_until, send
 from tests.waiting import until
 
@@ -140,7 +140,7 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     """In its very first step: the engine says what it begins, and does not say that it drains."""
     monkeypatch.setenv(MAY_FAIL, str(services.directory / "may-fail"))
     metrics = HeldPort()
-    services.start("engine", release=replace(THIS, module="tests.services.poisoned_engine"))
+    services.start("engine", release=replace(THIS, module="tests.services.failing_engine"))
     services.start("detokenizer")
     services.start("processor", "--max-crash-resubmits", "1", "--metrics", "--metrics-port", str(metrics.number))
     await services.wait_serving()

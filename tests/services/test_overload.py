@@ -13,7 +13,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2_grpc
 
 from services.ring.errors import Code
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import Ring, running_ring
 from tests.services.streams import Transcript, ask, read_session, read_until, send
 from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left
 
@@ -32,9 +32,8 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """A ring that is soon full."""
-    running = start_ring(tmp_path_factory.mktemp("small"), *FLAGS)
-    yield running
-    assert stop_ring(running) == 0
+    with running_ring(tmp_path_factory.mktemp("small"), *FLAGS) as running:
+        yield running
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.collector import Collector, Received, collecting
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import Ring, running_ring
 from tests.services.streams import Transcript, ask, generate, read_session, send
 
 pytestmark = pytest.mark.long
@@ -45,9 +45,8 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # of the exporter, milliseconds
         endpoint = f"http://127.0.0.1:{collector.port}"
-        running = start_ring(tmp_path_factory.mktemp("traced"), "--otlp-traces-endpoint", endpoint)
-    yield running
-    assert stop_ring(running) == 0
+        with running_ring(tmp_path_factory.mktemp("traced"), "--otlp-traces-endpoint", endpoint) as running:
+            yield running
 
 
 @pytest.fixture
