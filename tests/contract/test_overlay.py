@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ringline.response_reader import ResponseReader
 
 from services.ring.errors import Code
 from tests.contract.later import BUF, OVERLAY, PROTOS, later, lay_over
+from tests.programs import output_of
 from tests.services.processor.ring_requests import Ring, ask, expected
 from tests.services.ring.ring_simulation import AttachStream, Detokenizer
 
@@ -31,8 +31,7 @@ def test_the_overlay_breaks_nothing(tmp_path: Path) -> None:
         ("build", protos, "--exclude-source-info", "-o", image),
         ("breaking", image, "--against", PROTOS / "baseline.binpb", "--config", PROTOS / "buf.yaml"),
     ):
-        result = subprocess.run([BUF, *command], capture_output=True, text=True, timeout=250, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+        output_of(BUF, *command)
 
 
 def test_the_overlay_takes_the_numbers_that_are_planned() -> None:
