@@ -10,7 +10,6 @@ import torch
 
 from engine_core.attention.base import Angles
 from engine_core.forward_context import ForwardContext
-from engine_core.kernels.arguments import Step
 from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
 from engine_core.ops.base import DecoderStack
 
@@ -46,17 +45,15 @@ class _Graph:
         any_group = metadata[0]
         tables = (ctypes.c_void_p * len(metadata))(*(group.block_tables.data_ptr() for group in metadata))
         self.captured.replay(
-            Step(
-                any_group.query_starts.data_ptr(),
-                any_group.seq_lens.data_ptr(),
-                ctypes.addressof(tables),
-                any_group.block_tables.stride(0),
-                rows,
-                None if wanted is None else wanted.data_ptr(),
-                num_wanted,
-                len(any_group.seq_lens),
-                torch.get_num_threads(),
-            )
+            query_starts=any_group.query_starts.data_ptr(),
+            seq_lens=any_group.seq_lens.data_ptr(),
+            block_tables=ctypes.addressof(tables),
+            block_table_stride=any_group.block_tables.stride(0),
+            rows=rows,
+            selected=None if wanted is None else wanted.data_ptr(),
+            num_selected=num_wanted,
+            num_seqs=len(any_group.seq_lens),
+            num_threads=torch.get_num_threads(),
         )
         return self.output[:num_wanted]
 
@@ -65,7 +62,7 @@ class KernelGraph:
     """Does what a stack of layers does. If anything but native kernels computes, the stack itself is called."""
 
     def __init__(self, stack: DecoderStack, replay: Callable[..., int]) -> None:
-        """``replay`` is ``CpuKernels.replay``."""
+        """``replay`` is ``Kernels.replay``."""
         self._stack = stack
         self._replay = replay
         self._graph: _Graph | None = None

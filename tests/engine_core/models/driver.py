@@ -20,7 +20,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_layers, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quant_method
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -32,7 +32,7 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
 
 def layers_of(checkpoint: Checkpoint) -> OpsBackend:
     """Those that an engine would choose."""
-    return choose_layers(checkpoint.config.head_dim, checkpoint.dtype)[0]
+    return choose_ops(checkpoint.config.head_dim, checkpoint.dtype)[0]
 
 
 def build_model(
