@@ -1,46 +1,28 @@
 """The engine's options: frozen dataclasses, composed into ``EngineConfig``.
 
-Each option is declared once, here: its type, default, help and accepted values are field metadata from which
-``services.engine`` makes the command-line flag, the ``RINGLINE_…`` variable and the documentation. A value that
-cannot be used raises ``ConfigError`` at construction. ``None`` means "derive it"; nothing is changed afterwards.
+Each option is declared once, here. What it declares besides its type and default is the metadata of its field: plain
+data, from which ``services.common.config.options`` makes the flag, the ``RINGLINE_…`` variable and the documentation.
+A value that cannot be used raises ``ConfigError`` at construction. ``None`` means "derive it"; nothing is changed
+afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine_core.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Declares an option besides its type and default."""
-
-    help: str
-    choices: tuple[str, ...] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    unit: str | None = None
-    """``bytes`` options also take suffixes on the command line: 512MiB, 4GiB."""
+def option(default: Any, help: str, **declared: Any) -> Any:
+    """A dataclass field that is an option. ``declared``: ``choices``, ``minimum``, ``maximum``, ``unit`` ("bytes")."""
+    return field(default=default, metadata={"help": help, **declared})
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    unit: str | None = None,
-) -> Any:
-    """A dataclass field that is an option; read it back with ``options_of``."""
-    return field(default=default, metadata={"option": Option(help, choices, minimum, maximum, unit)})
-
-
-def options_of(section: type[Any]) -> dict[str, Option]:
-    """The options of one dataclass, by field name, in order."""
-    return {f.name: f.metadata["option"] for f in fields(section) if "option" in f.metadata}
+def options_of(section: type[Any]) -> dict[str, Mapping[str, Any]]:
+    """What the options of one dataclass declare, by field name, in order."""
+    return {f.name: f.metadata for f in fields(section) if f.metadata}
 
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -52,34 +34,28 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 """By the annotation of an option's field: the types of its values, and what a person calls them."""
 
 
-def check_options(section: Any) -> None:
-    """Raise ``ConfigError`` for the first option of ``section`` whose value has the wrong type or is out of range."""
-    annotations = {f.name: str(f.type) for f in fields(section)}
-    for name, declared in options_of(type(section)).items():
-        value = getattr(section, name)
-        annotation = annotations[name].removesuffix(" | None")
-        if value is None and annotation != annotations[name]:
-            continue
-        types, noun = _TYPES[annotation]
-        if type(value) not in types:
-            raise ConfigError(name, value, noun)
-        if declared.choices is not None and value not in declared.choices:
-            raise ConfigError(name, value, "one of " + ", ".join(declared.choices))
-        low, high = declared.minimum, declared.maximum
-        # Written so that NaN, for which every comparison is false, is refused too.
-        if low is not None and not value >= low:
-            raise ConfigError(name, value, f"a value of at least {low}")
-        if high is not None and not value <= high:
-            raise ConfigError(name, value, f"a value of at most {high}")
-
-
 class _Section:
-    """Checks its own options when constructed."""
+    """Raises ``ConfigError`` for the first of its options whose value has the wrong type or is out of range."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        check_options(self)
+        annotations = {f.name: str(f.type) for f in fields(self)}  # type: ignore[arg-type]
+        for name, declared in options_of(type(self)).items():
+            value = getattr(self, name)
+            annotation = annotations[name].removesuffix(" | None")
+            if value is None and annotation != annotations[name]:
+                continue
+            types, noun = _TYPES[annotation]
+            if type(value) not in types:
+                raise ConfigError(name, value, noun)
+            if "choices" in declared and value not in declared["choices"]:
+                raise ConfigError(name, value, "one of " + ", ".join(declared["choices"]))
+            # Written so that NaN, for which every comparison is false, is refused too.
+            if "minimum" in declared and not value >= declared["minimum"]:
+                raise ConfigError(name, value, f"a value of at least {declared['minimum']}")
+            if "maximum" in declared and not value <= declared["maximum"]:
+                raise ConfigError(name, value, f"a value of at most {declared['maximum']}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from engine_core.config import ModelSpec
 from engine_core.request import Request, SamplingParams
@@ -29,6 +29,7 @@ class SequenceState(enum.Enum):
     ENDED = enum.auto()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SequenceGroup:
     """One request. Its choices share the blocks that the prompt fills.
 
@@ -36,102 +37,69 @@ class SequenceGroup:
     holds the shared blocks for as long as a choice still waits to start from them.
     """
 
-    __slots__ = (
-        "admission",
-        "cached_tokens",
-        "cost",
-        "deadline_entry",
-        "has_news",
-        "leader",
-        "max_computed",
-        "max_output",
-        "members",
-        "min_tokens",
-        "num_prompt_scores",
-        "num_prompt_tokens",
-        "num_running",
-        "num_shared_blocks",
-        "pending",
-        "plain_params",
-        "prefilled_tokens",
-        "priority",
-        "prompt_hashes",
-        "prompt_scores_told",
-        "queue_seconds",
-        "queued_at",
-        "request",
-        "share_at",
-        "shared_blocks",
-        "shared_generation",
-        "stop_ids",
-        "tenant",
-        "unstarted",
-    )
+    request: Request
+    model: InitVar[ModelSpec]
+    queued_at: float
+    block_size: InitVar[int]
+    priority: int
+    tenant: str
 
-    def __init__(
-        self,
-        request: Request,
-        model: ModelSpec,
-        now: float,
-        *,
-        block_size: int,
-        priority: int | None,
-        tenant: str | None,
-    ) -> None:
-        """``priority`` and ``tenant``, if given, replace those of the request."""
-        params = request.params
-        self.request = request
-        self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.priority = request.priority if priority is None else priority
-        self.tenant = request.tenant if tenant is None else tenant
+    num_prompt_tokens: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    min_tokens: int = field(init=False)
+    max_output: int = field(init=False)
+    max_computed: int = field(init=False)
+    """The most tokens that are computed of a choice: the last output token is sampled, but not computed."""
+    cost: int = 0
+    """Tokens that the request may have, prompt and outputs: its tenant is charged this many."""
+    queue_seconds: float | None = None
+    """Seconds until its first admission; set from then until reported."""
+    admission: int | None = None
+    """Sequence number of the request's first admission; None before it."""
+    unstarted: list[int] = field(default_factory=list)
+    """Choices without a sequence so far: until admission one sequence stands for all choices."""
+    members: dict[int, Sequence] = field(default_factory=dict)
+    """Choices that have a sequence and have not ended."""
+    pending: list[Sequence] = field(default_factory=list)
+    num_running: int = 0
+    leader: Sequence | None = None
+
+    num_shared_blocks: int = field(init=False)
+    shared_blocks: BlockTables | None = None
+    shared_generation: int = 0
+    """The prefix cache's generation when the computation of ``shared_blocks`` began."""
+    prompt_hashes: list[bytes] | None = None
+
+    num_prompt_logprobs: int = 0
+    """Number of prompt log probabilities that the leader has computed."""
+    reported_prompt_logprobs: int = 0
+    """Number of prompt log probabilities that were reported, by this leader or a predecessor."""
+    share_at: int = field(init=False)
+    plain_params: SamplingParams = field(init=False)
+    """The parameters without prompt log probabilities, for sequences that need not report them."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; set from the first admission until reported."""
+    prefilled_tokens: int = 0
+    """The prompt progress that was last reported."""
+    has_news: bool = True
+    """Whether the next output may have to report something about the prompt."""
+
+    def __post_init__(self, model: ModelSpec, block_size: int) -> None:
+        params = self.plain_params = self.request.params
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.stop_ids = params.stop_token_ids
         if not params.ignore_eos:
             self.stop_ids = self.stop_ids.union(model.eos_token_ids)
         self.min_tokens = params.min_tokens
         self.max_output = min(params.max_tokens, model.max_model_len - self.num_prompt_tokens)
         self.max_computed = self.num_prompt_tokens + self.max_output - 1
-        """The most tokens that are computed of a choice: the last output token is sampled, but not computed."""
-        self.cost = 0
-        """Tokens that the request may have, prompt and outputs: its tenant is charged this many."""
-        self.queued_at = now
-        self.queue_seconds: float | None = None
-        """Seconds until its first admission; set from then until reported."""
-        self.admission: int | None = None
-        """Sequence number of the request's first admission; None before it."""
-        self.unstarted: list[int] = []
-        """Choices without a sequence so far: until admission one sequence stands for all choices."""
-        self.members: dict[int, Sequence] = {}
-        """Choices that have a sequence and have not ended."""
-        self.pending: list[Sequence] = []
-        self.num_running = 0
-        self.leader: Sequence | None = None
-        self.deadline_entry: int | None = None
-        """Number of the group's entry in ``DeadlineHeap``; None without a deadline."""
-
         # Each choice computes at least one token, because sampling needs its logits.
         self.num_shared_blocks = (self.num_prompt_tokens - 1) // block_size
-        self.shared_blocks: BlockTables | None = None
-        self.shared_generation = 0
-        """The prefix cache's generation when the computation of ``shared_blocks`` began."""
-        self.prompt_hashes: list[bytes] | None = None
-
-        self.num_prompt_scores = 0
-        """Number of prompt log probabilities that the leader has computed."""
-        self.prompt_scores_told = 0
-        """Number of prompt log probabilities that were reported, by this leader or a predecessor."""
         self.share_at = self.num_shared_blocks * block_size
-        self.plain_params = params
-        """The parameters without prompt log probabilities, for sequences that need not report them."""
         if params.prompt_logprobs is not None:
             self.plain_params = replace(params, prompt_logprobs=None)
             # A choice that starts from shared blocks cannot report prompt log probabilities, so all must be computed.
             self.share_at = self.num_prompt_tokens - 1
-        self.cached_tokens: int | None = None
-        """Prompt tokens found in the prefix cache; set from the first admission until reported."""
-        self.prefilled_tokens = 0
-        """The prompt progress that was last reported."""
-        self.has_news = True
-        """Whether the next output may have to report something about the prompt."""
 
     @property
     def num_waiting(self) -> int:
@@ -147,9 +115,10 @@ class SequenceGroup:
     def scores_prompt(self) -> bool:
         """Whether prompt log probabilities are requested and not all reported."""
         asked = self.request.params.prompt_logprobs is not None
-        return asked and self.prompt_scores_told < self.num_prompt_tokens - 1
+        return asked and self.reported_prompt_logprobs < self.num_prompt_tokens - 1
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One choice: its output, its block tables, and its number of computed tokens.
 
@@ -159,50 +128,35 @@ class Sequence:
     until the results arrive and rejected ones are rolled back.
     """
 
-    __slots__ = (
-        "block_hashes",
-        "block_tables",
-        "capacity",
-        "choice",
-        "first_blocks",
-        "generation",
-        "group",
-        "last_step",
-        "num_computed",
-        "num_published",
-        "num_tokens",
-        "output",
-        "rank",
-        "seq_id",
-        "state",
-        "watch_at",
-    )
+    seq_id: int
+    group: SequenceGroup
+    choice: int
+    state: SequenceState
+    output: list[int] = field(init=False)
+    num_tokens: int = field(init=False)
+    rank: tuple[int, int, int] = field(init=False)
+    """A smaller rank is served first and preempted last; fixed when the group is first admitted."""
+    num_computed: int = 0
+    block_tables: BlockTables = field(default_factory=list)
+    first_blocks: list[int] = field(default_factory=list)
+    """Number of leading entries of each table that are ``NO_BLOCK``."""
+    capacity: int = 0
+    """Number of tokens for which each of ``block_tables`` has room."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    """Hash chain over the leading full blocks, computed as far as needed."""
+    num_published: int = 0
+    """Leading blocks that are published to the prefix cache."""
+    generation: int = 0
+    """The prefix cache's generation when the computation of ``block_tables`` began."""
+    watch_at: int = NEVER
+    """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
+    last_step: int | None = None
+    """Id of the last step that this sequence was planned in."""
 
-    def __init__(self, seq_id: int, group: SequenceGroup, choice: int, state: SequenceState) -> None:
-        self.seq_id = seq_id
-        self.group = group
-        self.choice = choice
-        self.output: list[int] = list(group.request.resume.get(choice, ()))
-        self.num_tokens = group.num_prompt_tokens + len(self.output)
-        self.state = state
-        self.rank: tuple[int, int, int] = (group.priority, group.admission or 0, choice)
-        """A smaller rank is served first and preempted last; fixed when the group is first admitted."""
-        self.num_computed = 0
-        self.block_tables: BlockTables = []
-        self.first_blocks: list[int] = []
-        """Number of leading entries of each table that are ``NO_BLOCK``."""
-        self.capacity = 0
-        """Number of tokens for which each of ``block_tables`` has room."""
-        self.block_hashes: list[bytes] = []
-        """Hash chain over the leading full blocks, computed as far as needed."""
-        self.num_published = 0
-        """Leading blocks that are published to the prefix cache."""
-        self.generation = 0
-        """The prefix cache's generation when the computation of ``block_tables`` began."""
-        self.watch_at = NEVER
-        """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
-        self.last_step: int | None = None
-        """Id of the last step that this sequence was planned in."""
+    def __post_init__(self) -> None:
+        self.output = list(self.group.request.resume.get(self.choice, ()))
+        self.num_tokens = self.group.num_prompt_tokens + len(self.output)
+        self.rank = (self.group.priority, self.group.admission or 0, self.choice)
 
     @property
     def has_pending_token(self) -> bool:

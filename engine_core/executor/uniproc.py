@@ -13,10 +13,10 @@ from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
 from engine_core.executor.collective import CollectiveExecutor
+from engine_core.executor.worker import Worker
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.model_runner import PendingStep
-from engine_core.worker.worker import Worker
 
 Compute = Callable[[], StepResult]
 

@@ -21,8 +21,7 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
-from engine_core.model_loader.hub import download
-from engine_core.model_loader.location import local_directory, served_name
+from engine_core.model_loader.location import find_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
@@ -111,14 +110,6 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         load.load_format,
         config.seed,
     )
-
-
-def find_directory(model: str, revision: str | None, download_dir: str | None, *, weights: bool) -> Path:
-    """The directory that ``model`` names, or that it is downloaded to, with or without its weights.
-
-    Raises ``ConfigError`` for an empty name, ``CheckpointError`` where nothing is found.
-    """
-    return local_directory(model) or download(model, revision, download_dir, weights)
 
 
 def tokenizer_source(config: ModelConfig) -> Path:

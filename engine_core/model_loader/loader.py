@@ -22,12 +22,12 @@ from engine_core.quantization.int8 import Int8
 def make_model(
     checkpoint: Checkpoint,
     attention: AttentionBackend,
-    layers: OpsBackend,
+    ops: OpsBackend,
     device: torch.device,
     quant_method: QuantMethod | None = None,
 ) -> LanguageModel:
     """The model without weights: what it needs is known, and nothing was read."""
-    factory = PartFactory(layers, attention, checkpoint.dtype, device, quant_method)
+    factory = PartFactory(ops, attention, checkpoint.dtype, device, quant_method)
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 

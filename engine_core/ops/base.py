@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.attention.base import Angles
+from engine_core.forward_context import ForwardContext
 from engine_core.ops.activation import Activation
 
 
@@ -212,21 +213,8 @@ class RotaryOp(Protocol):
 class DecoderStack(Protocol):
     """Everything between a model's embedding and its head."""
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: Sequence[Angles],
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None,
-        per_layer: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
-
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` are all that there are,
-        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each
-        token besides, if anything.
-        """
+    def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; valid until the next call."""
 
 
 class OpsBackend(ABC):
@@ -298,9 +286,9 @@ class OpsBackend(ABC):
         """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
         return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
 
-    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""
-        return x.index_select(0, rows)
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart; ``x`` itself where all are wanted (None)."""
+        return x if rows is None else x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
         """A stack that computes the same as ``stack``, made of this backend's ops, with less work in between."""

@@ -243,7 +243,9 @@ class NativeBackend(OpsBackend):
         )
         return output
 
-    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        if rows is None:
+            return x
         selected = empty(len(rows), x.shape[1], x.dtype)
         self._kernels.select_rows.run(
             x=x,

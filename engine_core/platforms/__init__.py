@@ -2,7 +2,6 @@
 
 base               the interface, selector: which platform a worker computes on
 cpu, host_memory   the CPU, and what the operating system says about memory
-cuda, cuda_graphs, input_buffers   an NVIDIA GPU, its graphs, and the buffers that they read
-async_copy         asynchronous copies to and from a device
+cuda, cuda_graphs  an NVIDIA GPU, its graphs, and the buffers that they read
 kv_cache_size      how many KV blocks fit
 """

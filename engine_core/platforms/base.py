@@ -25,7 +25,7 @@ class Platform(ABC):
 
     torch_device: torch.device
     attention: AttentionBackend
-    layers: OpsBackend
+    ops: OpsBackend
     quant_method: QuantMethod | None
     """The method for linear layers; None: they keep the model's type."""
     usable: int
@@ -56,7 +56,7 @@ class Platform(ABC):
 
     @abstractmethod
     def numerics(self) -> Sequence[str]:
-        """What decides a result's bits beside attention, layers and the builds of torch and numpy."""
+        """What decides a result's bits beside attention, operations and the builds of torch and numpy."""
 
     @abstractmethod
     def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from engine_core.attention.base import KVCacheSpec
@@ -15,12 +17,18 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.selector import choose_ops, choose_quant_method
 from engine_core.platforms.base import NewBatch, Platform
-from engine_core.platforms.host_memory import measure_peak, resident_memory, trim, usable_cpus, usable_memory
+from engine_core.platforms.host_memory import (
+    instruction_sets,
+    measure_peak,
+    resident_memory,
+    trim,
+    usable_cpus,
+    usable_memory,
+)
 from engine_core.platforms.kv_cache_size import MemoryProfile, request_memory, size
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.worker.dummy_batches import largest_step, step_seconds
-from engine_core.worker.fingerprint import cpu_numerics
 from engine_core.worker.forward import HostForward
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import PROMPT_LOGPROB_ROWS, ModelRunner
@@ -41,18 +49,18 @@ class CpuPlatform(Platform):
     def __init__(
         self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary
     ) -> None:
-        """Set torch's threads, and choose attention and layers. Raises ``ConfigError``."""
+        """Set torch's threads, and choose attention and operations. Raises ``ConfigError``."""
         self.torch_device = torch.device("cpu")
         self._limits = limits
         threads = config.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.layers, layers = choose_ops(head_dim, dtype, library)
+        self.ops, ops = choose_ops(head_dim, dtype, library)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
-        self.batch_invariant = self.layers.batch_invariant and self.attention.batch_invariant
-        self._chosen = "; ".join(filter(None, (attention, layers, quantized)))
+        self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
+        self._chosen = "; ".join(filter(None, (attention, ops, quantized)))
         if library.problem is not None:
             self.warning = f"{library.problem}. {_WITHOUT_KERNELS}"
 
@@ -64,7 +72,10 @@ class CpuPlatform(Platform):
         return request_memory(int(self.usable * utilization))
 
     def numerics(self) -> Sequence[str]:
-        return cpu_numerics()
+        """What decides which loops and kernels of ours, of torch and of numpy run on this processor."""
+        numpy: dict[str, Any] = np.show_config(mode="dicts")  # type: ignore[assignment]
+        extensions = numpy["SIMD Extensions"].get("found", [])
+        return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
 
     def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS))
@@ -75,8 +86,9 @@ class CpuPlatform(Platform):
         if now and wanted > usable:
             raise RuntimeError(f"only {size(usable)} are free")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)
-        for cache in _distinct(caches) if now else ():
-            take_now(cache)
+        if now:  # layers may share a memory, which is taken once
+            for cache in {cache.untyped_storage().data_ptr(): cache for cache in caches}.values():
+                take_now(cache)
         return caches
 
     def profile(self, model: LanguageModel, new_batch: NewBatch) -> MemoryProfile:
@@ -111,8 +123,3 @@ class CpuPlatform(Platform):
 
     def trim(self) -> None:
         trim()
-
-
-def _distinct(caches: Sequence[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """One of those that share a memory."""
-    return {cache.untyped_storage().data_ptr(): cache for cache in caches}.values()

@@ -192,7 +192,7 @@ class CudaPlatform(Platform):
         self.batch_invariant = config.deterministic
         asked = config.attention_backend
         self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
-        self.layers = GpuBackend(processors, config.deterministic, self.torch_device)
+        self.ops = GpuBackend(processors, config.deterministic, self.torch_device)
         self.quant_method = None
         self._limits = limits
         self._eager = config.enforce_eager

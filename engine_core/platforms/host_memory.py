@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 _POLL_SECONDS = 0.001
+_INSTRUCTION_SETS = ("avx", "amx", "fma", "f16c", "sse4", "asimd", "sve", "bf16", "i8mm")
 
 
 def usable_memory(root: Path = Path("/")) -> int:
@@ -34,6 +35,13 @@ def resident_memory() -> int:
 def usable_cpus(root: Path = Path("/")) -> int:
     """Processors this process may keep busy: those it may run on, and no more than its control groups' quotas."""
     return max(1, min([len(os.sched_getaffinity(0)), *_cpu_quotas(root)]))
+
+
+def instruction_sets() -> list[str]:
+    """What this processor can do, by Linux's names, as far as matrix kernels choose by it."""
+    lines = _lines(Path("/proc/cpuinfo"))
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return sorted({flag for flag in flags.partition(":")[2].split() if flag.startswith(_INSTRUCTION_SETS)})
 
 
 def trim() -> None:

@@ -19,9 +19,8 @@ from itertools import count
 from engine_core.config import ModelSpec
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, Request
-from engine_core.scheduling.fairness import Tenants
 from engine_core.scheduling.outputs import end_of, output_of_end
-from engine_core.scheduling.request_queue import DeadlineHeap, WaitingQueue
+from engine_core.scheduling.request_queue import Deadlines, WaitingQueue
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.sequence import NEVER, Sequence, SequenceGroup, SequenceState
@@ -29,13 +28,12 @@ from engine_core.step import SequenceOutput
 
 
 class Lifecycle:
-    """All live requests. The scheduler reads its attributes; only ``in_flight`` is changed elsewhere."""
+    """All live requests. The scheduler reads its attributes, and changes ``in_flight`` and what is told."""
 
     def __init__(
         self,
         kv: KVCacheManager,
         queue: WaitingQueue,
-        tenants: Tenants,
         model: ModelSpec,
         counters: Counters,
         *,
@@ -47,20 +45,22 @@ class Lifecycle:
         """Running sequences, in order of rank."""
         self.in_flight: dict[int, StepInFlight] = {}
         """Steps in flight keyed by step id, oldest first."""
-        self.deadlines = DeadlineHeap()
+        self.released: list[int] = []
+        """seq_ids that workers must forget; whoever tells them empties it."""
+        self.started: list[str] = []
+        """Requests that the next step begins to compute, for the first time or again; emptied as they are told."""
+        self.ended: list[SequenceOutput] = []
+        """Ends that no step caused; emptied as they are told."""
+        self.deadlines = Deadlines()
         self.num_choices = 0
         """Live choices, running or not."""
         self._kv = kv
         self._queue = queue
-        self._tenants = tenants
         self._model = model
         self._counters = counters
         self._fair = fair
         self._holding: dict[str, SequenceGroup] = {}
         """Groups that hold the blocks of their prompt for choices that wait."""
-        self._released: list[int] = []
-        self._ended: list[SequenceOutput] = []
-        self._started: list[str] = []
         self._seq_ids = count()
         self._admissions = count()
 
@@ -70,15 +70,15 @@ class Lifecycle:
             request,
             self._model,
             now,
-            block_size=self._kv.block_size,
-            priority=None if self._fair else 0,
-            tenant=None if self._fair else "",
+            self._kv.block_size,
+            priority=request.priority if self._fair else 0,
+            tenant=request.tenant if self._fair else "",
         )
         for choice in sorted(request.resume) or range(request.params.n):
             output = request.resume.get(choice)
             finish = end_of(group, output) if output else None
             if output and finish:
-                self._ended.append(output_of_end(group, choice, len(output), finish))
+                self.ended.append(output_of_end(group, choice, len(output), finish))
             else:
                 group.unstarted.append(choice)
         if not group.unstarted:
@@ -86,8 +86,7 @@ class Lifecycle:
         group.cost = group.num_prompt_tokens + len(group.unstarted) * group.max_output
         self.num_choices += len(group.unstarted)
         self.groups[request.request_id] = group
-        self.deadlines.add(group)
-        self._tenants.came(group.tenant, now)
+        self.deadlines.add(request)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
@@ -97,10 +96,9 @@ class Lifecycle:
             self._start_group(group, seq, now)
         seq.state = SequenceState.RUNNING
         group.num_running += 1
-        self._tenants.started(group.tenant)
         insort(self.running, seq, key=lambda each: each.rank)
         if group.scores_prompt:
-            group.num_prompt_scores = 0  # this leader recomputes the scores that a predecessor has computed
+            group.num_prompt_logprobs = 0  # this leader recomputes the scores that a predecessor has computed
         # With windows, a choice may return while the running ones have lost blocks of the prompt. It then computes the
         # prompt for itself only, so that all choices that share blocks share the same ones.
         if group.shared_blocks is None and group.num_running == 1:
@@ -122,7 +120,7 @@ class Lifecycle:
             self._share_prompt(seq)
         # A leader that has not shared its prompt yet keeps the blocks that others will read.
         read_by_all = seq.group.num_shared_blocks * self._kv.block_size if seq.group.leader is seq else num_computed
-        self._kv.free_behind_windows(seq, min(num_computed, read_by_all))
+        self._kv.release_skipped_blocks(seq, min(num_computed, read_by_all))
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:
@@ -149,7 +147,7 @@ class Lifecycle:
         else:
             return False
         if finish is not None:
-            self._ended.append(output_of_end(group, choice, position, finish))
+            self.ended.append(output_of_end(group, choice, position, finish))
         return True
 
     def remove(self, seq: Sequence) -> None:
@@ -179,32 +177,13 @@ class Lifecycle:
         self._drop_prompt(max(idle, key=lambda group: (group.priority, group.admission)))
         return True
 
-    def take_released(self) -> list[int]:
-        """seq_ids that workers must forget, each returned once."""
-        released, self._released = self._released, []
-        return released
-
-    def take_started(self) -> list[str]:
-        """Requests that the next step begins to compute, for the first time or again; each returned once."""
-        started, self._started = self._started, []
-        return started
-
-    def take_ended(self) -> list[SequenceOutput]:
-        """Ends that no step caused, each returned once."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def has_ended(self) -> bool:
-        """Whether ``take_ended`` would return something."""
-        return bool(self._ended)
-
     def _start_group(self, group: SequenceGroup, first: Sequence, now: float) -> None:
         group.admission = next(self._admissions)
         first.rank = (group.priority, group.admission, first.choice)
         while group.unstarted:
             group.pending.append(self._next_choice(group, SequenceState.PENDING))
         group.queue_seconds = now - group.queued_at
-        self._started.append(group.request.request_id)
+        self.started.append(group.request.request_id)
         group.cached_tokens = min(first.num_computed, group.num_prompt_tokens)
         if self._kv.looks_up_prefix(group):
             self._counters.prefix_query_tokens += first.num_tokens
@@ -220,10 +199,9 @@ class Lifecycle:
         group = seq.group
         self.running.remove(seq)
         group.num_running -= 1
-        self._tenants.stopped(group.tenant)
         if group.leader is seq:
             self._release_followers(group)
-        self._released.append(seq.seq_id)
+        self.released.append(seq.seq_id)
         last = self.in_flight.get(seq.last_step) if seq.last_step is not None else None
         if last is None:
             self._kv.release(seq.block_tables)
@@ -267,6 +245,5 @@ class Lifecycle:
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:
-                self.deadlines.discard(group)
-                self._tenants.left(group.tenant)
+                self.deadlines.remove(group.request)
                 del self.groups[group.request.request_id]

@@ -35,18 +35,21 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
             break
     cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
-        prompt_logprobs = _fresh_scores(group, result.prompt_logprobs.get(seq.seq_id))
+        prompt_logprobs = _fresh_logprobs(group, result.prompt_logprobs.get(seq.seq_id))
         cached_tokens, queue_seconds = _take_admission(group)
         prefilled_tokens = _progress(group, num_computed)
         group.has_news = group.prefilled_tokens < group.num_prompt_tokens or group.scores_prompt
     if not token_ids and cached_tokens is None and prefilled_tokens is None and prompt_logprobs is None:
         return None
+    logprobs = result.logprobs.get(seq.seq_id)
+    if logprobs is not None and len(logprobs) != len(token_ids):
+        logprobs = logprobs[: len(token_ids)]
     return SequenceOutput(
         group.request.request_id,
         seq.choice,
         first_position,
         token_ids,
-        _kept(result.logprobs.get(seq.seq_id), len(token_ids)),
+        logprobs,
         finish,
         cached_tokens,
         prefilled_tokens,
@@ -89,17 +92,12 @@ def _progress(group: SequenceGroup, num_computed: int) -> int | None:
     return prefilled
 
 
-def _kept(logprobs: Logprobs | None, num_tokens: int) -> Logprobs | None:
-    """The entries of the first ``num_tokens`` tokens, which are reported."""
-    return logprobs if logprobs is None or len(logprobs) == num_tokens else logprobs[:num_tokens]
-
-
-def _fresh_scores(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
+def _fresh_logprobs(group: SequenceGroup, entries: Logprobs | None) -> Logprobs | None:
     """The prompt's log probabilities that were not reported yet; None if there are none."""
     if entries is None:
         return None
-    start = group.num_prompt_scores
-    group.num_prompt_scores += len(entries)
-    fresh = entries[max(0, group.prompt_scores_told - start) :]
-    group.prompt_scores_told += len(fresh)
+    start = group.num_prompt_logprobs
+    group.num_prompt_logprobs += len(entries)
+    fresh = entries[max(0, group.reported_prompt_logprobs - start) :]
+    group.reported_prompt_logprobs += len(fresh)
     return fresh if len(fresh) else None

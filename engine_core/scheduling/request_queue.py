@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 
+from engine_core.request import Request
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
 
@@ -16,58 +16,58 @@ def _rank(seq: Sequence) -> tuple[int, int, int]:
 
 
 class _Tenant:
-    """One tenant's requests of one priority. ``turn`` orders tenants: (round in which it can pay, order of joining)."""
+    """One tenant's waiting requests of one priority."""
 
-    __slots__ = ("deficit", "groups", "name", "round", "turn")
+    __slots__ = ("name", "order", "requests", "round")
 
-    def __init__(self, name: str, last_round: int, order: int) -> None:
+    def __init__(self, name: str, joined: int, order: int) -> None:
         self.name = name
-        self.groups: OrderedDict[str, Sequence] = OrderedDict()
-        """Waiting requests keyed by request id; a sequence stands for its group."""
-        self.deficit = 0
-        self.round = last_round
-        """The last round whose quantum the tenant got."""
-        self.turn = (last_round, order)
+        self.round = joined
+        """The round in which the tenant joined, or in which its last request was served."""
+        self.order = order
+        """Order of joining."""
+        self.requests: OrderedDict[str, Sequence] = OrderedDict()
+        """Waiting requests keyed by request id, never empty; a sequence stands for its request."""
 
     def head(self) -> Sequence:
-        return next(iter(self.groups.values()))
+        return next(iter(self.requests.values()))
 
 
 def _turn(tenant: _Tenant) -> tuple[int, int]:
-    return tenant.turn
+    """The round in which the tenant has saved what its first request costs; tenants of one round in their order."""
+    return tenant.round + tenant.head().group.cost, tenant.order
 
 
 class _Level:
-    """All waiting sequences of one priority."""
+    """All waiting sequences of one priority: returning ones first, then tenants in deficit round-robin.
 
-    __slots__ = ("_left", "_orders", "_quantum", "_round", "_tenants", "_turns", "returning")
+    The quantum is one token (Shreedhar and Varghese, SIGCOMM 1995): every round gives each waiting tenant one, and its
+    first request is served when the tenant has saved what the request costs. So a tenant that joins later, or comes
+    back, starts where the others are, and a flood waits behind itself. The round of a turn is computed, not walked to.
+    """
 
-    def __init__(self, quantum: int) -> None:
+    __slots__ = ("_joined", "_round", "_tenants", "_turns", "returning")
+
+    def __init__(self) -> None:
         self.returning: list[Sequence] = []
         """Returning sequences, in order of rank."""
-        self._quantum = quantum
         self._round = 0
-        self._orders = count()
+        self._joined = count()
         self._tenants: dict[str, _Tenant] = {}
         self._turns: list[_Tenant] = []
         """Tenants with waiting requests, in order of turn."""
-        self._left: set[str] = set()
-        """Tenants that got this round's quantum and have no waiting requests any more."""
 
     def __bool__(self) -> bool:
         return bool(self.returning or self._turns)
 
     def append(self, seq: Sequence) -> None:
-        name = seq.group.tenant
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            # A tenant that leaves and comes back gets no second quantum in the same round.
-            last_round = self._round if name in self._left else self._round - 1
-            tenant = self._tenants[name] = _Tenant(name, last_round, next(self._orders))
-            tenant.groups[seq.group.request.request_id] = seq
-            self._schedule(tenant)
+        name, request_id = seq.group.tenant, seq.group.request.request_id
+        if (tenant := self._tenants.get(name)) is not None:
+            tenant.requests[request_id] = seq
         else:
-            tenant.groups[seq.group.request.request_id] = seq
+            tenant = self._tenants[name] = _Tenant(name, self._round, next(self._joined))
+            tenant.requests[request_id] = seq
+            insort(self._turns, tenant, key=_turn)
 
     def head(self, passed: Collection[str]) -> Sequence | None:
         for seq in self.returning:
@@ -75,63 +75,30 @@ class _Level:
                 return seq
         return next((tenant.head() for tenant in self._turns if tenant.name not in passed), None)
 
-    def pop_fresh(self, name: str, passed: Collection[str]) -> None:
-        """Remove a tenant's first request and charge it; tenants in ``passed`` get no quantum for rounds they miss."""
-        tenant = self._tenants[name]
-        self._unschedule(tenant)
-        _, seq = tenant.groups.popitem(last=False)
-        if tenant.turn[0] > self._round:
-            self._round = tenant.turn[0]
-            self._left.clear()
-            for other in passed:
-                self._postpone(other)
-        tenant.deficit += (self._round - tenant.round) * self._quantum - seq.group.cost
-        tenant.round = self._round
-        self._schedule(tenant)
+    def remove(self, group: SequenceGroup, *, served: bool) -> None:
+        """Remove a fresh request; if ``served``, its tenant saves for the next one from the present round on.
 
-    def remove_returning(self, seq: Sequence) -> None:
-        del self.returning[bisect_left(self.returning, seq.rank, key=_rank)]
-
-    def remove(self, group: SequenceGroup) -> None:
+        A tenant that was passed over is served later than in its round; it gains nothing by the rounds between.
+        """
         tenant = self._tenants[group.tenant]
-        self._unschedule(tenant)
-        del tenant.groups[group.request.request_id]
-        self._schedule(tenant)
+        turn = _turn(tenant)
+        del self._turns[bisect_left(self._turns, turn, key=_turn)]
+        if served:
+            self._round = tenant.round = max(self._round, turn[0])
+        del tenant.requests[group.request.request_id]
+        if tenant.requests:
+            insort(self._turns, tenant, key=_turn)
+        else:
+            del self._tenants[tenant.name]
 
     def replace(self, seq: Sequence) -> None:
-        self._tenants[seq.group.tenant].groups[seq.group.request.request_id] = seq
-
-    def _postpone(self, name: str) -> None:
-        """If the tenant's round has passed, move the tenant to the current round, with the deficit that it had then."""
-        tenant = self._tenants.get(name)
-        if tenant is not None and (missed := self._round - tenant.turn[0]) > 0:
-            self._unschedule(tenant)
-            tenant.round += missed
-            tenant.turn = (self._round, tenant.turn[1])
-            insort(self._turns, tenant, key=_turn)
-
-    def _unschedule(self, tenant: _Tenant) -> None:
-        del self._turns[bisect_left(self._turns, tenant.turn, key=_turn)]
-
-    def _schedule(self, tenant: _Tenant) -> None:
-        """Insert a tenant at its turn: the round in which it can pay for its first request."""
-        if not tenant.groups:
-            del self._tenants[tenant.name]
-            if tenant.round == self._round:
-                self._left.add(tenant.name)
-            return
-        missing = tenant.head().group.cost - tenant.deficit
-        rounds = max(0, -(-missing // self._quantum))
-        tenant.turn = (tenant.round + rounds, tenant.turn[1])
-        insort(self._turns, tenant, key=_turn)
+        self._tenants[seq.group.tenant].requests[seq.group.request.request_id] = seq
 
 
 class WaitingQueue:
     """All waiting sequences. ``num_requests`` and ``num_tokens`` count fresh requests only: those never admitted."""
 
-    def __init__(self, quantum: int) -> None:
-        """``quantum``: tokens per tenant and round."""
-        self._quantum = quantum
+    def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
         self._priorities: list[int] = []
         self._num_of_tenant: Counter[str] = Counter()
@@ -172,90 +139,58 @@ class WaitingQueue:
         heads = (self._levels[priority].head(passed) for priority in self._priorities)
         return next((head for head in heads if head is not None), None)
 
-    def pop(self, seq: Sequence, passed: Collection[str] = ()) -> None:
-        """Remove ``seq``, which ``peek`` returned."""
-        priority = seq.group.priority
-        level = self._levels[priority]
-        if seq.state is SequenceState.RETURNING:
-            level.remove_returning(seq)
-        else:
-            level.pop_fresh(seq.group.tenant, passed)
-            self._forget(seq)
-        self._tidy(priority)
+    def pop(self, seq: Sequence) -> None:
+        """Remove ``seq``, which ``peek`` returned, to admit it."""
+        self._remove(seq, served=True)
 
     def remove(self, seq: Sequence) -> None:
         """Remove a sequence from any place in the queue."""
-        priority = seq.group.priority
-        level = self._levels[priority]
-        if seq.state is SequenceState.RETURNING:
-            level.remove_returning(seq)
-        else:
-            level.remove(seq.group)
-            self._forget(seq)
-        self._tidy(priority)
+        self._remove(seq, served=False)
 
     def replace(self, old: Sequence, new: Sequence) -> None:
         """Let another choice stand for a fresh request, in the same place."""
         self._levels[new.group.priority].replace(new)
         self.num_tokens += new.num_tokens - old.num_tokens
 
-    def _forget(self, seq: Sequence) -> None:
-        tenant = seq.group.tenant
-        self._num_of_tenant[tenant] -= 1
-        if not self._num_of_tenant[tenant]:
-            del self._num_of_tenant[tenant]
-        self.num_requests -= 1
-        self.num_tokens -= seq.num_tokens
+    def _remove(self, seq: Sequence, *, served: bool) -> None:
+        priority, tenant = seq.group.priority, seq.group.tenant
+        level = self._levels[priority]
+        if seq.state is SequenceState.RETURNING:
+            del level.returning[bisect_left(level.returning, seq.rank, key=_rank)]
+        else:
+            level.remove(seq.group, served=served)
+            self._num_of_tenant[tenant] -= 1
+            if not self._num_of_tenant[tenant]:
+                del self._num_of_tenant[tenant]
+            self.num_requests -= 1
+            self.num_tokens -= seq.num_tokens
+        if not level:
+            del self._levels[priority]
+            del self._priorities[bisect_left(self._priorities, priority)]
 
     def _level(self, priority: int) -> _Level:
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level(self._quantum)
+            level = self._levels[priority] = _Level()
             insort(self._priorities, priority)
         return level
 
-    def _tidy(self, priority: int) -> None:
-        if not self._levels[priority]:
-            del self._levels[priority]
-            del self._priorities[bisect_left(self._priorities, priority)]
 
-
-class DeadlineHeap:
-    """The deadlines of live groups, as a heap.
-
-    Entries of ended groups (without the groups) stay in it until they reach the top or outnumber the others.
-    """
-
-    __slots__ = ("_heap", "_live", "_serial")
+class Deadlines:
+    """The deadlines of live requests."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._live: dict[int, SequenceGroup] = {}
-        """Live groups keyed by the number of their entry."""
-        self._serial = count()
+        self._entries: list[tuple[float, str]] = []
+        """Deadline and id of each live request that has a deadline, in order."""
 
-    def add(self, group: SequenceGroup) -> None:
-        """Watch a group's deadline, if it has one."""
-        if group.request.deadline is not None:
-            group.deadline_entry = next(self._serial)
-            self._live[group.deadline_entry] = group
-            heappush(self._heap, (group.request.deadline, group.deadline_entry))
+    def add(self, request: Request) -> None:
+        if request.deadline is not None:
+            insort(self._entries, (request.deadline, request.request_id))
 
-    def discard(self, group: SequenceGroup) -> None:
-        """Stop watching a group."""
-        if group.deadline_entry is None:
-            return
-        self._live.pop(group.deadline_entry, None)
-        if len(self._heap) > 2 * len(self._live) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._live]
-            heapify(self._heap)
+    def remove(self, request: Request) -> None:
+        if request.deadline is not None:
+            del self._entries[bisect_left(self._entries, (request.deadline, request.request_id))]
 
-    def pop_expired(self, now: float) -> list[SequenceGroup]:
-        """Remove and return the groups whose deadline is not after ``now``; the caller ends each."""
-        expired = []
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            group = self._live.pop(heappop(heap)[1], None)
-            if group is not None:
-                expired.append(group)
-        return expired
+    def expired(self, now: float) -> list[str]:
+        """Requests whose deadline is not after ``now``, earliest first."""
+        return [request_id for _, request_id in takewhile(lambda entry: entry[0] <= now, self._entries)]

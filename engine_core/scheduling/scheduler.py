@@ -18,6 +18,7 @@ arrive, before any block is published.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import count
 
@@ -27,7 +28,7 @@ from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.scheduling.drafting import Drafter
-from engine_core.scheduling.fairness import Tenants
+from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
 from engine_core.scheduling.request_queue import WaitingQueue
@@ -66,16 +67,13 @@ class Scheduler:
             prefix_caching=cache.enable_prefix_caching,
             identity=tuple(cache_identity),
         )
-        # A tenant's round is computed without iterating over rounds, so the quantum can be minimal: the smaller it is,
-        # the sooner a newly arrived tenant is served while another has a long queue.
-        self._queue = WaitingQueue(quantum=1)
+        self._queue = WaitingQueue()
         budget = config.max_num_batched_tokens
         # Without chunked prefill, each prompt has to fit into a step.
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
-        self._tenants = Tenants(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
-        self._sequences = Lifecycle(
-            self._kv, self._queue, self._tenants, model, self._counters, fair=config.policy == "priority"
-        )
+        self._tenants = TenantShares(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
+        self._fair = config.policy == "priority"
+        self._sequences = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
         self._step_ids = count()
 
     def add(self, request: Request) -> None:
@@ -83,8 +81,18 @@ class Scheduler:
         if request.request_id in self._sequences.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
-        self._check_queue(request)
-        self._sequences.add(request, self._clock())
+        limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
+        if waiting >= limit:
+            raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
+        if self._fair and not self._queue.has_room(request.tenant, limit):
+            raise QueueFullError(
+                "this tenant has too many requests waiting; a tenant may have no more than the queue has free places, "
+                f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
+            )
+        now = self._clock()
+        self._sequences.add(request, now)
+        if self._fair:
+            self._tenants.came(request.tenant, now)
 
     def cancel(
         self, request_id: str, choice: int | None = None, finish_reason: FinishReason | None = FinishReason.CANCELLED
@@ -105,15 +113,17 @@ class Scheduler:
 
     def take_started(self) -> list[str]:
         """Requests that the step just planned begins to compute."""
-        return self._sequences.take_started()
+        started, self._sequences.started = self._sequences.started, []
+        return started
 
     def take_ended(self) -> list[SequenceOutput]:
         """Ends since the last call that no step caused: cancelled, or past the deadline."""
-        return self._sequences.take_ended()
+        ended, self._sequences.ended = self._sequences.ended, []
+        return ended
 
     def has_work(self) -> bool:
         """Whether there is anything to compute or to report."""
-        return bool(self._sequences.groups) or self._sequences.has_ended()
+        return bool(self._sequences.groups or self._sequences.ended)
 
     def reset_prefix_cache(self) -> int:
         """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
@@ -122,22 +132,20 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan a step; None when there is nothing to compute."""
         now = self._clock()
-        for group in self._sequences.deadlines.pop_expired(now):
-            self.cancel(group.request.request_id, finish_reason=FinishReason.DEADLINE)
+        for request_id in self._sequences.deadlines.expired(now):
+            self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)
-        if not step.short_of_blocks:
+        if self._queue and not step.short_of_blocks:
             self._schedule_waiting(step, now)
-            if self._tenants.hand_out(step.budget):
-                self._extend_prompts(step)
-                self._schedule_waiting(step, now)
         if not step.sequences:
             return None
         if self._drafter is not None and not step.short_of_blocks:
             self._add_drafts(step, self._drafter)
         self._sequences.in_flight[step.step_id] = step
-        return step.plan(self._sequences.take_released())
+        released, self._sequences.released = self._sequences.released, []
+        return step.plan(released)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
@@ -191,16 +199,6 @@ class Scheduler:
             prefix_hit_tokens=counters.prefix_hit_tokens,
         )
 
-    def _check_queue(self, request: Request) -> None:
-        limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
-        if waiting >= limit:
-            raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
-        if self._config.policy == "priority" and not self._queue.has_room(request.tenant, limit):
-            raise QueueFullError(
-                "this tenant has too many requests waiting; a tenant may have no more than the queue has free places, "
-                f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
-            )
-
     def _schedule_running(self, step: StepInFlight) -> None:
         running, drafting = self._sequences.running, self._drafter is not None
         index = 0
@@ -238,7 +236,7 @@ class Scheduler:
             if not decodes or room <= 0:
                 continue
             drafts = list(drafter.propose(seq.tokens(0, seq.num_known), room))[:room]
-            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._blocks_to_go_on)
+            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._headroom)
             if added is None:
                 drafts = drafts[: seq.capacity - seq.num_computed]
             else:
@@ -246,31 +244,6 @@ class Scheduler:
             if drafts:
                 step.add_drafts(place, drafts)
                 rows -= len(drafts)
-
-    def _extend_prompts(self, step: StepInFlight) -> None:
-        """Compute more of running prompts. Except in layers with windows, they got all their blocks at the start."""
-        drafting = self._drafter is not None
-        places = {seq.seq_id: place for place, seq in enumerate(step.sequences)}
-        for seq in self._sequences.running:
-            place = places.get(seq.seq_id)
-            if seq.num_computed == seq.group.max_computed or (place is not None and step.samples[place]):
-                continue
-            if drafting and seq.has_pending_token:
-                continue
-            missing = seq.num_tokens - seq.num_computed
-            more = self._tenants.prompt_room(seq.group.tenant, min(missing, step.budget))
-            added = self._kv.grow(seq, seq.num_computed + more, headroom=self._blocks_to_go_on)
-            if added is None:
-                more = seq.capacity - seq.num_computed
-            if not more:
-                continue
-            if added is not None:
-                step.append_blocks(seq, added)
-            self._tenants.plan_prompt(seq.group.tenant, more)
-            if place is None:
-                step.add(seq, more)
-            else:
-                step.extend(place, more)
 
     def _make_room(self, seq: Sequence, num_tokens: int, step: StepInFlight) -> BlockTables | None:
         """Add blocks so that ``seq`` has room for ``num_tokens``, preempting others if need be.
@@ -301,55 +274,58 @@ class Scheduler:
         )
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        passed: set[str] = set()  # tenants that have their share of this step: skip them
-        while step.budget > 0 and (free := self._config.max_num_seqs - len(self._sequences.running)) > 0:
+        running = Counter(seq.group.tenant for seq in self._sequences.running)
+        passed: set[str] = set()  # tenants that have their share: skip them
+        while step.budget > 0 and (free := self._config.max_num_seqs - running.total()) > 0:
             seq = self._queue.peek(passed)
             if seq is None:
                 return
             if seq.group.leader is not None:
-                self._queue.pop(seq, passed)
+                self._queue.pop(seq)
                 self._sequences.wait_for_leader(seq)
                 continue
             tenant = seq.group.tenant
-            if not self._tenants.prompt_room(tenant, 1) or not self._tenants.may_start(tenant, free):
+            room = self._tenants.prompt_room(tenant, step.budget)
+            if not room or free <= self._tenants.places_kept(tenant, running):
                 passed.add(tenant)
                 continue
             prefix = self._kv.find_prefix(seq)
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
-            wanted = self._tenants.prompt_room(tenant, min(missing, step.budget))
-            if wanted < missing and not self._config.enable_chunked_prefill:
+            if room < missing and not self._config.enable_chunked_prefill:
                 return
-            kept = self._blocks_kept(tenant)
+            kept = self._blocks_kept(tenant, running)
             if not self._admit(seq, prefix, kept):
                 if not kept:
                     return
                 passed.add(tenant)
                 continue
-            self._queue.pop(seq, passed)
+            self._queue.pop(seq)
             self._sequences.start(seq, now)
+            running[tenant] += 1
             step.introduce(seq)
+            wanted = min(missing, room)
             step.add(seq, wanted)
             self._tenants.plan_prompt(tenant, wanted)
 
     @property
-    def _blocks_to_go_on(self) -> int:
+    def _headroom(self) -> int:
         """Blocks needed to give each running sequence one more in each of its tables."""
         return len(self._sequences.running) * self._kv.num_groups
 
-    def _blocks_kept(self, tenant: str) -> int:
+    def _blocks_kept(self, tenant: str, running: Counter[str]) -> int:
         """Blocks that must stay free if a sequence of ``tenant`` starts now."""
         pool = self._kv.pool
         if pool.num_free > pool.num_blocks // 2 or not self._tenants.others_came(tenant):
             return 0
         held = sum(self._kv.num_held(seq) for seq in self._sequences.running if seq.group.tenant == tenant)
-        return self._tenants.blocks_kept(tenant, held)
+        return self._tenants.blocks_kept(tenant, running, held)
 
     def _admit(self, seq: Sequence, prefix: Prefix, kept: int) -> bool:
         """Give ``seq`` its blocks, if there are enough without preempting running sequences.
 
         ``kept`` further blocks have to stay free; if that is not 0, idle prompts are not dropped, either.
         """
-        headroom = self._blocks_to_go_on + kept
+        headroom = self._headroom + kept
         while not self._kv.admit(seq, prefix, headroom):
             if kept or not self._sequences.drop_idle_prompt(keep=seq.group):
                 return False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from engine_core.errors import ExecutorError
 from engine_core.sequence import BlockTables, Sequence
 from engine_core.step import NewSequence, StepPlan
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StepInFlight:
     """Collects a plan, then keeps the state that ``Scheduler.update`` needs for its results.
 
@@ -14,40 +17,24 @@ class StepInFlight:
     are released only with the last of these steps, which still reads and writes them.
     """
 
-    __slots__ = (
-        "budget",
-        "deferred",
-        "draft_token_ids",
-        "dropped",
-        "ends",
-        "new",
-        "new_block_ids",
-        "num_tokens",
-        "samples",
-        "sequences",
-        "short_of_blocks",
-        "step_id",
-    )
-
-    def __init__(self, step_id: int, budget: int) -> None:
-        self.step_id = step_id
-        self.budget = budget
-        """Tokens that may still be planned."""
-        self.short_of_blocks = False
-        """Whether a running sequence lacked blocks; if so, this step admits no further sequence."""
-        self.sequences: list[Sequence] = []
-        self.num_tokens: list[int] = []
-        self.samples: list[bool] = []
-        self.ends: list[int] = []
-        """Number of computed tokens of each sequence after this step."""
-        self.new: list[NewSequence] = []
-        self.new_block_ids: dict[int, BlockTables] = {}
-        self.draft_token_ids: dict[int, list[int]] = {}
-        """Drafts keyed by seq_id."""
-        self.dropped: set[int] = set()
-        """seq_ids whose results are ignored."""
-        self.deferred: list[BlockTables] = []
-        """Block tables to release when the step is over."""
+    step_id: int
+    budget: int
+    """Tokens that may still be planned."""
+    short_of_blocks: bool = False
+    """Whether a running sequence lacked blocks; if so, this step admits no further sequence."""
+    sequences: list[Sequence] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """Number of computed tokens of each sequence after this step."""
+    new: list[NewSequence] = field(default_factory=list)
+    new_block_ids: dict[int, BlockTables] = field(default_factory=dict)
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """Drafts keyed by seq_id."""
+    dropped: set[int] = field(default_factory=set)
+    """seq_ids whose results are ignored."""
+    deferred: list[BlockTables] = field(default_factory=list)
+    """Block tables to release when the step is over."""
 
     def add(self, seq: Sequence, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of ``seq``, and sample one if that reaches its end."""
@@ -62,17 +49,6 @@ class StepInFlight:
         self.num_tokens.append(num_tokens)
         self.ends.append(end)
         self.samples.append(samples)
-
-    def extend(self, place: int, num_tokens: int) -> None:
-        """Compute ``num_tokens`` more tokens of the sequence at ``place``, whose end the step does not reach yet."""
-        seq = self.sequences[place]
-        seq.num_computed += num_tokens
-        self.budget -= num_tokens
-        self.num_tokens[place] += num_tokens
-        self.ends[place] = seq.num_computed
-        if seq.num_computed == seq.num_tokens:
-            seq.num_tokens += 1
-            self.samples[place] = True
 
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
         """Compute drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""

@@ -1,8 +1,7 @@
-"""The worker: keeps the state of the batch and runs the model over it.
+"""What computes a worker's steps: keeps the state of the batch and runs the model over it.
 
-worker             one device with the model, its KV cache and the batch   (read first)
-model_runner       one step: inputs, forward pass, head, sampler
+model_runner       one step: inputs, forward pass, head, sampler   (read first)
 input_batch        what the worker remembers of each sequence, in arrays
+forward            how hidden states and logits are computed, on whatever device
 dummy_batches      steps made up for profiling and warming up; self_test: are a row's bits independent of its step?
-fingerprint        the numerics digest: equal where the same request has the same bits
 """

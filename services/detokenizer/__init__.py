@@ -6,6 +6,6 @@ main       the process: start-up, serving, drain
 engines    the links to engines, each with a decoder and its tokenizer
 decode     one link's requests: ids → text, stop strings
 service    Subscribe: the processors, and the stream to each
-protobuf   updates → messages
+detokenizer_messages   updates → messages
 metrics    requests, tokens, links and subscribers
 """

@@ -8,13 +8,14 @@ import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.common.config.settings import DetokenizerSettings
-from services.common.links.discovery import Discovery
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import Discovery, PeerDedup
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
+from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
-from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import dialling_credentials, listening_credentials, service_interceptors
+from services.common.rpc.server import Server
+from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -57,14 +58,11 @@ class _Detokenizer:
         self._discovery = Discovery(
             settings.engines,
             lambda address, host: EngineLink(
-                address,
+                Endpoint(address, credentials, host, server.max_message_bytes),
                 me,
                 self._engines,
                 dedup,
                 stall_timeout=server.stall_timeout,
-                max_message_bytes=server.max_message_bytes,
-                credentials=credentials,
-                server_name=host,
             ),
             interval=settings.discovery.dns_refresh_interval,
         )
@@ -72,7 +70,7 @@ class _Detokenizer:
             server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
+            authorizers=service_authorizers(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = DetokenizerService(
             me,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
 
-import grpc
 import structlog
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.common.rpc.calls import end_call_soon
+from services.common.rpc.handlers import Context
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
-from services.common.rpc.output_stream import OutputStream
-from services.common.rpc.shared_messages import abort, peer_changes_to_proto, welcome_message
+from services.common.rpc.open_calls import end_call_soon
+from services.common.rpc.shared_messages import peer_changes_to_proto, welcome_message
+from services.common.rpc.slow_readers import OutputStream
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.ring.attached_peers import PeerListSender
-from services.ring.errors import Code, Reason, Refused, Status
+from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import PeerId, negotiate
 from services.ring.outbox import Outboxes
 from services.ring.roles import Role, check_name
@@ -26,7 +26,6 @@ log = structlog.get_logger(__name__)
 METHOD_ROLES = {"Subscribe": {Role.PROCESSOR}}
 """Roles that may call each method."""
 MAX_FRAME_BYTES = 1 << 20
-_SUPERSEDED = Status(Code.ABORTED, "superseded by a newer stream of the same processor")
 
 
 class Subscriber(OutputStream):
@@ -138,33 +137,30 @@ class DetokenizerService:
         self._draining = True
         self._subscribers.push_load()
 
-    async def Subscribe(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def Subscribe(self, data: bytes, context: Context) -> None:
         hello = parse(detokenizer_pb2.SubscribeRequest, data, SMALL_MESSAGE).hello
-        try:
-            version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
-            check_name(hello.name, METHOD_ROLES["Subscribe"])
-            subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
-        except Refused as refused:
-            await abort(context, refused.status)
+        version = negotiate(hello.name, hello.incarnation, hello.min_version, hello.max_version)
+        check_name(hello.name, METHOD_ROLES["Subscribe"])
+        subscriber = self._subscribers.add(PeerId(hello.name, hello.incarnation))
         log.info("subscribed", peer=hello.name, incarnation=hello.incarnation)
+        stalled = ""
         try:
             await self._serve(subscriber, context, version)
-            end = _SUPERSEDED
         except TimeoutError:
-            message = f"the subscriber does not read: {subscriber.stall_reason(self._stall_timeout)}"
-            end = Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED)
-            if subscriber.superseded:
-                end = _SUPERSEDED
+            stalled = f"the subscriber does not read: {subscriber.stall_reason(self._stall_timeout)}"
         finally:
             self._subscribers.remove(subscriber)
             log.info("unsubscribed", peer=hello.name, incarnation=hello.incarnation)
         end_call_soon()
-        await abort(context, end)
+        if stalled and not subscriber.superseded:
+            raise Refused(Code.RESOURCE_EXHAUSTED, stalled, reason=Reason.STALLED)
+        raise Refused(Code.ABORTED, "superseded by a newer stream of the same processor")
 
-    async def _serve(self, subscriber: Subscriber, context: grpc.aio.ServicerContext[Any, Any], version: int) -> None:
+    async def _serve(self, subscriber: Subscriber, context: Context, version: int) -> None:
         """Write new output until another stream supersedes this one."""
+        send = partial(subscriber.write, context.write, stall_timeout=self._stall_timeout)
         welcome = welcome_message(self._me, version, self._max_message_bytes)
-        await self._send(subscriber, context, detokenizer_pb2.SubscribeResponse(welcome=welcome))
+        await send(detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False
         while True:
             await subscriber.wake.wait()
@@ -177,7 +173,7 @@ class DetokenizerService:
                 if self._draining and not draining_told:
                     draining_told = True
                     response.draining.grace_ms = round(self._drain_grace * 1000)
-                await self._send(subscriber, context, response)
+                await send(response)
 
     def _next(self, subscriber: Subscriber) -> detokenizer_pb2.SubscribeResponse:
         response = detokenizer_pb2.SubscribeResponse()
@@ -189,11 +185,3 @@ class DetokenizerService:
         if subscriber.outbox.pending:
             response.outputs.CopyFrom(outputs_of(subscriber.outbox.take(MAX_FRAME_BYTES)))
         return response
-
-    async def _send(
-        self,
-        subscriber: Subscriber,
-        context: grpc.aio.ServicerContext[Any, Any],
-        response: detokenizer_pb2.SubscribeResponse,
-    ) -> None:
-        await subscriber.write(context.write, response, self._stall_timeout)

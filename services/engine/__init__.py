@@ -3,8 +3,8 @@
 In reading order:
 
 main                       the process: start-up, serving, drain, end
-service, attach            the RPCs, and one Attach stream: commands in, frames out
+service, attach_stream     the RPCs, and one Attach stream: commands in, frames out
 async_engine, step_loop    the engine on the event loop, and the thread that computes
-limits, protobuf           the size limits of a Submit; messages ⇄ ``engine_core`` and ring types
+submit_limits, engine_messages   the size limits of a Submit; messages ⇄ ``engine_core`` and ring types
 startup_log, large_messages, tokenizer, metrics, tracing, profile    used by these
 """

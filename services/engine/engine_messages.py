@@ -13,7 +13,7 @@ from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
 from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT
-from services.engine.limits import check_size
+from services.engine.submit_limits import check_size
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES

@@ -17,11 +17,12 @@ from engine_core.progress import StartupProgress
 from engine_core.startup import StartedEngine, start_engine
 from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.settings import EngineServiceSettings
+from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, resident_memory
 from services.common.process.run import DaemonThreadPool, die_with_parent, new_incarnation, run_service
 from services.common.process.watchdog import Watchdog, thread_stacks
-from services.common.rpc.server import Server, wait_until_idle
-from services.common.security.credentials import listening_credentials, service_interceptors
+from services.common.rpc.server import Server
+from services.common.security.credentials import listening_credentials, service_authorizers
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
@@ -76,14 +77,14 @@ class _EngineProcess:
             settings.server,
             [DESCRIPTION.full_name],
             credentials=listening_credentials(settings, internal=True),
-            interceptors=service_interceptors(settings, DESCRIPTION, METHOD_ROLES),
+            authorizers=service_authorizers(settings, DESCRIPTION, METHOD_ROLES),
         )
         self._service = EngineService(
             self._engine,
             PeerId(settings.name, new_incarnation()),
             stall_timeout=settings.server.stall_timeout,
             max_message_bytes=settings.server.max_message_bytes,
-            drain=lambda grace: self._server.request_stop(grace=grace),
+            drain=lambda grace: self._server.drain.begin(grace=grace),
         )
         self._server.add_service(DESCRIPTION, self._service)
         self._started: StartedEngine | None = None
@@ -209,7 +210,7 @@ class _EngineProcess:
         """End the process at once: the engine's state cannot be trusted any more."""
         log.critical("the engine failed", error=str(error), exc_info=error)
         self._engine.fail("computing failed")
-        self._server.request_stop(ExitCode.FAILURE, grace=0.0)
+        self._server.drain.begin(ExitCode.FAILURE, grace=0.0)
 
     async def _announce_hang(self) -> None:
         """Tell peers before the watchdog ends the process: a step cannot be interrupted."""

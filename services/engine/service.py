@@ -1,4 +1,4 @@
-"""The RPCs of ``EngineService``. ``attach`` serves the Attach streams; ``async_engine`` holds their shared state."""
+"""The RPCs of ``EngineService``; ``attach_stream`` serves the Attach streams."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import grpc
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.engine import EngineCore
-from services.common.rpc.handlers import RequestStream
+from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
-from services.common.rpc.shared_messages import abort
+from services.common.rpc.slow_readers import write_in_time
 from services.engine.async_engine import AsyncEngine
-from services.engine.attach import ATTACHERS, Attachment
+from services.engine.attach_stream import ATTACHERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile
 from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
 from services.engine.tokenizer import chunks
-from services.ring.errors import Code, Reason, Refused, Status, invalid_field
+from services.ring.errors import Code, Refused, invalid_field
 from services.ring.identity import PeerId
 from services.ring.roles import Role
 
@@ -64,8 +63,8 @@ class EngineService:
         self._model = model
         self._tokenizer = tokenizer
 
-    async def Attach(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._loaded(context)
+    async def Attach(self, incoming: RequestStream, context: Context) -> None:
+        self._loaded()
         attachment = Attachment(
             self._engine,
             self._me,
@@ -73,54 +72,44 @@ class EngineService:
             stall_timeout=self._stall_timeout,
             max_message_bytes=self._max_message_bytes,
         )
-        try:
-            await attachment.run(incoming, context)
-        except Refused as refused:
-            await abort(context, refused.status)
+        await attachment.run(incoming, context)
 
-    async def GetModel(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.GetModelResponse:
-        await self._loaded(context)
+    async def GetModel(self, data: bytes, context: Context) -> engine_pb2.GetModelResponse:
+        self._loaded()
         assert self._model is not None
         return self._model
 
-    async def GetTokenizer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._loaded(context)
-        try:
-            for chunk in chunks(self._tokenizer):
-                async with asyncio.timeout(self._stall_timeout):
-                    await context.write(chunk)
-        except TimeoutError:
-            message = f"the peer read nothing for {self._stall_timeout:g} s, the limit"
-            await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, given_reason=Reason.STALLED))
+    async def GetTokenizer(self, data: bytes, context: Context) -> None:
+        self._loaded()
+        for chunk in chunks(self._tokenizer):
+            await write_in_time(context, chunk, self._stall_timeout, reader="peer")
 
-    async def GetLoad(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.GetLoadResponse:
-        await self._loaded(context)
+    async def GetLoad(self, data: bytes, context: Context) -> engine_pb2.GetLoadResponse:
+        self._loaded()
         return engine_pb2.GetLoadResponse(load=self.load())
 
-    async def Drain(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.DrainResponse:
+    async def Drain(self, data: bytes, context: Context) -> engine_pb2.DrainResponse:
         request = parse(engine_pb2.DrainRequest, data, SMALL_MESSAGE)
         grace = request.grace_ms / 1000 if request.HasField("grace_ms") else None
         live = self._engine.registry.num_unfinished
         self._drain(grace)
         return engine_pb2.DrainResponse(live_requests=live)
 
-    async def ResetPrefixCache(
-        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> engine_pb2.ResetPrefixCacheResponse:
-        loop = await self._loaded(context)
-        blocks = await self._between_steps(loop, EngineCore.reset_prefix_cache, context)
+    async def ResetPrefixCache(self, data: bytes, context: Context) -> engine_pb2.ResetPrefixCacheResponse:
+        loop = self._loaded()
+        blocks = await self._between_steps(loop, EngineCore.reset_prefix_cache)
         return engine_pb2.ResetPrefixCacheResponse(blocks=blocks)
 
-    async def Profile(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> engine_pb2.ProfileResponse:
+    async def Profile(self, data: bytes, context: Context) -> engine_pb2.ProfileResponse:
         request = parse(engine_pb2.ProfileRequest, data, SMALL_MESSAGE)
-        loop = await self._loaded(context)
+        loop = self._loaded()
         if not 1 <= request.steps <= MAX_STEPS:
             problem = f"{request.steps} is out of range: expected 1 to {MAX_STEPS}"
-            await abort(context, invalid_field("steps", problem).status)
+            raise invalid_field("steps", problem)
         timeout_ms = request.timeout_ms if request.HasField("timeout_ms") else DEFAULT_TIMEOUT_MS
         if not 1 <= timeout_ms <= MAX_TIMEOUT_MS:
             problem = f"{timeout_ms} is out of range: expected 1 to {MAX_TIMEOUT_MS}"
-            await abort(context, invalid_field("timeout_ms", problem).status)
+            raise invalid_field("timeout_ms", problem)
         profile = StepProfile(request.steps)
 
         def start(_: EngineCore) -> bool:
@@ -135,13 +124,13 @@ class EngineService:
             if loop.recorder is profile:
                 loop.recorder = None
 
-        if not await self._between_steps(loop, start, context):
-            await abort(context, Status(Code.FAILED_PRECONDITION, "another profile is being recorded; retry later"))
+        if not await self._between_steps(loop, start):
+            raise Refused(Code.FAILED_PRECONDITION, "another profile is being recorded; retry later")
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await asyncio.shield(asyncio.wrap_future(profile.result))
         except TimeoutError:
-            await self._between_steps(loop, finish, context)
+            await self._between_steps(loop, finish)
             return profile.result.result()
         finally:
             if not profile.result.done():
@@ -171,23 +160,21 @@ class EngineService:
             generated_tokens=stats.generated_tokens,
         )
 
-    async def _loaded(self, context: grpc.aio.ServicerContext[Any, Any]) -> StepLoop:
+    def _loaded(self) -> StepLoop:
         if self._model is None or self._engine.step_loop is None:
-            await abort(context, Status(Code.UNAVAILABLE, "the engine is loading; retry later", retry_after_ms=1000))
+            raise Refused(Code.UNAVAILABLE, "the engine is loading; retry later", retry_after_ms=1000)
         if self._engine.failure is not None:  # a peer that could attach again would mistake this for a lost link
             message = f"{self._engine.failure}: this engine is stopping; use another"
-            await abort(context, Status(Code.UNAVAILABLE, message, retry_after_ms=0))
+            raise Refused(Code.UNAVAILABLE, message, retry_after_ms=0)
         return self._engine.step_loop
 
-    async def _between_steps(
-        self, loop: StepLoop, function: Callable[[EngineCore], Any], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> Any:
+    async def _between_steps(self, loop: StepLoop, function: Callable[[EngineCore], Any]) -> Any:
         try:
             async with asyncio.timeout(_CALL_TIMEOUT):
                 return await asyncio.wrap_future(loop.call(function))
         except TooManyCalls:
             message = f"limit of {MAX_CALLS} calls waiting for the current step reached; retry later"
-            await abort(context, Status(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=1000))
+            raise Refused(Code.RESOURCE_EXHAUSTED, message, retry_after_ms=1000) from None
         except TimeoutError:
             message = f"the current step did not end within {_CALL_TIMEOUT:g} s; retry later"
-            await abort(context, Status(Code.DEADLINE_EXCEEDED, message))
+            raise Refused(Code.DEADLINE_EXCEEDED, message) from None

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-import grpc
-
 from services.common.config.security_settings import ClientAuthSettings
-from services.common.security.auth_interceptor import AuthInterceptor, Context
+from services.common.rpc.handlers import Authorize, Context
 from services.common.security.file_reload import ReloadedFile, UnusableFile
 from services.common.security.tokens import AUTHORIZATION, bearer_token
 from services.processor.principal import MAX_TENANT_LENGTH, Principal, authenticated
@@ -26,8 +24,8 @@ TOKEN_FLAG = "--auth-token-file"
 _LINE = re.compile(rf"(\S{{1,{MAX_TENANT_LENGTH}}})\s+sha256:([0-9a-fA-F]{{64}})")
 
 
-def auth_interceptors(settings: ClientAuthSettings) -> list[grpc.aio.ServerInterceptor]:
-    """The interceptor that authenticates clients; none where no authentication is configured.
+def client_authorizers(settings: ClientAuthSettings) -> list[Authorize]:
+    """What authenticates clients; none where no authentication is configured.
 
     Raises ``FatalError`` for unusable files.
     """
@@ -38,11 +36,7 @@ def auth_interceptors(settings: ClientAuthSettings) -> list[grpc.aio.ServerInter
         from services.processor.json_web_tokens import JsonWebTokens
 
         web_tokens = JsonWebTokens(settings)
-    return (
-        []
-        if hashes is None and web_tokens is None
-        else [AuthInterceptor(Authenticator(hashes, web_tokens).authenticate)]
-    )
+    return [] if hashes is None and web_tokens is None else [Authenticator(hashes, web_tokens).authenticate]
 
 
 class Authenticator:

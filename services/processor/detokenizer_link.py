@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 
-from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import hello_message
-from services.common.security.credentials import PLAINTEXT, PeerCredentials
 from services.ring.identity import PeerId
 
 WELCOME_TIMEOUT = 10.0
@@ -32,38 +33,20 @@ class DetokenizerOwner(Protocol):
 class DetokenizerLink:
     """Subscribes to the detokenizer at one address, and again whenever the stream ends."""
 
-    def __init__(
-        self,
-        address: str,
-        me: PeerId,
-        owner: DetokenizerOwner,
-        dedup: PeerDedup,
-        *,
-        max_message_bytes: int,
-        credentials: PeerCredentials = PLAINTEXT,
-        server_name: str | None = None,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, me: PeerId, owner: DetokenizerOwner, dedup: PeerDedup) -> None:
         """``dedup`` is shared by the links of the process."""
-        self.address = address
+        self.address = endpoint.address
+        self._endpoint = endpoint
         self._me = me
         self._owner = owner
         self._dedup = dedup
         self._found: PeerId | None = None
         """The detokenizer last seen at this address."""
-        self._max_message_bytes = max_message_bytes
-        self._credentials = credentials
-        self._server_name = server_name
         self.up = False
 
     async def run(self) -> None:
         """Keep subscribed until cancelled."""
-        await maintain_link(
-            self.address,
-            self._subscribe,
-            max_message_bytes=self._max_message_bytes,
-            credentials=self._credentials,
-            server_name=self._server_name,
-        )
+        await maintain_link(self._endpoint, self._subscribe)
 
     async def _subscribe(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         # Subscribing is the only way to learn which detokenizer is there, but would end its stream through the other

@@ -11,7 +11,7 @@ from typing import Any
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from services.common.process.run import new_incarnation
 from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.abuse.memory_attacks import honest_submit
@@ -26,7 +26,7 @@ async def full_engine(address: str, requests: int, tenants: int) -> AsyncIterato
 
     Raises an ``ExceptionGroup`` if the engine refuses one, ends one with an error or ends the stream.
     """
-    async with open_channel(address) as channel:
+    async with Endpoint(address).open() as channel:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         crowd = _Crowd(stub.Attach())
         async with asyncio.TaskGroup() as group:

@@ -15,17 +15,17 @@ from typing import Any
 import ringline
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from tests.abuse.attackers import ATTACKS, AttackResult, Order, attackers
 from tests.abuse.client import Attack
 from tests.abuse.crowd import full_engine
 from tests.abuse.load import OpenLoop
 from tests.abuse.report import Phase, Report, ServiceReading
 from tests.abuse.service import Probe, Service, excess_over
-from tests.chaos.fleet import Process, wait_serving
 from tests.chaos.load import record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.workload import pool
+from tests.processes import Process
 from tests.ring import MODEL
 
 BUDGET = 1 << 30
@@ -87,7 +87,7 @@ class Target:
 
     async def tokenizer(self) -> str:
         """Digest of the served tokenizer."""
-        async with open_channel(self.services["engine"].address) as channel:
+        async with Endpoint(self.services["engine"].address).open() as channel:
             stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
             model = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=60)
             return str(model.tokenizer_digest)
@@ -116,7 +116,8 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
     try:
         for process in processes.values():
             process.start()
-        await wait_serving(processes.values())
+        for process in processes.values():
+            await process.wait_serving()
         services = {
             kind: Service(kind, process.address, process.pid, f"http://127.0.0.1:{ports[kind]}/metrics")
             for kind, process in processes.items()

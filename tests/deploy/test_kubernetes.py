@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.common.config.addresses import check_addresses
-from services.common.config.settings import METRICS_PORT_OFFSET, ServerSettings
+from services.common.config.addresses import METRICS_PORT_OFFSET, check_addresses
+from services.common.config.settings import ServerSettings
 from services.common.config.variable_names import known_variables
 from services.common.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages

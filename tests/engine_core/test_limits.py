@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine_core.config import EngineConfig, options_of
-from engine_core.errors import ConfigError, EngineError, OutOfMemoryError
+from engine_core.errors import EngineError, OutOfMemoryError
+from engine_core.executor.worker import Worker
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.platforms.kv_cache_size import RESERVE_BYTES, MemoryProfile
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
-from engine_core.worker.worker import Worker
 
 from .engines import BLOCK_BYTES
 from .models.tiny_models import CASES, make_model, save_model
@@ -130,33 +128,3 @@ def test_what_the_largest_step_takes_is_known_where_it_was_measured(checkpoint: 
     with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
         assert told._engine.executor.step_bytes == 0
         assert profiled._engine.executor.step_bytes > 0
-
-
-def sizes() -> list[tuple[str, int]]:
-    """Options that count something, each with the least that it takes."""
-    found = []
-    for section in fields(EngineConfig):
-        assert isinstance(section.default_factory, type)
-        for option in fields(section.default_factory):
-            declared = options_of(section.default_factory)[option.name]
-            if str(option.type).startswith("int"):
-                assert declared.minimum is not None
-                found.append((option.name, int(declared.minimum)))
-    return found
-
-
-@pytest.mark.parametrize(("option", "least"), sizes())
-def test_an_option_refuses_what_is_no_number_of_its_range(option: str, least: int) -> None:
-    configure(model="m", **{option: least})
-    for value in (least - 1, float(least), f"{least} of them", True, [least]):
-        with pytest.raises(ConfigError, match=f"^{option}=.* is not usable: expected "):
-            configure(model="m", **{option: value})
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("dtype", None), ("dtype", 4), ("gpu_memory_utilization", "0.9"), ("gpu_memory_utilization", float("nan"))],
-)
-def test_an_option_refuses_values_of_other_types(option: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{option}="):
-        configure(model="m", **{option: value})

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine_core.config import EngineConfig, options_of
 from engine_core.engine import EngineCore
 from engine_core.errors import (
     CheckpointError,
     ClosedError,
     ConfigError,
     EngineError,
-    InvalidRequestError,
-    UnknownOptionError,
 )
-from engine_core.llm import LLM, configure
+from engine_core.llm import LLM
 from engine_core.models.causal_lm import CausalLM
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
-from engine_core.vllm_options import instead_of_vllm_options
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
 from .models.tiny_models import CASES, make_model, save_model
@@ -133,27 +128,6 @@ def test_text_in_text_out() -> None:
         assert llm.generate([]) == []
 
 
-def test_a_tokenizer_of_ones_own(checkpoint: Path) -> None:
-    class Letters:
-        def encode(self, text: str) -> list[int]:
-            return [ord(letter) for letter in text]
-
-        def decode(self, token_ids: Sequence[int]) -> str:
-            return "".join(map(chr, token_ids))
-
-    with LLM(str(checkpoint), tokenizer=Letters(), dtype="float32", kv_cache_memory_bytes=4 << 20) as llm:
-        [result] = llm.generate("abc", GREEDY)
-    assert result.prompt_token_ids == [97, 98, 99]
-    assert result.choices[0].text == "".join(map(chr, result.choices[0].token_ids))
-
-
-def test_what_is_no_tokenizer_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(
-        ConfigError, match="tokenizer=5 is not usable: expected a directory, a hub id or an object with"
-    ):
-        LLM("there is no such model", tokenizer=5)  # type: ignore[arg-type]
-
-
 def test_a_closed_one_says_so(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), dtype="float32", max_model_len=64, kv_cache_memory_bytes=4 << 20)
     llm.close()
@@ -171,17 +145,27 @@ def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "error", "words"),
     [
-        ([1, 2.5], GREEDY, TypeError, r"^prompts\[1\] is 2.5"),
-        (
-            [[5], [6, 500]],
-            GREEDY,
-            ValueError,
-            r"^prompts\[1\]: has token id 500; expected ids from 0",
-        ),
+        ([[5], [6, 500]], GREEDY, ValueError, r"^prompts\[1\]: has token id 500; expected ids from 0"),
         ([[5], [-1]], GREEDY, ValueError, r"^prompts\[1\]: has token id -1; expected"),
-        ([[5], []], GREEDY, ValueError, r"^prompts\[1\]: is empty"),
+        ([[5], [10**5000]], GREEDY, ValueError, r"^prompts\[1\]: has token id a number of thousands"),
+        ([[5], []], GREEDY, ValueError, r"^prompts\[1\]: is empty; expected at least"),
+        (["a", ""], GREEDY, ValueError, r"^prompts\[1\] is empty; expected text"),
+        (["a", "\ud800"], GREEDY, ValueError, r"^prompts\[1\] has U\+D800 at position 0"),
         ([5], replace(GREEDY, temperature=-1.0), ValueError, "^sampling_params: temperature: is -1.0; expected"),
+        (
+            [5],
+            replace(GREEDY, temperature=10**5000),
+            ValueError,
+            "temperature: is a number of thousands of digits",
+        ),
+        ([5], replace(GREEDY, repetition_penalty=1e-46), ValueError, r"is 1e-46; expected at least 2\^-31"),
         ([[5]] * 2, [GREEDY, replace(GREEDY, n=0)], ValueError, r"^sampling_params\[1\]: n: is 0; expected"),
+        (
+            [[5]] * 2,
+            [GREEDY, replace(GREEDY, seed=np.bool_(True))],  # type: ignore[arg-type]
+            ValueError,
+            r"^sampling_params\[1\]: seed: is True, of type bool; expected an integer",
+        ),
         (
             [[5]] * 3,
             [GREEDY] * 2,
@@ -232,28 +216,6 @@ def test_numbers_of_numpy_are_taken_for_what_they_are(llm: LLM) -> None:
     for params in (numpys, replace(plain, seed=np.int64(200))):  # type: ignore[arg-type]
         [result] = llm.generate([5, 6, 7], params)
         assert [choice.token_ids for choice in result.choices] == [choice.token_ids for choice in expected.choices]
-
-
-def test_what_cannot_be_taken_is_refused_by_prompt_and_field(llm: LLM) -> None:
-    for params, words in (
-        (
-            {"temperature": 10**5000},
-            r"^sampling_params\[1\]: temperature: is a number of thousands of digits; expected",
-        ),
-        (
-            {"repetition_penalty": 1e-46},
-            r"^sampling_params\[1\]: repetition_penalty: is 1e-46; expected at least 2\^-31",
-        ),
-        ({"seed": np.bool_(True)}, r"^sampling_params\[1\]: seed: is True, of type bool; expected an integer"),
-    ):
-        with pytest.raises(InvalidRequestError, match=words):
-            llm.generate(PROMPTS[:2], [GREEDY, replace(GREEDY, **params)])  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match=r"^prompts\[1\]: has token id a number of thousands"):
-        llm.generate([[5], [10**5000]], GREEDY)
-    with pytest.raises(ValueError, match=r"^prompts\[1\] has U\+D800 at position 0"):
-        llm.generate(["a", "\ud800"], GREEDY)
-    with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
-        configure(model="m", max_num_seqs=10**5000)
 
 
 def test_stats_can_be_read_in_any_thread_at_any_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,40 +372,6 @@ def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
     assert by_name["profile"].bytes is not None  # 0 where the step finds memory that earlier ones left
     assert advanced[-1][0] == "load weights"
     assert advanced[-1][1] == advanced[-1][2] > 0
-
-
-def test_an_unknown_option_says_what_there_is_instead() -> None:
-    for option, message in {
-        "max_model_length": "unknown option max_model_length; did you mean max_model_len?",
-        "enable_xyzzy": "unknown option enable_xyzzy; engine_core/config.py and docs/configuration.md list all options",
-        "scheduling_policy": "scheduling_policy is called policy here",
-        "num_gpu_blocks_override": (
-            "num_gpu_blocks_override is not supported: kv_cache_memory_bytes sets the size of the KV cache"
-        ),
-    }.items():
-        with pytest.raises(UnknownOptionError, match=f"^{re.escape(message)}$") as caught:
-            configure(**{"model": "m", option: 5})
-        assert (caught.value.option, caught.value.value) == (option, 5)
-    with pytest.raises(ConfigError, match="tensor_parallel_size is not supported yet: a model runs on"):
-        configure(model="m", tensor_parallel_size=1)
-
-
-def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not() -> None:
-    own = {name for section in fields(EngineConfig) for name in options_of(section.default_factory)}
-    assert own.isdisjoint(instead_of_vllm_options(str))
-
-
-def test_options_reach_their_sections() -> None:
-    config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
-    assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
-    assert (config.load.load_format, config.device.num_threads) == ("dummy", 1)
-
-
-def test_paths_and_numbers_of_numpy_are_options_too() -> None:
-    config = configure(model=Path("m"), max_num_seqs=np.int64(3), gpu_memory_utilization=np.float64(0.5))
-    assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
-    with pytest.raises(ConfigError, match="max_num_seqs"):
-        configure(model="m", max_num_seqs=np.float64(3.0))
 
 
 def test_what_cannot_start_says_why(tmp_path: Path, checkpoint: Path) -> None:

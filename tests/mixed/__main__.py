@@ -1,14 +1,13 @@
 """``python -m tests.mixed``: services of two releases in one ring. Exits 1 if anything was wrong.
 
-Three mixes, each an older and a newer release:
+Two mixes, each an older and a newer release:
 
-  old    the release at --old and this tree. Default: the commit at which protos/baseline.binpb was taken last, which is
-         the contract as it was frozen.
-  next   this tree and a simulated next release: this tree with tests/contract/overlay laid over the protos. It speaks
-         one more version, has one more capability, and sends fields and events that this tree does not know.
-  draft  the last draft of the contract and this tree: every link between the two must be refused, by name and version.
+  old   the release at --old and this tree. Default: the commit at which protos/baseline.binpb was taken last, which is
+        the contract as it was frozen.
+  next  this tree and a simulated next release: this tree with tests/contract/overlay laid over the protos. It speaks
+        one more version, has one more capability, and sends fields and events that this tree does not know.
 
-The first two mixes run in three rings: a processor of one release with a detokenizer and an engine of the other, both
+Each mix runs in three rings: a processor of one release with a detokenizer and an engine of the other, both
 ways round, and two of each service, one of either release. Under load every service is killed, so that its requests
 move to the other release. Every answer is compared, token for token, with that of a ring of this tree alone (if the
 engines report different numerics, only length, ends and usage). A capability that only the next release has must be

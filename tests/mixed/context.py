@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tests.chaos.fleet import Fleet, Release
+from tests.chaos.fleet import Fleet
 from tests.chaos.outcome import Outcome
 from tests.chaos.workload import RequestSpec
+from tests.processes import Release
 
 
 class Mix(StrEnum):
@@ -21,8 +22,6 @@ class Mix(StrEnum):
     """An older release and this one."""
     NEXT = "next"
     """This release and a simulated next one."""
-    DRAFT = "draft"
-    """The last draft of the contract and this release, which refuse each other."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class RingResult:
 
     def show(self) -> None:
         print(
-            f"{self.mix:5}  {self.ring:47} {self.seconds:4.0f} s  {self.requests:4} requests  "
+            f"{self.mix:4}  {self.ring:47} {self.seconds:4.0f} s  {self.requests:4} requests  "
             f"{self.refused} refused by name  {len(self.problems)} problems",
             *(f"moved: {count:3} of {what}" for what, count in self.moved.items()),
             *self.problems[:20],

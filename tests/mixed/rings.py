@@ -13,18 +13,19 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import link_pb2
 
-from services.common.links.channels import open_channel
+from services.common.links.channels import Endpoint
 from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import hello_message, status_from_proto
 from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
-from tests.chaos.fleet import THIS, Fleet, Release
+from tests.chaos.fleet import Fleet
 from tests.chaos.load import ClosedLoop, ask, connect
 from tests.chaos.logs import read_logs
 from tests.chaos.outcome import Defect
 from tests.chaos.workload import RequestSpec
 from tests.mixed.context import Mix, RingResult, RunContext, fleet_of
 from tests.mixed.next_release import CAPABILITY
+from tests.processes import THIS, Release
 
 CLIENTS = 3
 RETRIES = 3
@@ -107,7 +108,7 @@ async def _kill_and_restart(fleet: Fleet, load: ClosedLoop, name: str, context: 
             while tally.requests < requests + 2 * context.options.concurrency:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     process.start()
-    await fleet.wait_serving(name)
+    await process.wait_serving()
     if process.kind == "detokenizer":  # clients are not told of such a move
         return live
     return tally.moved - moved if process.kind == "engine" else tally.resumed - resumed
@@ -117,7 +118,7 @@ async def _wait_for_work(fleet: Fleet, name: str) -> int:
     """Wait until a service has work; returns a detokenizer's number of requests."""
     if fleet.processes[name].kind == "processor":
         return 0
-    while not ((held := await fleet.held_resources(name)).running or held.live_requests):  # noqa: ASYNC110
+    while not ((held := await fleet.processes[name].held()).running or held.live_requests):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     return held.live_requests
 
@@ -154,7 +155,7 @@ async def _submit_that_requires(address: str) -> tuple[link_pb2.Welcome, Status 
     submit = engine_pb2.Submit(
         request_id=ring_id(me.incarnation, 1), epoch=1, prompt_token_ids=[50], max_tokens=1, requires=[CAPABILITY]
     )
-    async with open_channel(address) as channel:
+    async with Endpoint(address).open() as channel:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         call = stub.Attach(timeout=CALL_TIMEOUT)
         await call.write(engine_pb2.AttachRequest(hello=hello, commands=[engine_pb2.Command(submit=submit)]))
@@ -172,7 +173,7 @@ async def _unknown_events(fleet: Fleet) -> int:
     frame = inference_pb2.SessionRequest()
     frame.generate.request_id, frame.generate.text = "a", "Once"
     frame.generate.stopping.max_tokens = 4
-    async with open_channel(fleet.processes["processor-0"].address) as channel:
+    async with Endpoint(fleet.processes["processor-0"].address).open() as channel:
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         call = stub.Session(timeout=CALL_TIMEOUT)
         await call.write(frame)
@@ -183,6 +184,6 @@ async def _unknown_events(fleet: Fleet) -> int:
 
 
 async def numerics_of(fleet: Fleet, name: str) -> str:
-    async with open_channel(fleet.processes[name].address) as channel:
+    async with Endpoint(fleet.processes[name].address).open() as channel:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
         return str((await stub.GetModel(engine_pb2.GetModelRequest(), timeout=CALL_TIMEOUT)).numerics)

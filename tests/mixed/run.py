@@ -6,16 +6,14 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from tests.chaos.fleet import THIS, Release
 from tests.chaos.load import connect, record_answers
 from tests.chaos.workload import pool
 from tests.mixed.context import Mix, Options, RingResult, RunContext, fleet_of
-from tests.mixed.draft import DRAFT, side_by_side
 from tests.mixed.releases import frozen, next_release, release_of
 from tests.mixed.rings import numerics_of, one_of_each, two_of_each
+from tests.processes import THIS, Release
 
 
 async def run(options: Options, report: Callable[[RingResult], None]) -> list[RingResult]:
@@ -27,17 +25,13 @@ async def run(options: Options, report: Callable[[RingResult], None]) -> list[Ri
         context = await _record_context(options, directory)
         results = []
         for mix, older, newer in mixes:
-            if mix is Mix.DRAFT:
-                rings = [partial(side_by_side, context, older, newer)]
-            else:
-                rings = [
-                    partial(one_of_each, context, mix, older, newer),
-                    partial(one_of_each, context, mix, newer, older),
-                    partial(two_of_each, context, mix, older, newer),
-                ]
-            for ring in rings:
+            for ring, front, back in (
+                (one_of_each, older, newer),
+                (one_of_each, newer, older),
+                (two_of_each, older, newer),
+            ):
                 start = time.monotonic()
-                result = await ring()
+                result = await ring(context, mix, front, back)
                 result.seconds = time.monotonic() - start
                 results.append(result)
                 report(result)
@@ -46,13 +40,9 @@ async def run(options: Options, report: Callable[[RingResult], None]) -> list[Ri
 
 def _releases(mix: Mix, options: Options, directory: Path) -> tuple[Release, Release]:
     """Return the older and the newer one."""
-    match mix:
-        case Mix.OLD:
-            return release_of(options.old or frozen(), "old", directory / "old"), THIS
-        case Mix.NEXT:
-            return THIS, next_release(directory / "next")
-        case Mix.DRAFT:
-            return release_of(DRAFT, "draft", directory / "draft"), THIS
+    if mix is Mix.OLD:
+        return release_of(options.old or frozen(), "old", directory / "old"), THIS
+    return THIS, next_release(directory / "next")
 
 
 async def _record_context(options: Options, directory: Path) -> RunContext:

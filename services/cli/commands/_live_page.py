@@ -5,14 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.common.config.addresses import host_and_port
-from services.common.config.settings import METRICS_PORT_OFFSET
+from services.common.config.addresses import default_metrics_port, host_and_port, join_address
 from services.common.telemetry.metrics_endpoint import server_header
 
 _SECONDS = 2.0
@@ -35,17 +35,18 @@ class LivePage:
     missing: dict[str, list[str]]
     """For engines and detokenizers: the addresses where the processor looks for one, and none is attached."""
 
-    def missing_peers(self) -> list[str]:
+    def missing_peers(self) -> Iterator[str]:
         """A line for each kind of peer that is missing: how many are, where the processor looks, what to do."""
-        return [self._missing(peers, addresses) for peers, addresses in self.missing.items() if addresses]
-
-    def _missing(self, peers: str, addresses: list[str]) -> str:
-        service, attached = _PEERS[peers], getattr(self, peers)
-        known = attached + len(addresses)
-        shown = ", ".join(addresses[:_SHOWN_ADDRESSES])
-        more = f" and at {len(addresses) - _SHOWN_ADDRESSES} more" if len(addresses) > _SHOWN_ADDRESSES else ""
-        what = f"{attached} of {known} {peers} are attached" if attached else f"no {service} is attached (0 of {known})"
-        return f"{what}: none at {shown}{more}; it may still be starting, else `ringline {service}` starts one"
+        for peers, addresses in self.missing.items():
+            service, attached, known = _PEERS[peers], getattr(self, peers), getattr(self, peers) + len(addresses)
+            what = f"{attached} of {known} {peers} are attached"
+            if not attached:
+                what = f"no {service} is attached (0 of {known})"
+            shown, more = ", ".join(addresses[:_SHOWN_ADDRESSES]), len(addresses) - _SHOWN_ADDRESSES
+            if more > 0:
+                shown += f" and at {more} more"
+            if addresses:
+                yield f"{what}: none at {shown}; it may still be starting, else `ringline {service}` starts one"
 
 
 def read_live_page(address: str, metrics: str | None) -> LivePage | None:
@@ -53,9 +54,13 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
 
     ``metrics``: the URL of its metrics; without it, the port that belongs to the processor's by default.
     """
-    place = urlsplit(metrics).netloc if metrics is not None else _default_place(address)
-    if place is None:
+    if metrics is not None:
+        place = urlsplit(metrics).netloc
+    elif address.startswith("unix:"):
         return None
+    else:
+        host, port = host_and_port(address)
+        place = join_address(host, default_metrics_port(port))
     try:
         page = _get(place)
         missing = {peers: [_printable(where) for where in page["missing"][peers]] for peers in _PEERS}
@@ -63,15 +68,6 @@ def read_live_page(address: str, metrics: str | None) -> LivePage | None:
         return LivePage(int(page["live_requests"]), int(page["waiting_requests"]), engines, detokenizers, missing)
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # no page, or one of another release
-
-
-def _default_place(address: str) -> str | None:
-    if address.startswith("unix:"):
-        return None
-    host, port = host_and_port(address)
-    above = port + METRICS_PORT_OFFSET
-    own = above if above <= 65535 else port - METRICS_PORT_OFFSET
-    return f"[{host}]:{own}" if ":" in host else f"{host}:{own}"
 
 
 def _printable(address: object) -> str:

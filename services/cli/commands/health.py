@@ -11,7 +11,7 @@ from services.cli.commands._diagnosis import connection_trouble
 from services.cli.commands._options import ClientCommand, connection_options
 from services.common.config.addresses import valid_address
 from services.common.config.errors import ExitCode
-from services.common.links.channels import check_health, open_channel
+from services.common.links.channels import Endpoint, check_health
 
 
 @click.command(cls=ClientCommand)
@@ -27,7 +27,7 @@ def health(address: str, service: str, timeout: float, connection: Connection) -
     credentials = connection.credentials()
 
     async def ask() -> str:
-        async with open_channel(address, credentials=credentials, server_name=connection.tls_server_name) as channel:
+        async with Endpoint(address, credentials, connection.tls_server_name).open() as channel:
             return await check_health(channel, service, timeout)
 
     status = asyncio.run(ask())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import CacheConfig, EngineConfig, LoadConfig, ModelConfig, SchedulerConfig, options_of
+from engine_core.config import EngineConfig, LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands.capacity import (
@@ -26,13 +26,12 @@ from services.cli.commands.capacity import (
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
 from services.common.config.errors import FatalError
 from services.common.config.flags import Command
-from services.common.config.options import build
+from services.common.config.options import build, settings_of
 from services.common.process.memory import collection_paused
 
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.language_model import LanguageModel
-    from engine_core.models.roofline import StepCost
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
@@ -118,20 +117,21 @@ def _positive(
     return click.option(flag, type=_Number(most), default=default, show_default=default is not None, help=text)
 
 
-_MODEL, _CACHE, _SCHEDULER = ModelConfig(), CacheConfig(), SchedulerConfig()
+_OF_ENGINE = {setting.name: setting for setting in settings_of(EngineConfig())}
 
 
-def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: str) -> Callable[[Function], Function]:
+def _engine_option(name: str) -> Callable[[Function], Function]:
     """An option of the engine."""
-    flag, declared, default = "--" + name.replace("_", "-"), options_of(type(section))[name], getattr(section, name)
-    text = f"The engine's {flag}."
+    setting = _OF_ENGINE[name]
     kind: click.Choice[str] | click.IntRange
-    if declared.choices is not None:
-        kind = click.Choice(declared.choices)
+    if setting.choices is not None:
+        kind = click.Choice(setting.choices)
     else:
-        low, high = (None if bound is None else int(bound) for bound in (declared.minimum, declared.maximum))
+        low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
-    return click.option(flag, type=kind, default=default, show_default=default is not None, help=text)
+    is_set = setting.default is not None
+    text = f"The engine's {setting.flag}."
+    return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
 
 
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
@@ -164,18 +164,18 @@ def _engine_option(section: ModelConfig | CacheConfig | SchedulerConfig, name: s
 @_positive("--efficiency", "Share of bandwidth and operations per second that an engine reaches.", 0.85, most=1)
 @click.option(
     "--memory-share",
-    type=_Number(1.0, least=options_of(CacheConfig)["gpu_memory_utilization"].minimum),
-    default=_CACHE.gpu_memory_utilization,
+    type=_Number(1.0, least=_OF_ENGINE["gpu_memory_utilization"].minimum),
+    default=_OF_ENGINE["gpu_memory_utilization"].default,
     show_default=True,
     help="The engine's --gpu-memory-utilization.",
 )
-@_engine_option(_MODEL, "dtype")
-@_engine_option(_MODEL, "max_model_len")
-@_engine_option(_MODEL, "quantization")
-@_engine_option(_MODEL, "model_impl")
-@_engine_option(_CACHE, "block_size")
-@_engine_option(_SCHEDULER, "max_num_batched_tokens")
-@_engine_option(_SCHEDULER, "max_num_seqs")
+@_engine_option("dtype")
+@_engine_option("max_model_len")
+@_engine_option("quantization")
+@_engine_option("model_impl")
+@_engine_option("block_size")
+@_engine_option("max_num_batched_tokens")
+@_engine_option("max_num_seqs")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,
@@ -195,20 +195,21 @@ def plan(
     """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
-    checkpoint = _checkpoint(config.model)
+    checkpoint, outline = _outline(config.model)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
         raise FatalError(
             f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
             f"{longest:,} tokens; lower one of them"
         )
+    from engine_core.models.roofline import StepCost
+
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
-    outline = _outline(checkpoint)
     budget = hardware.memory * memory_share
     runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
     block = _block_bytes(outline, config.cache.block_size, on_gpu=gpu is not None)
     memory = _memory(checkpoint, outline, block, budget, runtime, config, demand)
-    cost = _cost(checkpoint, outline)
+    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
         return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
@@ -217,8 +218,14 @@ def plan(
         planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    described = _describe(outline, cost, block, config.cache.block_size)
-    click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
+    token = block // config.cache.block_size
+    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
+    described = Model(sum(part.num_weights for part in outline.parts), cost.active, token * len(groups), groups)
+    if as_json:
+        held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
+        click.echo(json.dumps({"model": asdict(described), "memory": held, **asdict(planned)}, indent=2))
+    else:
+        click.echo(_as_text(described, memory, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -234,24 +241,18 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _checkpoint(config: ModelConfig) -> Checkpoint:
-    with engine_extra(), collection_paused():
-        from engine_core.model_loader.checkpoint import open_checkpoint  # loads torch
+def _outline(config: ModelConfig) -> tuple[Checkpoint, LanguageModel]:
+    """The checkpoint, and its model without weights."""
+    with engine_extra(), collection_paused():  # they load torch
+        from engine_core.model_loader.checkpoint import open_checkpoint
+        from engine_core.model_loader.loader import model_outline
     try:
-        return open_checkpoint(config, LoadConfig(load_format="dummy"))
-    except (CheckpointError, ConfigError) as error:
-        raise FatalError(str(error)) from None
-
-
-def _outline(checkpoint: Checkpoint) -> LanguageModel:
-    from engine_core.model_loader.loader import model_outline
-
-    try:
+        checkpoint = open_checkpoint(config, LoadConfig(load_format="dummy"))
         model = model_outline(checkpoint)
         model.tensors()  # refuses what an engine refuses before it loads them
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         raise FatalError(str(error)) from None
-    return model
+    return checkpoint, model
 
 
 def _cpu_runtime(budget: float) -> float:
@@ -319,23 +320,6 @@ def blocks_per_sequence(
     ]
     prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
     return sum(decoding), sum(map(max, decoding, prompt))
-
-
-def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
-    from engine_core.models.roofline import StepCost
-
-    return StepCost.of_model(model, checkpoint.dtype.itemsize)
-
-
-def _describe(model: LanguageModel, cost: StepCost, block: int, block_size: int) -> Model:
-    token = block // block_size
-    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in model.kv_cache_groups)
-    return Model(sum(part.num_weights for part in model.parts), cost.active, token * len(groups), groups)
-
-
-def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
-    held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
-    return json.dumps({"model": asdict(model), "memory": held, **asdict(planned)}, indent=2)
 
 
 def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:

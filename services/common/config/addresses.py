@@ -1,4 +1,4 @@
-"""Addresses at which services are dialed: ``host:port``, ``[v6]:port`` or ``unix:path``."""
+"""The default ports, and addresses at which services are dialed: ``host:port``, ``[v6]:port`` or ``unix:path``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import ipaddress
 
 from services.common.config.options import SettingError
 
+PROCESSOR_PORT = 50051
+ENGINE_PORT = 50061
+DETOKENIZER_PORT = 50071
+METRICS_PORT_OFFSET = 10000
+
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket on Linux: sun_path without its terminating zero."""
+
+
+def default_metrics_port(port: int, room: int = 0) -> int:
+    """Where the service at ``port`` has its metrics unless told otherwise, with ``room`` more ports above it."""
+    above = port + METRICS_PORT_OFFSET
+    return above if above + room <= 65535 else port - METRICS_PORT_OFFSET
 
 
 def join_address(host: str, port: int) -> str:

@@ -1,9 +1,10 @@
 """How options are declared, parsed and checked.
 
-An option is a dataclass field whose metadata holds an ``Option`` under the key ``"option"``; options that belong
-together are one dataclass, and dataclasses are composed into the settings of a process. One declaration yields the
-flag (``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The engine declares its own
-in the same form; they are recognized by their attributes, so nothing here imports the engine.
+An option is a dataclass field with metadata: its help, and what it accepts. Options that belong together are one
+dataclass, and dataclasses are composed into the settings of a process. One declaration yields the flag
+(``--max-num-seqs``), the variable (``RINGLINE_MAX_NUM_SEQS``) and the documentation. The metadata are plain data with
+the names of ``Setting``'s fields, so that the engine declares its own options without this module, and nothing here
+imports the engine.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
-from typing import Any, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 VARIABLE_PREFIX = "RINGLINE_"
 TYPO_SIMILARITY = 0.8
@@ -38,44 +39,9 @@ class SettingError(Exception):
         self.accepted = accepted
 
 
-class OptionDeclaration(Protocol):
-    """What declares an option besides its type and default: here ``Option``, in the engine a class of its own."""
-
-    @property
-    def help(self) -> str: ...
-    @property
-    def choices(self) -> tuple[str, ...] | None: ...
-    @property
-    def minimum(self) -> float | None: ...
-    @property
-    def maximum(self) -> float | None: ...
-    @property
-    def unit(self) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """The ``OptionDeclaration`` of the services."""
-
-    help: str
-    choices: tuple[str, ...] | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    unit: str | None = None
-    """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    unit: str | None = None,
-) -> Any:
-    """A dataclass field that is an option."""
-    return field(default=default, metadata={"option": Option(help, choices, minimum, maximum, unit)})
+def option(default: Any, help: str, **declared: Any) -> Any:
+    """A dataclass field that is an option. ``declared``: the fields of ``Setting`` from ``choices`` to ``unit``."""
+    return field(default=default, metadata={"help": help, **declared})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +56,12 @@ class Setting:
     optional: bool
     """Whether None ("derive it") is a value."""
     default: Any
-    declared: OptionDeclaration
+    help: str
+    choices: tuple[str, ...] | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    unit: str | None = None
+    """``bytes`` options also take suffixes (512MiB, 4GiB); other units, such as ``seconds``, are documentation."""
 
     @property
     def flag(self) -> str:
@@ -108,8 +79,8 @@ class Setting:
     @property
     def accepted(self) -> str:
         """What the option takes, in words."""
-        if self.declared.choices is not None:
-            return "one of " + ", ".join(self.declared.choices)
+        if self.choices is not None:
+            return "one of " + ", ".join(self.choices)
         noun = {
             bool: "true or false",
             int: "an integer",
@@ -117,11 +88,11 @@ class Setting:
             str: "a string",
             tuple: "a comma-separated list",
         }[self.kind]
-        if self.declared.unit == "bytes":
+        if self.unit == "bytes":
             noun = "a number of bytes (such as 1048576, 512MiB or 4GiB)"
-        elif self.declared.unit is not None:
-            noun = f"{noun} of {self.declared.unit}"
-        low, high = (_bound(bound) for bound in (self.declared.minimum, self.declared.maximum))
+        elif self.unit is not None:
+            noun = f"{noun} of {self.unit}"
+        low, high = (_bound(bound) for bound in (self.minimum, self.maximum))
         if low is not None and high is not None:
             return f"{noun} from {low} to {high}"
         if low is not None:
@@ -132,25 +103,20 @@ class Setting:
         """Raise ``SettingError`` if ``value`` is out of range."""
         if value is None and self.optional:
             return
-        choices, low, high = self.declared.choices, self.declared.minimum, self.declared.maximum
         # Written so that NaN, for which every comparison is false, is refused too.
-        bad = (
-            (choices is not None and value not in choices)
-            or (low is not None and not value >= low)
-            or (high is not None and not value <= high)
-        )
-        if bad:
+        if (
+            (self.choices is not None and value not in self.choices)
+            or (self.minimum is not None and not value >= self.minimum)
+            or (self.maximum is not None and not value <= self.maximum)
+        ):
             raise SettingError(self.name, value, self.accepted)
 
     def parse(self, text: str) -> Any:
         """The value of a flag or variable; raises ``SettingError`` if it cannot be parsed or is out of range."""
         try:
             value = self._convert(text.strip())
-        except ValueError:
-            raise SettingError(self.name, text, self.accepted) from None
-        try:
             self.check(value)
-        except SettingError:
+        except (ValueError, SettingError):
             raise SettingError(self.name, text, self.accepted) from None
         return value
 
@@ -161,22 +127,34 @@ class Setting:
             return text.lower() in _TRUE
         if self.kind is tuple:
             return tuple(item.strip() for item in text.split(",") if item.strip())
-        if self.declared.unit == "bytes":
-            return _parse_bytes(text)
+        if self.unit == "bytes":
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+            if match is None or match[2].upper() not in _BYTES:
+                raise ValueError
+            return round(Fraction(match[1]) * _BYTES[match[2].upper()])
         return self.kind(text)
 
     def format(self, value: Any) -> str:
         """The text that ``parse`` reads as ``value``."""
         if self.kind is bool:
             return "true" if value else "false"
-        if self.declared.unit == "bytes":
-            return _format_bytes(value)
+        if self.unit == "bytes" and value:  # with the largest suffix that leaves a whole number
+            suffix = next((each for each in ("TiB", "GiB", "MiB", "KiB") if value % _BYTES[each.upper()] == 0), "")
+            return f"{value // _BYTES[suffix.upper()]}{suffix}"
         return ",".join(value) if self.kind is tuple else str(value)
 
 
 def settings_of(defaults: Any) -> list[Setting]:
     """All options of ``defaults``, a settings dataclass, and of its sections, in order of declaration."""
-    return list(_all_settings(defaults))
+    settings: list[Setting] = []
+    own = {setting.name: setting for setting in _own_settings(defaults)}
+    for f in fields(defaults):
+        value = getattr(defaults, f.name)
+        if f.name in own:
+            settings.append(own[f.name])
+        elif is_dataclass(value):
+            settings += settings_of(value)
+    return settings
 
 
 def build(defaults: T, values: Mapping[str, Any]) -> T:
@@ -188,7 +166,7 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
     changes: dict[str, Any] = {}
     for f in fields(defaults):  # type: ignore[arg-type]
         value = getattr(defaults, f.name)
-        if "option" in f.metadata:
+        if f.metadata:
             if f.name in values:
                 changes[f.name] = values[f.name]
         elif is_dataclass(value):
@@ -198,7 +176,7 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
 
 def check_section(section: Any) -> None:
     """Raise ``SettingError`` for the first option of ``section`` itself that is out of range."""
-    for setting in _section_settings(section):
+    for setting in _own_settings(section):
         setting.check(setting.default)
 
 
@@ -215,22 +193,12 @@ def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[st
     return words
 
 
-def _all_settings(defaults: Any) -> Iterator[Setting]:
-    own = {setting.name: setting for setting in _section_settings(defaults)}
-    for f in fields(defaults):
-        value = getattr(defaults, f.name)
-        if f.name in own:
-            yield own[f.name]
-        elif is_dataclass(value):
-            yield from _all_settings(value)
-
-
-def _section_settings(section: Any) -> Iterator[Setting]:
+def _own_settings(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(type(section))
     for f in fields(section):
-        if "option" in f.metadata:
+        if f.metadata:
             kind, optional = _kind(hints[f.name])
-            yield Setting(type(section), f.name, kind, optional, getattr(section, f.name), f.metadata["option"])
+            yield Setting(type(section), f.name, kind, optional, getattr(section, f.name), **f.metadata)
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
@@ -247,21 +215,6 @@ def _kind(hint: Any) -> tuple[type, bool]:
     return kind, optional
 
 
-def _format_bytes(value: int) -> str:
-    """With the largest suffix that leaves a whole number."""
-    for suffix in ("TiB", "GiB", "MiB", "KiB"):
-        if value and value % _BYTES[suffix.upper()] == 0:
-            return f"{value // _BYTES[suffix.upper()]}{suffix}"
-    return str(value)
-
-
 def _bound(value: float | None) -> str | None:
     """In digits, without an exponent."""
     return None if value is None else str(int(value)) if float(value).is_integer() else str(value)
-
-
-def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if match is None or match[2].upper() not in _BYTES:
-        raise ValueError
-    return round(Fraction(match[1]) * _BYTES[match[2].upper()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,18 +20,21 @@ _RETRY_PAUSE = 0.05
 """Seconds between two attempts of ``wait_serving``."""
 
 
-def open_channel(
-    address: str,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    *,
-    credentials: PeerCredentials = PLAINTEXT,
-    server_name: str | None = None,
-) -> grpc.aio.Channel:
-    """A channel to ``address`` (``host:port`` or ``unix:path``); it connects when first used.
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A server of the ring, and how to dial it."""
 
-    ``server_name``: the name that the server's certificate must have, if not the address's host.
-    """
-    return credentials.open(address, server_name, channel_options(max_message_bytes))
+    address: str
+    """``host:port`` or ``unix:path``."""
+    credentials: PeerCredentials = PLAINTEXT
+    server_name: str | None = None
+    """The name that the server's certificate must have; None: the address's host."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Limit on a received message."""
+
+    def open(self) -> grpc.aio.Channel:
+        """A channel; it connects when first used."""
+        return self.credentials.open(self.address, self.server_name, channel_options(self.max_message_bytes))
 
 
 async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: float = 2.0) -> str:
@@ -46,16 +50,14 @@ async def check_health(channel: grpc.aio.Channel, service: str = "", seconds: fl
     return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
 
-async def wait_serving(
-    address: str, *, credentials: PeerCredentials = PLAINTEXT, server_name: str | None = None
-) -> None:
-    """Return when the whole server at ``address`` is SERVING, however long that takes.
+async def wait_serving(endpoint: Endpoint) -> None:
+    """Return when the whole server is SERVING, however long that takes.
 
     Each attempt opens a new channel: one that has failed for some seconds would wait for seconds before it connects
     again, even if the server serves by then.
     """
     while True:
-        async with open_channel(address, credentials=credentials, server_name=server_name) as channel:
+        async with endpoint.open() as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             watch = stub.Watch(health_pb2.HealthCheckRequest())
             with suppress(grpc.aio.AioRpcError):  # the server does not listen yet, or stopped during the watch

@@ -14,9 +14,10 @@ import grpc
 import structlog
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
-from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import hello_message
-from services.common.security.credentials import PLAINTEXT, PeerCredentials
 from services.ring.identity import PeerId
 
 log = structlog.get_logger(__name__)
@@ -51,28 +52,23 @@ class EngineLink:
 
     def __init__(
         self,
-        address: str,
+        endpoint: Endpoint,
         me: PeerId,
         owner: EngineOwner,
         dedup: PeerDedup,
         *,
         stall_timeout: float,
-        max_message_bytes: int,
-        credentials: PeerCredentials = PLAINTEXT,
-        server_name: str | None = None,
     ) -> None:
         """``dedup`` is shared by all links of the process.
 
         ``stall_timeout``: seconds after which an engine that reads no commands is given up.
         """
-        self.address = address
+        self.address = endpoint.address
+        self._endpoint = endpoint
         self._me = me
         self._owner = owner
         self._dedup = dedup
         self._stall_timeout = stall_timeout
-        self._max_message_bytes = max_message_bytes
-        self._credentials = credentials
-        self._server_name = server_name
         self._commands: list[bytes] = []
         """Serialized frames of one command each; concatenated, they form one frame with all commands."""
         self._wake = asyncio.Event()
@@ -95,13 +91,7 @@ class EngineLink:
 
     async def run(self) -> None:
         """Keep attached until cancelled."""
-        await maintain_link(
-            self.address,
-            self._attach,
-            max_message_bytes=self._max_message_bytes,
-            credentials=self._credentials,
-            server_name=self._server_name,
-        )
+        await maintain_link(self._endpoint, self._attach)
 
     async def _attach(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
@@ -161,17 +151,16 @@ class EngineLink:
     def _writer_ended(self, writer: asyncio.Task[None]) -> None:
         """Give the link up if its writer failed: nothing can be sent over it any more."""
         error = None if writer.cancelled() else writer.exception()
+        # With the excepted errors the call has ended, and its reader gets the reason.
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
-            self.give_up(
-                f"commands cannot be written: {error!r}"
-            )  # otherwise the call ended, and the reader gets the reason
+            self.give_up(f"commands cannot be written: {error!r}")
 
     def _next_batch(self) -> list[bytes]:
-        size = 0
-        for index, command in enumerate(self._commands):
+        size = count = 0
+        for command in self._commands:
             size += len(command)
-            if size > MAX_FRAME_BYTES and index > 0:
-                batch, self._commands = self._commands[:index], self._commands[index:]
-                return batch
-        batch, self._commands = self._commands, []
+            if size > MAX_FRAME_BYTES and count > 0:
+                break
+            count += 1
+        batch, self._commands = self._commands[:count], self._commands[count:]
         return batch

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import structlog
 from ringline.types.v1 import link_pb2
 
-from services.common.links.channels import open_channel
-from services.common.security.credentials import PLAINTEXT, PeerCredentials
+from services.common.links.channels import Endpoint
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 
 log = structlog.get_logger(__name__)
@@ -71,42 +70,6 @@ class Backoff:
         self._ceiling = self._first
 
 
-class PeerDedup:
-    """Prevents two links of one process to the same peer, when two addresses lead to it."""
-
-    def __init__(self) -> None:
-        self._addresses: dict[PeerId, str] = {}
-        self._warned: dict[PeerId, set[str]] = {}
-
-    @contextmanager
-    def claim(self, peer: PeerId, address: str) -> Iterator[None]:
-        """Reserve a peer while a link to it is attempted and established.
-
-        Raises ``LinkRefused`` if a link through another address has reserved it.
-        """
-        if self.has_another(peer, address):
-            raise LinkRefused(f"it is {peer.name}, already linked through {self._addresses[peer]}")
-        self._addresses[peer] = address
-        try:
-            yield
-        finally:
-            del self._addresses[peer]
-            self._warned.pop(peer, None)
-
-    @property
-    def duplicates(self) -> frozenset[str]:
-        """Addresses of peers that are linked through another one."""
-        return frozenset[str]().union(*self._warned.values())
-
-    def has_another(self, peer: PeerId, address: str) -> bool:
-        """Whether a link through another address has reserved ``peer``; warns once per reservation and address."""
-        used = self._addresses.get(peer, address)
-        if used != address and address not in self._warned.setdefault(peer, set()):
-            self._warned[peer].add(address)
-            log.warning("two addresses of one peer", peer=peer.name, address=address, used=used)
-        return used != address
-
-
 class LinkRefused(Exception):
     """The peer answered, but a link to it is not possible; the text is the reason."""
 
@@ -121,18 +84,10 @@ def parse_welcome(welcome: link_pb2.Welcome) -> PeerId:
     return PeerId(welcome.name, welcome.incarnation)
 
 
-async def maintain_link(
-    address: str,
-    run_link: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]],
-    *,
-    max_message_bytes: int,
-    credentials: PeerCredentials = PLAINTEXT,
-    server_name: str | None = None,
-) -> None:
+async def maintain_link(endpoint: Endpoint, run_link: Callable[[grpc.aio.Channel, Backoff], Awaitable[None]]) -> None:
     """Call ``run_link(channel, backoff)`` in a loop, each time with a new channel, until cancelled.
 
     ``run_link`` resets the backoff when its link is established; it returns when the peer closes the link, or raises.
-    ``server_name``: the name that the server's certificate must have, if not the address's host.
 
     Logs each end of an established link with its reason, refusals, and a peer that cannot be reached for
     ``UNREACHABLE_LOG_DELAY``. A repeated reason is logged once.
@@ -142,11 +97,8 @@ async def maintain_link(
     while True:
         links, refused = backoff.successes, False
         try:
-            trusted = credentials.authorities
-            async with (
-                open_channel(address, max_message_bytes, credentials=credentials, server_name=server_name) as channel,
-                _closed_when_distrusted(channel, address, credentials, trusted),
-            ):
+            trusted = endpoint.credentials.authorities
+            async with endpoint.open() as channel, _closed_when_distrusted(channel, endpoint, trusted):
                 await run_link(channel, backoff)
             reason = "the peer ended the link"
         except asyncio.CancelledError:
@@ -154,50 +106,51 @@ async def maintain_link(
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
-            reason, refused = _reason(error), isinstance(error, LinkRefused) or _refuses(error)
+            reason = _reason(error)
+            refused = isinstance(error, LinkRefused) or (
+                isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
+            )
         except Exception:
-            log.exception("link failed", address=address)
+            log.exception("link failed", address=endpoint.address)
             reason = "an unexpected error"
         if backoff.successes > links:
             logged, since = "", time.monotonic()
-            log.info("link ended", address=address, reason=reason)
+            log.info("link ended", address=endpoint.address, reason=reason)
         elif reason != logged and (refused or time.monotonic() - since >= UNREACHABLE_LOG_DELAY):
             logged = reason
-            log.info("not linked", address=address, reason=reason)
+            log.info("not linked", address=endpoint.address, reason=reason)
         await asyncio.sleep(backoff.next())
 
 
 @asynccontextmanager
 async def _closed_when_distrusted(
-    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, trusted: bytes | None
+    channel: grpc.aio.Channel, endpoint: Endpoint, trusted: bytes | None
 ) -> AsyncIterator[None]:
     """Close a channel when an authority that was trusted when it was opened is removed.
 
     gRPC does not show the dialling end the server's certificate; the next connection verifies it again.
     """
-    if trusted is None or address.startswith("unix:"):
+    if trusted is None or endpoint.address.startswith("unix:"):
         yield
         return
-    watching = asyncio.create_task(_watch_authorities(channel, address, credentials, trusted))
+    watching = asyncio.create_task(_watch_authorities(channel, endpoint, trusted))
     try:
         yield
     finally:
         watching.cancel()
 
 
-async def _watch_authorities(
-    channel: grpc.aio.Channel, address: str, credentials: PeerCredentials, trusted: bytes
-) -> None:
+async def _watch_authorities(channel: grpc.aio.Channel, endpoint: Endpoint, trusted: bytes) -> None:
     from services.common.security.certificates import removes_any  # cryptography takes a tenth of a second to load
 
     seen = trusted
     while True:
         await asyncio.sleep(CA_CHECK_INTERVAL)
-        now = credentials.authorities
+        now = endpoint.credentials.authorities
         if now is not None and now != seen:
             seen = now
             if removes_any(now, trusted):
-                log.warning("redialling: an authority was removed from the trusted ones", address=address)
+                log.warning("redialling: an authority was removed from the trusted ones", address=endpoint.address)
                 await channel.close()
                 return
 
@@ -206,10 +159,6 @@ def _cancelled_from_outside() -> bool:
     """Whether this task was cancelled, rather than only a call that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _refuses(error: Exception) -> bool:
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
 
 
 def _reason(error: Exception) -> str:

@@ -1,8 +1,14 @@
 """A gRPC server and what protects it.
 
-server             its lifecycle: bind, load, serve, drain, stop   (read first)
-handlers           how an RPC reaches a service; error_interceptor: how errors leave it; protobuf: shared messages
-message_limits, calls, connections, memory_guard   limits, each with what happens when it is exceeded
-output_stream      a response stream, and how long a slow reader may delay a write (the stall timeout)
+server             its lifecycle: bind, serve, stop   (read first)
+call_interceptor   every call: counted, authorized, read, answered; errors become statuses
+handlers           the handlers of a service's methods: requests as bytes, and how long one may take to arrive
+shared_messages    statuses, handshakes and logprobs ⇄ protobuf
 grpc_options, bind_address, health   gRPC's options with their reasons, the address before gRPC binds it, health checks
+
+Limits, each with what happens when it is exceeded:
+message_limits     bytes and fields of one message, before it is parsed
+open_calls, connections   calls and connections, in all and per client
+slow_readers       how long a reader may read nothing, and how much may wait for it
+memory_guard       memory of the whole process, whatever arrives
 """

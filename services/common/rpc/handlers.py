@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 from services.ring.errors import Code, Refused
 
 Context = grpc.aio.ServicerContext[Any, Any]
+Authorize = Callable[[Context, str], None]
+"""``authorize(context, method)`` raises ``Refused``; its text must not quote tokens or certificates."""
 OnMessage = Callable[[str, int], None]
 """Called with the peer (as gRPC writes it) and the size of every message that has arrived."""
 
@@ -61,7 +63,9 @@ def _handler(
     async def call(_: object, context: Context) -> Any:
         if method.client_streaming:
             return await behavior(RequestStream(context, on_message), context)
-        return await behavior(await _read_request(context, on_message), context)
+        data = await read_single_request(context)
+        on_message(context.peer(), len(data))
+        return await behavior(data, context)
 
     make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
     handler: grpc.RpcMethodHandler[Any, Any] = make(call, request_deserializer=None, response_serializer=_serialized)
@@ -70,12 +74,6 @@ def _handler(
 
 def _serialized(answer: Message | bytes) -> bytes:
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
-
-
-async def _read_request(context: Context, on_message: OnMessage) -> bytes:
-    data: bytes = await read_single_request(context)
-    on_message(context.peer(), len(data))
-    return data
 
 
 async def read_single_request(context: Context) -> Any:

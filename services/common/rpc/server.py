@@ -1,50 +1,40 @@
-"""The lifecycle of a gRPC server: bind, load, serve, drain, stop.
+"""The lifecycle of a gRPC server: bind, load, serve, drain (``services.common.process.drain``), stop.
 
-Health reports NOT_SERVING until the service sets it to SERVING, and again as soon as a drain begins. SIGTERM and SIGINT
-start a drain; a second signal ends the process at once.
+Health reports NOT_SERVING until the service sets it to SERVING, and again as soon as a drain begins.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.common.config.addresses import host_and_port, join_address
-from services.common.config.errors import ExitCode, FatalError
+from services.common.config.errors import FatalError
 from services.common.config.settings import ServerSettings
+from services.common.process.drain import Drain, end_task
 from services.common.process.heartbeat import heartbeat
 from services.common.rpc.bind_address import check_bindable, remove_socket_file
-from services.common.rpc.calls import CallRegistry
+from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.connections import ConnectionGuard, allowed_connections
-from services.common.rpc.error_interceptor import ErrorInterceptor
 from services.common.rpc.grpc_options import server_options
-from services.common.rpc.handlers import rpc_handlers
+from services.common.rpc.handlers import Authorize, rpc_handlers
 from services.common.rpc.health import Health
 from services.common.rpc.memory_guard import MemoryGuard
+from services.common.rpc.open_calls import CallRegistry
 
-log = structlog.get_logger()
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STATUS_GRACE = 0.5
 """Seconds after the drain for handlers that are returning to send their status."""
-_DRAIN_MARGIN = 2.0
-"""Seconds beyond its grace after which a drain that has not returned is cancelled."""
-_IDLE_POLL = 0.05
-"""Seconds between two checks of whether the service is idle."""
 
 
 class Server:
-    """One grpc.aio server with health, reflection, limits and the error interceptor.
+    """One grpc.aio server with health, reflection, limits and the call interceptor.
 
     Register servicers with ``add_service``, then ``start()`` and ``stop()`` it, or ``run()`` it for a whole process.
     """
@@ -55,22 +45,20 @@ class Server:
         services: Sequence[str],
         *,
         credentials: grpc.ServerCredentials | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        authorizers: Sequence[Authorize] = (),
         max_connection_age: float | None = None,
     ) -> None:
         """``services``: full names of the services that will be registered. Needs a running event loop.
 
-        Without ``credentials`` it speaks plain text. ``interceptors`` run inside the error interceptor. After
+        Without ``credentials`` it speaks plain text. ``authorizers``: see ``CallInterceptor``. After
         ``max_connection_age`` seconds clients make new calls on another connection; open calls continue.
         """
         self._settings = settings
         self._max_connections = allowed_connections(settings.max_connections)
         self.health = Health(services)
-        self._stopping = asyncio.Event()
-        self._cut = asyncio.Event()
-        self._exit_code: int = ExitCode.OK
+        self.drain = Drain(settings.drain_grace)
+        """Ends ``run``."""
         self._has_served = False
-        self._grace = settings.drain_grace
         self.address = settings.address
         """The address to listen on; after ``start`` with the port in use."""
         self._calls = CallRegistry(settings.max_calls, settings.max_connections_per_client)
@@ -78,7 +66,7 @@ class Server:
         self._connections: ConnectionGuard | None = None
         self._credentials = credentials
         self.grpc = grpc.aio.server(
-            interceptors=[ErrorInterceptor(self._calls, settings.stall_timeout, self._on_call), *interceptors],
+            interceptors=[CallInterceptor(self._calls, settings.stall_timeout, self._on_call, authorizers)],
             options=server_options(settings, self._max_connections, max_connection_age),
         )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
@@ -112,7 +100,10 @@ class Server:
         await self.health.start()
         check_bindable(self._settings)
         try:
-            port = self._bind()
+            if self._credentials is None:
+                port = self.grpc.add_insecure_port(self._settings.address)
+            else:
+                port = self.grpc.add_secure_port(self._settings.address, self._credentials)
         except RuntimeError as error:
             raise FatalError(f"cannot listen on {self._settings.address}: {error}") from None
         if self._settings.uds is None:
@@ -121,11 +112,6 @@ class Server:
             self._connections.start()
         await self.grpc.start()
         return self.address
-
-    def _bind(self) -> int:
-        if self._credentials is None:
-            return self.grpc.add_insecure_port(self._settings.address)
-        return self.grpc.add_secure_port(self._settings.address, self._credentials)
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health of every service and of the whole server; without effect once a drain began."""
@@ -137,53 +123,30 @@ class Server:
         """Calls that gRPC has not released."""
         return self._calls.num_open
 
-    def request_stop(self, exit_code: int = ExitCode.OK, grace: float | None = None) -> None:
-        """Drain for ``grace`` seconds (default: ``drain_grace``), then let ``run`` return ``exit_code``.
-
-        Later calls change only an exit code that is still OK. Call it on the event loop.
-        """
-        self._exit_code = self._exit_code or exit_code
-        if not self._stopping.is_set():
-            self._grace = self._settings.drain_grace if grace is None else grace
-            self._stopping.set()
-
     async def run(
-        self, work: Callable[[], Coroutine[Any, Any, None]], drain: Callable[[float], Coroutine[Any, Any, None]]
+        self, work: Callable[[], Coroutine[Any, Any, None]], finish: Callable[[float], Coroutine[Any, Any, None]]
     ) -> int:
         """Start, run ``work()`` (loading, links to peers) beside the server, and return the process's exit code.
 
-        A signal or ``request_stop`` ends it. First ``drain(grace)`` runs: it must refuse new requests, finish the
-        present ones within ``grace`` seconds and end the streams that are still open. Then ``work`` is cancelled if it
-        still runs. An exception of ``work`` ends the server and is raised here. Meanwhile the process sends heartbeats,
-        and a watchdog ends it if its event loop hangs.
+        ``drain`` ends it: first ``finish(grace)`` must refuse new requests, finish the present ones within ``grace``
+        seconds and end the streams that are still open. Then ``work`` is cancelled if it still runs. An exception of
+        ``work`` ends the server and is raised here. Meanwhile the process sends heartbeats, and a watchdog ends it if
+        its event loop hangs.
         """
-        async with heartbeat(lambda: self._has_served):
-            return await self._run(work, drain)
-
-    async def _run(
-        self, work: Callable[[], Coroutine[Any, Any, None]], drain: Callable[[float], Coroutine[Any, Any, None]]
-    ) -> int:
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
-        stopping = loop.create_task(self._stopping.wait())
         working: asyncio.Task[None] | None = None
-        try:
-            await self.start()
-            working = loop.create_task(work())
-            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            await stopping
-            await self._drain(drain)
-            return self._exit_code
-        finally:
-            stopping.cancel()
-            if working is not None and not working.done():
-                await _end(working)
-            await self.stop(None if self._cut.is_set() else _STATUS_GRACE)
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
+        async with heartbeat(lambda: self._has_served):
+            with self.drain.on_signals():
+                try:
+                    await self.start()
+                    working = asyncio.create_task(work())
+                    await self.drain.wait_begun(working)
+                    await self.health.drain()
+                    await self.drain.run(finish)
+                    return self.drain.exit_code
+                finally:
+                    if working is not None and not working.done():
+                        await end_task(working)
+                    await self.stop(None if self.drain.cut_short else _STATUS_GRACE)
 
     async def stop(self, grace: float | None = None) -> None:
         """End every RPC, after ``grace`` seconds if given, and stop listening."""
@@ -195,41 +158,3 @@ class Server:
         await self.grpc.stop(grace)
         await self._calls.wait_ended(_STATUS_GRACE)
         remove_socket_file(self._settings)
-
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._stopping.is_set():
-            log.warning("stopping at once", signal=number.name)
-            self._exit_code = 128 + number
-            self._cut.set()
-        else:
-            log.info("draining", signal=number.name, grace=self._settings.drain_grace)
-            self.request_stop()
-
-    async def _drain(self, drain: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        await self.health.drain()
-        draining = asyncio.create_task(drain(self._grace))
-        cut = asyncio.create_task(self._cut.wait())
-        await asyncio.wait({draining, cut}, timeout=self._grace + _DRAIN_MARGIN, return_when=asyncio.FIRST_COMPLETED)
-        if not draining.done() and not self._cut.is_set():
-            log.warning("the drain did not end in time", grace=self._grace)
-        await _end(cut)
-        await _end(draining)
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    """Cancel ``task`` unless it is done, and log what it raised."""
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        pass
-    except Exception:
-        log.exception("failed while stopping")
-
-
-async def wait_until_idle(busy: Callable[[], int], grace: float) -> int:
-    """Wait until ``busy()`` is 0, for at most ``grace`` seconds; returns its last value."""
-    end = time.monotonic() + grace
-    while busy() and time.monotonic() < end:  # noqa: ASYNC110 - runs once per process, polls state of several owners
-        await asyncio.sleep(_IDLE_POLL)
-    return busy()

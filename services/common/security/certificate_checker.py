@@ -16,8 +16,8 @@ import structlog
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from services.common.rpc.calls import Call, current_call
-from services.common.security.auth_interceptor import Context
+from services.common.rpc.handlers import Context
+from services.common.rpc.open_calls import Call, current_call
 from services.common.security.certificates import CA_FLAG, read_certificates
 from services.common.security.file_reload import ReloadedFile, UnusableFile
 from services.ring.errors import Code, Refused, Status

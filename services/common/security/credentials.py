@@ -1,9 +1,15 @@
-"""From options to credentials: those a service listens with, requires of its callers, and dials its peers with."""
+"""From options to credentials: those a service listens with, requires of its callers, and dials its peers with.
+
+Files may be replaced without a restart: they are checked for changes at every new connection; open connections keep
+their certificates. A unix socket has no TLS: the permissions of its file decide who may connect.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -14,17 +20,20 @@ from services.common.config.errors import FatalError
 from services.common.config.security_settings import requires_client_certificate
 from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ServiceSettings
 from services.common.rpc.grpc_options import GrpcOptions
-from services.common.security.auth_interceptor import AuthInterceptor, ServiceAuthorizer
-from services.common.security.tls import channel_credentials, reloaded_tls_files, server_credentials
+from services.common.rpc.handlers import Authorize
+from services.common.security.authorization import ServiceAuthorizer
+from services.common.security.file_reload import ReloadedFile
 from services.common.security.tokens import bearer_metadata, reloaded_tokens
 from services.ring.roles import Identities, Role
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # cryptography takes a tenth of a second to load, and plain-text processes do not need it
     from services.common.security.certificates import TlsFiles
 
 MIN_SERVICE_TOKEN_LENGTH = 32
 """Characters; at 4 bits each they have 128 bits, too many to guess."""
 _TOKEN_FLAG = "--service-token-file"
+_CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+"""Names of a channel's methods that make calls."""
 
 
 class PeerCredentials:
@@ -47,7 +56,9 @@ class PeerCredentials:
         else:
             if server_name is not None:
                 options = (*options, ("grpc.ssl_target_name_override", server_name))
-            channel = grpc.aio.secure_channel(address, channel_credentials(self._tls()), options=options)
+            files = self._tls()
+            credentials = grpc.ssl_channel_credentials(files.authorities, files.key, files.chain)
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
         return channel if self._token is None else cast("grpc.aio.Channel", _TokenChannel(channel, self._token))
 
 
@@ -67,7 +78,8 @@ class _TokenChannel:
         self._token = token
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+        found = getattr(self._channel, name)
+        return partial(self._make_call, found) if name in _CALL_KINDS else found
 
     async def __aenter__(self) -> _TokenChannel:
         await self._channel.__aenter__()
@@ -76,19 +88,9 @@ class _TokenChannel:
     async def __aexit__(self, *error: Any) -> None:
         await self._channel.__aexit__(*error)
 
-    def unary_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._with_token(self._channel.unary_unary(*arguments, **options))
+    def _make_call(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> Callable[..., Any]:
+        call = make(*arguments, **options)
 
-    def unary_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._with_token(self._channel.unary_stream(*arguments, **options))
-
-    def stream_unary(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._with_token(self._channel.stream_unary(*arguments, **options))
-
-    def stream_stream(self, *arguments: Any, **options: Any) -> Callable[..., Any]:
-        return self._with_token(self._channel.stream_stream(*arguments, **options))
-
-    def _with_token(self, call: Any) -> Callable[..., Any]:
         def begin(*arguments: Any, metadata: Any = (), **options: Any) -> Any:
             return call(*arguments, metadata=(*(metadata or ()), bearer_metadata(self._token())), **options)
 
@@ -101,17 +103,14 @@ def peer_credentials(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
-    token_flag: str = "--token-file",
-    token_file: str | None = None,
-    min_token_length: int = 1,
+    tokens: ReloadedFile[tuple[str, ...]] | None = None,
 ) -> PeerCredentials:
     """Credentials from files; raises ``FatalError`` for one that cannot be used.
 
-    Without ``tls`` channels are plain text, and the first three files are not read; without ``ca_file`` the public
-    authorities are trusted. ``min_token_length`` in characters.
+    Without ``tls`` channels are plain text, and the files are not read; without ``ca_file`` the public authorities are
+    trusted. Of ``tokens`` the first is sent.
     """
     files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
-    tokens = None if token_file is None else reloaded_tokens(token_flag, token_file, min_length=min_token_length)
     return PeerCredentials(
         None if files is None else lambda: files.value, None if tokens is None else lambda: tokens.value[0]
     )
@@ -130,6 +129,42 @@ def own_server_credentials(cert_file: str, key_file: str) -> tuple[PeerCredentia
     return PeerCredentials(lambda: own), certificate_host(files.chain)
 
 
+def reloaded_tls_files(*, cert_file: str | None, key_file: str | None, ca_file: str | None) -> ReloadedFile[TlsFiles]:
+    """The files that are given; raises ``FatalError`` for one that cannot be used."""
+    from services.common.security.certificates import CA_FLAG, CERT_FLAG, KEY_FLAG, parse_tls_files
+
+    given: Mapping[str, str | None] = {CERT_FLAG: cert_file, KEY_FLAG: key_file, CA_FLAG: ca_file}
+    files = {flag: path for flag, path in given.items() if path is not None}
+    return ReloadedFile(files, parse_tls_files)
+
+
+def server_credentials(files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> grpc.ServerCredentials:
+    """A server's credentials; before each handshake gRPC asks whether the certificate was replaced."""
+    lock = threading.Lock()
+    served = files.value
+
+    def configuration(now: TlsFiles) -> grpc.ServerCertificateConfiguration:
+        assert now.key is not None
+        assert now.chain is not None
+        authorities = now.authorities if require_client_certificate else None
+        return grpc.ssl_server_certificate_configuration([(now.key, now.chain)], authorities)
+
+    def replaced() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        now = files.value
+        with lock:
+            if now is served:
+                return None
+            served = now
+        return configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(served),
+        replaced,  # type: ignore[arg-type]  # None: nothing has changed
+        require_client_certificate,
+    )
+
+
 def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.ServerCredentials | None:
     """The credentials a service listens with; None for plain text. ``internal``: whether only services call it.
 
@@ -145,8 +180,8 @@ def listening_credentials(settings: ServiceSettings, *, internal: bool) -> grpc.
     return server_credentials(files, require_client_certificate=required)
 
 
-def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> list[grpc.aio.ServerInterceptor]:
-    """The interceptor that ends calls whose certificate expires or is revoked; none if callers need no certificate.
+def certificate_authorizers(settings: ServiceSettings, *, internal: bool) -> list[Authorize]:
+    """Refuses and ends calls whose certificate has expired or was revoked; none if callers need no certificate.
 
     Raises ``FatalError`` for files that cannot be used.
     """
@@ -160,44 +195,43 @@ def certificate_interceptors(settings: ServiceSettings, *, internal: bool) -> li
         raise FatalError(
             f"{CRL_FLAG}: no authority of --tls-ca-file signed the list of {issuer}: add its signer, or remove the list"
         )
-    return [AuthInterceptor(CertificateChecker(authorities).authorize)]
+    return [CertificateChecker(authorities).authorize]
 
 
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
     """The credentials a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
-    tls, token_file = settings.tls, settings.peers.service_token_file
-    if tls.tls_ca_file is None and token_file is None:
+    tls, tokens = settings.tls, _service_tokens(settings)
+    if tls.tls_ca_file is None and tokens is None:
         return PLAINTEXT
     return peer_credentials(
         tls=tls.tls_ca_file is not None,
         ca_file=tls.tls_ca_file,
         cert_file=tls.tls_cert_file,
         key_file=tls.tls_key_file,
-        token_flag=_TOKEN_FLAG,
-        token_file=token_file,
-        min_token_length=MIN_SERVICE_TOKEN_LENGTH,
+        tokens=tokens,
     )
 
 
-def service_interceptors(
+def _service_tokens(settings: ServiceSettings) -> ReloadedFile[tuple[str, ...]] | None:
+    path = settings.peers.service_token_file
+    return None if path is None else reloaded_tokens(_TOKEN_FLAG, path, min_length=MIN_SERVICE_TOKEN_LENGTH)
+
+
+def service_authorizers(
     settings: EngineServiceSettings | DetokenizerSettings,
     service: ServiceDescriptor,
     roles: Mapping[str, Collection[Role]],
-) -> list[grpc.aio.ServerInterceptor]:
-    """The interceptors of a service that only services may call; none if nothing is required of callers.
+) -> list[Authorize]:
+    """The authorizers of a service that only services may call; none if nothing is required of callers.
 
     ``roles``: the roles that may call each method of ``service``, keyed by the method's name.
     """
-    required = requires_client_certificate(settings.tls, internal=True)
-    token_file = settings.peers.service_token_file
-    tokens = (
-        None if token_file is None else reloaded_tokens(_TOKEN_FLAG, token_file, min_length=MIN_SERVICE_TOKEN_LENGTH)
-    )
+    required, tokens = requires_client_certificate(settings.tls, internal=True), _service_tokens(settings)
     if not required and tokens is None:
         return []
     identities = Identities(settings.service_auth.service_identities) if required else None
     methods = {f"/{service.full_name}/{method.name}": roles[method.name] for method in service.methods}
     return [
-        *certificate_interceptors(settings, internal=True),
-        AuthInterceptor(ServiceAuthorizer(identities, tokens, methods).authorize),
+        *certificate_authorizers(settings, internal=True),
+        ServiceAuthorizer(identities, tokens, methods).authorize,
     ]

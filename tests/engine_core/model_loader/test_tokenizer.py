@@ -8,7 +8,7 @@ import pytest
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
-from engine_core.model_loader import checkpoint
+from engine_core.model_loader import location
 from engine_core.model_loader.tokenizer import tokenizer_directory
 
 TINY = Path(__file__).resolve().parents[3] / "checkpoints" / "tiny"
@@ -37,7 +37,7 @@ def test_a_revision_is_that_of_its_own_repository(
         downloads.append((model, revision))
         return TINY
 
-    monkeypatch.setattr(checkpoint, "download", download)
+    monkeypatch.setattr(location, "download", download)
     with tokenizer_directory(config) as directory:
         assert directory == TINY
     assert downloads == [asked]

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels import memory
 from engine_core.kernels.library import Kernels, load_int8_kernels
+from engine_core.layers.features import Features, LinearShape
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import Features, LinearShape
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
 

@@ -98,82 +98,19 @@ def test_prompts_of_a_flood_fill_a_quarter_of_a_step_beside_others():
         assert engine.batch == [("flood 0", 0, 16), ("short", 0, others)]
 
 
-@pytest.mark.parametrize("before", ["other", "flood", None])
-def test_prompts_that_nobody_is_there_to_wait_for_fill_a_step(before):
+@pytest.mark.parametrize("before", ["flood", None])
+def test_prompts_of_a_tenant_that_is_alone_fill_a_step(before):
     engine = long_prompts(before=before)
-    for _ in range(3):
-        engine.step()
-        assert engine.batch == [("flood 0", 0, 64)]
-    engine.finish()
-
-
-def test_long_prompts_beside_a_tenant_that_is_gone_take_no_more_steps_than_they_fill():
-    engine = flooded(8, prompt=2048, max_tokens=1, max_num_batched_tokens=2048, max_model_len=2100, blocks=4096)
-    for _ in range(8):
-        engine.step()
-    assert engine.scheduler.stats().computed_tokens == 4 + 8 * 2048
-    engine.finish()
-
-
-@pytest.mark.parametrize(("silence", "tokens"), [(0.0, 16), (9.9, 16), (10.0, 64)])
-def test_who_comes_each_second_finds_short_steps_until_it_has_been_silent_for_ten(silence, tokens):
-    engine = long_prompts()
-    engine.add("again", 4, tenant="other", max_tokens=1)
-    engine.step_until(lambda: engine.streams["again"].done)
-    engine.now += silence
-    engine.step()
-    assert engine.batch == [("flood 0", 0, tokens)]
-
-
-def test_a_short_interval_among_longer_ones_says_little():
-    engine = long_prompts()
-    for name in ("again", "at once"):
-        engine.add(name, 4, tenant="other", max_tokens=1)
-        engine.step_until(lambda name=name: engine.streams[name].done)
-    engine.now += 9.9
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 16)]
-
-
-def test_what_tenants_leave_of_a_step_is_handed_out_in_equal_parts_where_all_want_more():
-    engine = long_prompts()
-    engine.step()
-    engine.add("long", 300, tenant="other")
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
-    engine.add("short", 4, tenant="third", max_tokens=1)
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 16), ("long", 0, 16), ("short", 0, 4)], "who comes next finds short steps"
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 32), ("long", 0, 32)]
-    engine.finish()
-
-
-@pytest.mark.parametrize("scarce", [{"blocks": 100}, {"max_num_seqs": 1}], ids=str)
-def test_a_tenant_that_waits_for_what_another_has_does_not_slow_its_prompts(scarce):
-    engine = long_prompts(**scarce)
-    engine.step()
-    engine.add("waits", 300, tenant="other")
     engine.step()
     assert engine.batch == [("flood 0", 0, 64)]
-    engine.finish()
 
 
-def test_prompts_that_nobody_waits_for_leave_places_to_who_comes_next():
-    engine = flooded(prompt=8, max_num_batched_tokens=256)
-    engine.step()
-    assert sum(count for _, _, count in engine.batch) == 15 * 8
-    engine.add("late", tenant="other")
-    assert ("late", 0) in engine.step()
-
-
-def test_prompts_that_run_are_extended_before_others_start():
-    engine = flooded(4, prompt=40, max_num_batched_tokens=64, max_tokens=1)
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 40), ("flood 1", 0, 24)]
-    engine.step()
-    assert engine.batch == [("flood 1", 0, 16), ("flood 2", 0, 40), ("flood 3", 0, 8)]
-    engine.finish()
+def test_a_tenant_is_alone_when_no_other_has_come_for_a_minute():
+    engine = long_prompts()
+    for silence, tokens in ((LATELY - 2, 16), (1, 64)):
+        engine.now += silence
+        engine.step()
+        assert engine.batch == [("flood 0", 0, tokens)]
 
 
 def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():

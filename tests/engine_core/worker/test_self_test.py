@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine_core.attention.base import Angles
+from engine_core.executor import worker
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
 from engine_core.ops.native import NativeBackend, NativeLinear
 from engine_core.progress import Stage, StartupProgress
-from engine_core.worker import worker
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
@@ -112,10 +113,10 @@ class CapturesRowsOfTheStep(NativeBackend):
     """Lets a stack see no more rows than the step has that it is captured in, and believes its strides."""
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        def narrowed(hidden, angles, kv_caches, metadata, rows, per_layer):
-            count = len(metadata[0].slot_mapping)
-            angles = [Angles(each.cos[:count], each.sin[:count]) for each in angles]
-            output = stack(hidden[:count], angles, kv_caches, metadata, rows[:count], per_layer)
+        def narrowed(hidden, context):
+            count = len(context.metadata[0].slot_mapping)
+            angles = [Angles(each.cos[:count], each.sin[:count]) for each in context.angles]
+            output = stack(hidden[:count], replace(context, angles=angles, rows=context.rows[:count]))
             return output.as_strided(hidden.shape, output.stride())
 
         return super().captured(narrowed)

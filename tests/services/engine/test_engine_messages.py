@@ -17,7 +17,7 @@ from engine_core.request import Finish, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
 from services.engine.engine_messages import end_of, status_of, submission_of
-from services.engine.limits import check_size, frame_limits
+from services.engine.submit_limits import check_size, frame_limits
 from services.ring.errors import Code, Refused
 from services.ring.events import ChoiceEnd, FinishReason
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.common.rpc.calls import CallRegistry
-from services.common.rpc.error_interceptor import ErrorInterceptor
+from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.handlers import rpc_handlers
+from services.common.rpc.open_calls import CallRegistry
 from services.processor.admission.backlog import BacklogLimits
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.main import DESCRIPTION
@@ -68,13 +68,15 @@ class ServiceHarness(ProcessorCore):
 @asynccontextmanager
 async def served(harness: ServiceHarness, tmp_path: Path) -> AsyncIterator[inference_pb2_grpc.InferenceServiceStub]:
     """A stub of the service."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(CallRegistry(1000, 1000), 600.0, lambda *_: None)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(CallRegistry(1000, 1000), 600.0, lambda *_: None)])
     server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
     server.add_insecure_port(f"unix:{tmp_path}/service.sock")
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock") as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
     await server.stop(0)
+    harness.go.set()
+    harness.queue.close()
 
 
 def ask(name: str, text: str = "ab") -> inference_pb2.GenerateRequest:

@@ -15,7 +15,7 @@ from services.common.config.errors import FatalError
 from services.common.config.options import SettingError, build
 from services.common.config.security_settings import ClientAuthSettings
 from services.common.config.settings import ProcessorSettings
-from services.processor.authentication import auth_interceptors
+from services.processor.authentication import client_authorizers
 from services.processor.json_web_tokens import JsonWebTokens
 
 DIGEST = "0123456789abcdef" * 4
@@ -40,7 +40,7 @@ CERT = {"tls_cert_file": "c", "tls_key_file": "k"}
 def test_unusable_token_files_are_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "t").write_text(text)
     with pytest.raises(FatalError, match=f"^--auth-token-file: .*{words}") as caught:
-        auth_interceptors(ClientAuthSettings(auth_token_file=str(tmp_path / "t")))
+        client_authorizers(ClientAuthSettings(auth_token_file=str(tmp_path / "t")))
     assert "0123456789" not in str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_unusable_token_files_are_refused(text: str, words: str, tmp_path: Path)
 def test_unusable_key_files_are_refused(keys: object, words: str, tmp_path: Path) -> None:
     (tmp_path / "j").write_text(json.dumps(keys))
     with pytest.raises(FatalError, match=f"^--auth-jwks-file: .*{words}"):
-        auth_interceptors(ClientAuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
+        client_authorizers(ClientAuthSettings(**{**JWT, "auth_jwks_file": str(tmp_path / "j")}))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_usable_options_are_accepted(options: dict) -> None:
 
 
 def test_without_files_there_is_no_authentication() -> None:
-    assert auth_interceptors(ClientAuthSettings()) == []
+    assert client_authorizers(ClientAuthSettings()) == []
 
 
 def signed_with(key: rsa.RSAPrivateKey, algorithm: str, kid: str = "rsa") -> str:

@@ -9,7 +9,8 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2
 from structlog.testing import capture_logs
 
-from services.common.links.redial import PeerDedup
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
 from services.common.rpc.handlers import rpc_handlers
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService, Subscribers
@@ -58,9 +59,7 @@ async def test_two_addresses_of_one_detokenizer_make_one_subscription(tmp_path: 
     await server.start()
     owner, dedup = Owner(), PeerDedup()
     with capture_logs() as logs:
-        subscriptions = {
-            address: DetokenizerLink(address, ME, owner, dedup, max_message_bytes=1 << 22) for address in addresses
-        }
+        subscriptions = {address: DetokenizerLink(Endpoint(address), ME, owner, dedup) for address in addresses}
         tasks = {address: asyncio.create_task(each.run()) for address, each in subscriptions.items()}
         async with asyncio.timeout(60):
             # At first they take it from each other, since nobody knows who is there. Soon one has it for good: as long

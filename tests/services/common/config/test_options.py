@@ -99,7 +99,7 @@ def test_a_value_that_did_not_come_from_a_text_is_checked_too():
 def test_names_become_flags_and_variables():
     setting = next(s for s in settings_of(EngineConfig()) if s.name == "max_num_seqs")
     assert (setting.flag, setting.variable, setting.default) == ("--max-num-seqs", "RINGLINE_MAX_NUM_SEQS", 256)
-    assert setting.declared.help == "Most sequences computed in one step."
+    assert setting.help == "Most sequences computed in one step."
 
 
 def test_the_engines_options_are_the_same_kind_of_thing():

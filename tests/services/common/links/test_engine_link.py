@@ -13,8 +13,9 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
 from services.ring.identity import MAX_VERSION, PeerId
 
 ME = PeerId("processor-0", 1)
@@ -97,7 +98,7 @@ async def addresses(tmp_path: Path) -> AsyncIterator[tuple[FakeEngine, list[str]
 
 
 def dial(events: LinkEvents, dedup: PeerDedup, address: str) -> asyncio.Task[None]:
-    link = EngineLink(address, ME, Owner(address, events), dedup, stall_timeout=5.0, max_message_bytes=1 << 22)
+    link = EngineLink(Endpoint(address), ME, Owner(address, events), dedup, stall_timeout=5.0)
     return asyncio.create_task(link.run())
 
 
@@ -158,9 +159,7 @@ async def test_whoever_welcomes_must_be_who_was_asked_and_speak_the_contract(
 async def test_a_link_over_which_nothing_can_be_sent_is_dialled_again(addresses: tuple[FakeEngine, list[str]]) -> None:
     events, address = LinkEvents(), addresses[1][0]
     with capture_logs() as logs:
-        link = EngineLink(
-            address, ME, Owner(address, events), PeerDedup(), stall_timeout=5.0, max_message_bytes=1 << 22
-        )
+        link = EngineLink(Endpoint(address), ME, Owner(address, events), PeerDedup(), stall_timeout=5.0)
         task = asyncio.create_task(link.run())
         async with asyncio.timeout(20):
             assert (await events.queue.get())[0] == "up"

@@ -6,7 +6,9 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from services.common.links.redial import LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import welcome_message
 from services.ring.identity import MAX_VERSION, PeerId
 
@@ -31,7 +33,7 @@ async def told(monkeypatch, attempts, *, silence=1000.0):
             raise outcome
 
     with capture_logs() as logs:
-        task = asyncio.create_task(maintain_link("unix:/nowhere", carry, max_message_bytes=1 << 20))
+        task = asyncio.create_task(maintain_link(Endpoint("unix:/nowhere"), carry))
         await asyncio.wait_for(done.wait(), 60)
         task.cancel()
         await asyncio.wait({task})

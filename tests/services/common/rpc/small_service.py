@@ -23,7 +23,7 @@ async def main(place, drain_seconds):
     server = Server(server_settings, ["small.Service"])
     broken, drained = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, server.request_stop, 7)
+    loop.add_signal_handler(signal.SIGUSR1, server.drain.begin, 7)
     loop.add_signal_handler(signal.SIGUSR2, broken.set)
     loop.add_signal_handler(signal.SIGHUP, drained.set)
 

@@ -18,11 +18,10 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.config.errors import FatalError
 from services.common.config.settings import ServerSettings
-from services.common.links.channels import check_health, open_channel, wait_serving
+from services.common.links.channels import Endpoint, check_health, wait_serving
 from services.common.rpc.health import LIVENESS
 from services.common.rpc.server import Server
 from services.common.rpc.shared_messages import status_from_proto
-from services.common.security.auth_interceptor import AuthInterceptor
 from services.ring.errors import Code, Reason, Refused
 from tests.ports import HeldPort
 
@@ -74,14 +73,14 @@ class Inference(inference_pb2_grpc.InferenceServiceServicer):
 
 
 @asynccontextmanager
-async def serving(settings=None, interceptors=()):
+async def serving(settings=None, authorizers=()):
     """A started server with ``Inference``, and a channel to it."""
-    server = Server(settings or ServerSettings(), [SERVICE], interceptors=interceptors)
+    server = Server(settings or ServerSettings(), [SERVICE], authorizers=authorizers)
     servicer = Inference()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server.grpc)
     await server.start()
     try:
-        async with open_channel(server.address) as channel:
+        async with Endpoint(server.address).open() as channel:
             yield server, channel, servicer
     finally:
         await server.stop()
@@ -90,14 +89,14 @@ async def serving(settings=None, interceptors=()):
 async def test_health_follows_the_service_and_ends_with_it():
     async with serving() as (server, channel, _):
         assert await check_health(channel, seconds=SECONDS) == "NOT_SERVING"
-        waiting = asyncio.create_task(wait_serving(server.address))
+        waiting = asyncio.create_task(wait_serving(Endpoint(server.address)))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await server.set_serving(True)
         await asyncio.wait_for(waiting, 30)
         assert await check_health(channel, SERVICE, SECONDS) == "SERVING"
         assert await check_health(channel, "no.such.Service", SECONDS) == "SERVICE_UNKNOWN"
-    async with open_channel(server.address) as channel:
+    async with Endpoint(server.address).open() as channel:
         assert await check_health(channel, seconds=0.5) == "UNREACHABLE"
 
 
@@ -106,7 +105,7 @@ async def test_a_server_that_is_waited_for_is_seen_however_long_its_channel_woul
     pauses = [("grpc.initial_reconnect_backoff_ms", 600_000), ("grpc.max_reconnect_backoff_ms", 600_000)]
     monkeypatch.setattr("services.common.links.channels.channel_options", lambda _: pauses)
     port = HeldPort()
-    waiting = asyncio.create_task(wait_serving(f"127.0.0.1:{port.number}"))
+    waiting = asyncio.create_task(wait_serving(Endpoint(f"127.0.0.1:{port.number}")))
     await asyncio.sleep(0.2)  # some attempts fail
     async with serving(ServerSettings(port=port.number)) as (server, _, _):
         await server.set_serving(True)
@@ -441,7 +440,7 @@ async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
     unauthenticated = grpc.StatusCode.UNAUTHENTICATED, Reason.UNAUTHENTICATED
     invalid = grpc.StatusCode.INVALID_ARGUMENT, Reason.INVALID_FIELD
     key = {"metadata": (("key", "it"),)}
-    async with serving(interceptors=[AuthInterceptor(admit)]) as (_, channel, _):
+    async with serving(authorizers=[admit]) as (_, channel, _):
         for method in ("Tokenize", "Generate", "Session"):
             assert await raw(method, nothing()) == unauthenticated
             assert await raw(method, iter([b"\xff"])) == unauthenticated

@@ -21,9 +21,9 @@ from services.cli.commands.certs import replace_file
 from services.common.config.errors import FatalError
 from services.common.config.options import build
 from services.common.config.settings import EngineServiceSettings, ServerSettings
+from services.common.links.channels import Endpoint
 from services.common.links.redial import maintain_link
 from services.common.rpc.server import Server
-from services.common.security.auth_interceptor import AuthInterceptor
 from services.common.security.certificate_authority import CertificateAuthority
 from services.common.security.certificate_checker import (
     CertificateChecker,
@@ -31,8 +31,12 @@ from services.common.security.certificate_checker import (
     check_chain,
     reloaded_authorities,
 )
-from services.common.security.credentials import certificate_interceptors, peer_credentials
-from services.common.security.tls import reloaded_tls_files, server_credentials
+from services.common.security.credentials import (
+    certificate_authorizers,
+    peer_credentials,
+    reloaded_tls_files,
+    server_credentials,
+)
 from tests.services.secured_ring import HOUR, Certificates
 
 SERVICE = "ringline.inference.v1.InferenceService"
@@ -68,9 +72,7 @@ async def serving(ours: Certificates, now: Any = None) -> AsyncIterator[str]:
     clock = () if now is None else (now,)
     checker = CertificateChecker(reloaded_authorities(ours.path("ca"), ours.path("crl")), *clock)
     credentials = server_credentials(files, require_client_certificate=True)
-    server = Server(
-        ServerSettings(port=0), [SERVICE], credentials=credentials, interceptors=[AuthInterceptor(checker.authorize)]
-    )
+    server = Server(ServerSettings(port=0), [SERVICE], credentials=credentials, authorizers=[checker.authorize])
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(Sessions(), server.grpc)
     try:
         yield await server.start()
@@ -154,9 +156,7 @@ async def test_a_link_is_made_anew_when_an_authority_is_taken_away_but_not_when_
         await call.read()
 
     async with serving(ours) as address:
-        task = asyncio.create_task(
-            maintain_link(address, carry, max_message_bytes=1 << 20, credentials=credentials, server_name="localhost")
-        )
+        task = asyncio.create_task(maintain_link(Endpoint(address, credentials, "localhost"), carry))
         link = await links.get()
         replace_file(believed, first + second + third, 0o644)
         await asyncio.sleep(0.1)  # time to be seen; it is no error if it is not
@@ -235,4 +235,4 @@ def test_a_list_that_would_be_in_vain_ends_a_process(
     files = {option: ours.path(name) for option, name in names.items()}
     settings = build(EngineServiceSettings(), {**files, "tls_crl_file": str(strange)})
     with pytest.raises(FatalError, match=words):
-        certificate_interceptors(settings, internal=True)
+        certificate_authorizers(settings, internal=True)

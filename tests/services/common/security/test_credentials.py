@@ -12,7 +12,7 @@ from services.common.config.errors import FatalError
 from services.common.config.options import SettingError, build
 from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
 from services.common.security.certificate_authority import CertificateAuthority
-from services.common.security.credentials import dialling_credentials, listening_credentials, service_interceptors
+from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
 from services.common.security.file_reload import RETRY_INTERVAL, ReloadedFile, UnusableFile
 from services.engine.service import METHOD_ROLES
 
@@ -111,15 +111,15 @@ def test_files_that_cannot_be_used_end_a_process_with_their_flag(files, wrong, w
     engine = build(EngineServiceSettings(), own | changed)
     with pytest.raises(FatalError, match=words) as caught:  # noqa: PT012  # whichever of the two meets it
         listening_credentials(engine, internal=True)
-        service_interceptors(engine, ENGINE, METHOD_ROLES)
+        service_authorizers(engine, ENGINE, METHOD_ROLES)
     assert "0123456789" not in str(caught.value)
     with pytest.raises(FatalError, match=words):
         dialling_credentials(build(DetokenizerSettings(), own | changed))
 
 
-def test_where_nothing_is_required_there_are_no_interceptors_and_no_tls() -> None:
+def test_where_nothing_is_required_nothing_is_checked_and_there_is_no_tls() -> None:
     engine = EngineServiceSettings()
-    assert (listening_credentials(engine, internal=True), service_interceptors(engine, ENGINE, METHOD_ROLES)) == (
+    assert (listening_credentials(engine, internal=True), service_authorizers(engine, ENGINE, METHOD_ROLES)) == (
         None,
         [],
     )

@@ -1,0 +1,234 @@
+"""One worker: a device, the model on it, its KV cache and the state of the batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine_core.config import EngineConfig, RequestMemory
+from engine_core.errors import OutOfMemoryError
+from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
+from engine_core.kv_cache_interface import KVCacheConfig
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.loader import load_weights, make_model
+from engine_core.models.language_model import LanguageModel
+from engine_core.platforms.base import Platform
+from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
+from engine_core.platforms.selector import choose_platform, is_for_cpu
+from engine_core.step import StepPlan
+from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
+from engine_core.worker.input_batch import BatchLimits, InputBatch
+from engine_core.worker.model_runner import ModelRunner, PendingStep
+from engine_core.worker.self_test import is_bitwise_stable
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What a worker computes on."""
+
+    description: str
+    usable_bytes: int
+    """Free memory before anything was loaded."""
+    request_memory: RequestMemory
+    uses_host_memory: bool
+    is_asynchronous: bool
+    """Whether steps that are launched are computed by the device itself."""
+    warning: str
+    """As in ``Platform``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What a worker has loaded."""
+
+    weight_bytes: int
+    bytes_per_block: int
+    """Bytes of this worker's KV cache."""
+    kv_cache_layout: str
+    """As in ``KVCacheConfig``."""
+    model_digest: str
+    numerics: str
+    """Equal for workers that compute equal tokens."""
+    hashing_seconds: float
+    """How long hashing the weights took while they were loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyReport:
+    """What a worker found as it warmed up."""
+
+    made: str
+    """What steps would otherwise have waited for, for a person."""
+    largest_step_seconds: float
+    is_bitwise_stable: bool
+    memory_left: str
+    """What is left of the budget, and how to use it, for a person."""
+
+
+def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
+    """What a batch may hold. Raises ``ConfigError`` where the model's longest prompt would never be computed."""
+    scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
+    scheduler.require_step_for(longest)
+    return BatchLimits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=longest,
+        block_size=config.cache.block_size,
+        kv_cache_groups=checkpoint.config.groups_of(checkpoint.config.caching_layers),
+        min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
+    )
+
+
+class Worker:
+    """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
+    then ``launch`` each plan, in order.
+    """
+
+    device: Platform
+    model: LanguageModel
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
+        """Remember what to run; nothing is taken yet."""
+        self.checkpoint = checkpoint
+        self.limits = batch_limits(config, checkpoint)
+        self._config = config
+        self._library = KernelLibrary(config.device.kernel_cache_dir)
+        self._runner: ModelRunner | None = None
+        self._kv_caches: list[torch.Tensor] = []
+
+    def lacks_kernels(self) -> bool:
+        """Whether native kernels are needed that have to be compiled first."""
+        return is_for_cpu(self._config.device) and not self._library.is_built()
+
+    def compile_kernels(self) -> str:
+        """Compile them, or wait for another process that does. Returns the result, for a person."""
+        try:
+            self._library.load()
+        except KernelsUnavailableError as error:
+            return str(error)
+        return f"into {self._library.path}"
+
+    def init_device(self) -> DeviceReport:
+        """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
+        device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits, self._library)
+        return DeviceReport(
+            device.describe(),
+            device.usable,
+            device.request_memory(self._config.cache.gpu_memory_utilization),
+            device.uses_host_memory,
+            device.is_asynchronous,
+            device.warning,
+        )
+
+    def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
+        """Read the weights; ``on_progress`` takes bytes done and in all.
+
+        Raises ``CheckpointError``, or ``OutOfMemoryError`` when they, or the rotary angles, are larger than the memory.
+        """
+        checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
+        max_model_len = checkpoint.spec.max_model_len
+        angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
+        require_room_for_angles(angles, max_model_len, device.usable)
+        model = make_model(checkpoint, device.attention, device.ops, device.torch_device, device.quant_method)
+        kept_as = checkpoint.quantization or checkpoint.spec.dtype
+        require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
+        load_weights(model, checkpoint, device.torch_device, on_progress, digest)
+        self.model = model
+        model_digest = checkpoint.digest(digest)
+        spec = model.kv_cache_spec(self.limits.block_size)
+        bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
+        device.trim()
+        return ModelReport(
+            model.weight_bytes, bytes_per_block, layout, model_digest, self._numerics(model_digest), digest.seconds
+        )
+
+    def _numerics(self, model_digest: str) -> str:
+        """The numerics digest, 32 hex digits: equal where the same request is computed to the same bits.
+
+        Of the model, its number type, what the device, the attention backend and the operations say of their numerics,
+        and the builds of torch and numpy (which samples on CPU). The number of threads and the batch are not in it:
+        they do not change a result.
+        """
+        spec = self.model.kv_cache_spec(self.limits.block_size)
+        device, model = self.device, [model_digest, str(self.checkpoint.dtype)]
+        parts = [*device.numerics(), *self.model.numerics, device.attention.numerics(spec), device.ops.numerics()]
+        return digest_of(*model, *parts, torch.__version__, torch.__config__.show(), np.__version__)
+
+    def profile(self) -> Profile:
+        """Measure the memory of the largest step."""
+        return self.device.profile(self.model, self._new_batch)
+
+    def allocate(self, kv_cache_config: KVCacheConfig) -> int:
+        """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
+
+        If ``kv_cache_memory_bytes`` is set, memory is taken now, so that no step waits for it; else, on a CPU, it is
+        taken as it is first written. Raises ``OutOfMemoryError``.
+        """
+        spec, blocks = self.model.kv_cache_spec(self.limits.block_size), kv_cache_config.num_blocks
+        now = self._config.cache.kv_cache_memory_bytes is not None
+        try:
+            self._kv_caches = self.device.allocate(spec, blocks, now)
+        except RuntimeError as error:
+            flag = "--kv-cache-memory-bytes" if now else "--gpu-memory-utilization, or set --kv-cache-memory-bytes"
+            raise OutOfMemoryError(
+                f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
+                f"Lower {flag}."
+            ) from error
+        self._runner = self.device.runner(self.model, self._new_batch())
+        return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
+
+    def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
+        """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
+        assert self._runner is not None
+        prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
+        start = time.perf_counter()
+        self.launch(prompt).result()
+        seconds_per_token = (time.perf_counter() - start) / prompt.total_tokens
+        for plan in steps:
+            self.launch(plan).result()
+        self._runner.batch.update(release)
+        device, model, limits = self.device, self.model, self.limits
+        made = device.prepare(self._runner, self._new_batch, self._kv_caches)
+        spec, num_heads = model.kv_cache_spec(limits.block_size), self.checkpoint.config.num_heads
+        attention = attention_seconds(
+            device.attention, spec, model.cache_of_layers, num_heads, limits, device.torch_device
+        )
+        is_stable = device.batch_invariant and is_bitwise_stable(
+            model.one_layer_of_each_kind(), device.attention, limits, device.torch_device
+        )
+        return ReadyReport(
+            made,
+            (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens) + attention,
+            is_stable,
+            device.memory_left(self._config.cache, kv_cache_config),
+        )
+
+    def launch(self, plan: StepPlan) -> PendingStep:
+        """Begin to compute one step; needs ``allocate``."""
+        if self._runner is None:
+            raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
+        self.device.make_current()
+        return self._runner.launch(plan, self._kv_caches)
+
+    def close(self) -> None:
+        """Free weights, cache and batch. Idempotent."""
+        self._runner = None
+        self._kv_caches = []
+        if hasattr(self, "model"):
+            del self.model
+            self.device.trim()
+
+    def _new_batch(self) -> InputBatch:
+        limits = self.limits
+        try:
+            return InputBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"the system refused the memory for a batch of {limits.max_num_seqs} sequences of up to "
+                f"{limits.max_model_len} tokens. Lower --max-num-seqs or --max-model-len."
+            ) from error

@@ -1,0 +1,101 @@
+"""Text for ``LLM``: prompts to ids, chats to prompts, ids to text, stop strings.
+
+This is the one module of the engine that imports from ``services``: ``services.text`` is pure, so a result has the same
+text here as in the ring. ``LLM`` loads it with the first text; token ids alone need none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from engine_core.config import ModelConfig
+from engine_core.errors import CheckpointError, InvalidRequestError
+from engine_core.model_loader.tokenizer import tokenizer_directory
+from engine_core.offline.sampling_params import SamplingParams
+from engine_core.offline.text import ChoiceText, Stopped
+from engine_core.request import Finish
+from services.text.chat_templates import ChatTemplateError, ChatTemplates
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.incremental_decoder import left_context
+from services.text.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
+from services.text.tokenizer import Tokenizer as ModelTokenizer
+from services.text.tokenizer_files import read_tokenizer_files
+
+
+class ModelText:
+    """By the tokenizer and the templates of a model, as in the ring."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        """Read the files that ``config`` names. Raises ``CheckpointError``."""
+        with tokenizer_directory(config) as directory:
+            files = read_tokenizer_files(directory)
+        self._template_files = {name: data for name, data in files.items() if name != "tokenizer.json"}
+        try:
+            self.tokenizer = ModelTokenizer.from_files(files)
+        except ValueError as error:
+            raise CheckpointError(f"the tokenizer cannot be read: {' '.join(str(error).split())}") from error
+
+    @cached_property
+    def _templates(self) -> ChatTemplates:
+        try:
+            return ChatTemplates.from_files(self._template_files)
+        except ValueError as error:
+            raise CheckpointError(f"the chat template cannot be read: {' '.join(str(error).split())}") from error
+
+    def check(self, params: SamplingParams, place: str) -> None:
+        field = f"{place}: stop"
+        for stop in params.stop_strings:
+            if not isinstance(stop, str):
+                raise InvalidRequestError(field, f"has an item of type {type(stop).__name__}; expected strings")
+            try:
+                size = len(stop.encode())
+            except UnicodeEncodeError:
+                raise InvalidRequestError(field, f"has {stop!r}; expected text that UTF-8 can encode") from None
+            if not 1 <= size <= MAX_STOP_STRING_BYTES:
+                limit = f"expected 1 to {MAX_STOP_STRING_BYTES} bytes"
+                raise InvalidRequestError(field, f"has a string of {size} bytes; {limit}")
+        count, together = len(params.stop_strings), sum(len(stop.encode()) for stop in params.stop_strings)
+        if count > MAX_STOP_STRINGS:
+            raise InvalidRequestError(field, f"has {count} strings; expected at most {MAX_STOP_STRINGS}")
+        if together > MAX_STOP_STRINGS_TOTAL_BYTES:
+            limit = f"expected at most {MAX_STOP_STRINGS_TOTAL_BYTES}"
+            raise InvalidRequestError(field, f"has {together} bytes together; {limit}")
+
+    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
+        try:
+            text = self._templates.render(messages, **template)
+        except ChatTemplateError as error:
+            raise InvalidRequestError(place, str(error)) from None
+        return text, self.tokenizer.encode(text, add_special_tokens=False)  # the template writes them
+
+    def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
+        pieces = self.tokenizer.pieces(skip_special_tokens=params.skip_special_tokens)
+        options = DecodeOptions(
+            context=tuple(left_context(pieces, prompt_ids)),
+            stop=params.stop_strings,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        return _DecodedChoice(ChoiceDecoder(pieces, options))
+
+
+class _DecodedChoice:
+    def __init__(self, decoder: ChoiceDecoder) -> None:
+        self._decoder = decoder
+        self._parts: list[str] = []
+
+    def add(self, token_ids: Sequence[int], finish: Finish | None) -> Stopped | None:
+        if finish is None:
+            delta = self._decoder.feed(token_ids)
+        else:
+            delta = self._decoder.finish(token_ids, stop_token=finish.stop_token_id is not None)
+        if delta is None:
+            return None
+        self._parts.append(delta.text)
+        return None if delta.stop is None else Stopped(delta.stop, delta.end)
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)

@@ -1,0 +1,58 @@
+"""Options of ``LLM``: by name, from any section of ``EngineConfig``, as callers write them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from fractions import Fraction
+from os import PathLike, fspath
+from typing import Any
+
+from engine_core.config import EngineConfig, options_of
+from engine_core.errors import ConfigError, UnknownOptionError
+from engine_core.offline.numpy_to_python import plain
+from engine_core.vllm_options import instead_of_vllm_options
+
+_TYPO_SIMILARITY = 0.8
+"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_LONGEST = 64
+"""Characters; Python takes quadratic time for the digits of longer numbers."""
+
+
+def configure(**options: Any) -> EngineConfig:
+    """An ``EngineConfig`` from options by name; sizes as text (512MiB), paths and numpy's numbers are accepted, too.
+
+    Raises ``UnknownOptionError``, which says what there is instead, and ``ConfigError`` for unusable values.
+    """
+    sections: dict[str, type[Any]] = {section.name: section.default_factory for section in fields(EngineConfig)}  # type: ignore[misc]
+    known = {option: name for name, section in sections.items() for option in options_of(section)}
+    chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
+    for option, value in options.items():
+        if option not in known:
+            raise UnknownOptionError(option, value, _instead_of(option, known))
+        chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
+    return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
+
+
+def _instead_of(option: str, known: Iterable[str]) -> str:
+    """What to say of an option that does not exist."""
+    instead = instead_of_vllm_options(str).get(option)
+    if instead is not None:
+        return f"{option} {instead}"
+    near = difflib.get_close_matches(option, known, n=1, cutoff=_TYPO_SIMILARITY)
+    hint = f"did you mean {near[0]}?" if near else "engine_core/config.py and docs/configuration.md list all options"
+    return f"unknown option {option}; {hint}"
+
+
+def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:
+    """The value of an option as its section takes it."""
+    if declared.get("unit") != "bytes" or not isinstance(value, str):
+        return fspath(value) if isinstance(value, PathLike) else plain(value)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip()[: _LONGEST + 1])
+    if match is None or len(match[0]) > _LONGEST or match[2].upper() not in _UNITS:
+        raise ConfigError(name, value, "a number of bytes (such as 1048576, 512MiB or 4GiB)")
+    return round(Fraction(match[1]) * _UNITS[match[2].upper()])

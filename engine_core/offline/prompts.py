@@ -1,0 +1,106 @@
+"""Prompts as callers of ``LLM.generate`` write them: text, token ids, or a dictionary of either, alone or in a list.
+
+Anything else raises ``TypeError``; a dictionary with other keys, and text that is empty or no UTF-8, ``ValueError``.
+Both name the place.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Number
+from typing import Any, TypedDict
+
+from engine_core.errors import written
+
+_TEXT, _IDS = "prompt", "prompt_token_ids"
+_ACCEPTED = f'text, a list of token ids, {{"{_TEXT}": text}} or {{"{_IDS}": ids}}'
+
+
+class TextPrompt(TypedDict):
+    """A prompt of text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt of token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its ids, or text that is still to be tokenized."""
+
+    place: str
+    """Where the caller wrote it, such as ``prompts[3]``."""
+    text: str | None
+    token_ids: tuple[int, ...] | None
+
+
+def read_prompts(prompts: object) -> list[Prompt]:
+    """Every prompt, in order. A list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping):
+        return [_read(prompts, "prompts")]
+    items = _items(prompts)
+    if items is None:
+        raise TypeError(f"prompts {_shown(prompts)}; expected {_ACCEPTED}, or a list of these")
+    if len(items) and isinstance(items[0], Number):
+        return [_read(items, "prompts")]
+    return [_read(item, f"prompts[{index}]") for index, item in enumerate(items)]
+
+
+def _read(prompt: object, place: str) -> Prompt:
+    if isinstance(prompt, str):
+        return _text(prompt, place)
+    if not isinstance(prompt, Mapping):
+        return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
+    if len(prompt) != 1 or (key := next(iter(prompt))) not in (_TEXT, _IDS):
+        has = ", ".join(map(reprlib.repr, prompt)) or "none"
+        raise ValueError(f"{place} has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")
+    value, place = prompt[key], f"{place}[{key!r}]"
+    if key == _IDS:
+        return Prompt(place, None, _token_ids(value, place, "a list of token ids"))
+    if not isinstance(value, str):
+        raise TypeError(f"{place} {_shown(value)}; expected text")
+    return _text(value, place)
+
+
+def _text(value: str, place: str) -> Prompt:
+    if not value:
+        raise ValueError(f"{place} is empty; expected text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(value[error.start]):04X} at position {error.start}, half of a surrogate pair"
+        raise ValueError(f"{place} has {found}; expected text that UTF-8 can encode") from None
+    return Prompt(place, value, None)
+
+
+def _token_ids(value: object, place: str, accepted: str) -> tuple[int, ...]:
+    items = _items(value)
+    if items is None:
+        raise TypeError(f"{place} {_shown(value)}; expected {accepted}")
+    for index, item in enumerate(items if set(map(type, items)) - {int} else ()):
+        if type(item) is bool or not isinstance(item, Integral):
+            raise TypeError(f"{place}[{index}] {_shown(item)}; expected a token id, an integer")
+    return tuple(map(int, items))
+
+
+def _items(value: object) -> Sequence[Any] | None:
+    """The items of a sequence, an array or a tensor; None of anything else."""
+    if hasattr(value, "tolist"):  # numpy's arrays and torch's tensors, as Python's numbers
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return value
+    return None
+
+
+def _shown(value: object) -> str:
+    of_type = "" if value is None else f", of type {type(value).__name__}"
+    return f"is {written(value, reprlib.repr)}{of_type}"

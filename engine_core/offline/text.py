@@ -1,0 +1,112 @@
+"""What ``LLM`` needs of text, and text by a tokenizer of the caller's, which can only encode and decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+from engine_core.errors import InvalidRequestError
+from engine_core.offline.sampling_params import SamplingParams
+from engine_core.request import Finish
+
+_CONTEXT_TOKENS = 16
+"""How many of a prompt's last tokens decide how the text after it begins."""
+_MOST_BYTES = 4
+"""The most bytes of a character, each of which may be a token."""
+_REPLACEMENT = "\ufffd"
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a prompt, with the special tokens that belong around it."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
+class Stopped(NamedTuple):
+    """A stop string that ended a choice."""
+
+    stop: str
+    end: int
+    """Ids of the choice, through the one that completes the stop string."""
+
+
+class ChoiceText(Protocol):
+    """The text of one choice, as its ids come."""
+
+    def add(self, token_ids: Sequence[int], finish: Finish | None) -> Stopped | None:
+        """Take the next ids, and with the last ones the choice's end; after a stop string nothing may be added."""
+
+    @property
+    def text(self) -> str:
+        """The text of the ids so far, without an end of it that may become a stop string."""
+
+
+class Text(Protocol):
+    """A tokenizer, and what can be made with it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def check(self, params: SamplingParams, place: str) -> None:
+        """Raise ``InvalidRequestError``, naming ``place``, for parameters of text that cannot be met."""
+
+    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
+        """A conversation as a prompt: its text and its ids. Raises ``InvalidRequestError``, naming ``place``."""
+
+    def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText: ...
+
+
+class CustomText:
+    """By a tokenizer of the caller's."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def check(self, params: SamplingParams, place: str) -> None:
+        if params.stop_strings:
+            _refuse(f"{place}: stop", "needs", "use stop_token_ids")
+        if params.include_stop_str_in_output or not params.skip_special_tokens:
+            field = "include_stop_str_in_output" if params.include_stop_str_in_output else "skip_special_tokens"
+            _refuse(f"{place}: {field}", "needs", "decode the ids as you like")
+
+    def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
+        _refuse(place, "a chat needs", "render the conversation and call generate")
+
+    def choice(self, prompt_ids: Sequence[int], params: SamplingParams) -> ChoiceText:
+        return _CustomChoice(self.tokenizer, prompt_ids)
+
+
+class _CustomChoice:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._prompt_ids = prompt_ids
+        self._ids: list[int] = []
+
+    def add(self, token_ids: Sequence[int], finish: Finish | None) -> None:
+        self._ids += token_ids
+
+    @property
+    def text(self) -> str:
+        return text_after(self._tokenizer, self._prompt_ids, self._ids)
+
+
+def text_after(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
+    """What ``output`` adds to the text of ``prompt``: decoded alone, it may lose the space that it begins with."""
+    for size in range(_CONTEXT_TOKENS, _CONTEXT_TOKENS + _MOST_BYTES):
+        context = list(prompt[-size:])
+        text = tokenizer.decode([*context, *output])
+        if not text.startswith(_REPLACEMENT):  # else it may begin inside a character, and spoil those after it
+            break
+    # Drop as much of the prompt's text as stands unchanged: a character that ``output`` completes does not.
+    before = (tokenizer.decode(context[:end]) for end in range(len(context), 0, -1))
+    return text.removeprefix(next((each for each in before if text.startswith(each)), ""))
+
+
+def _refuse(field: str, needs: str, instead: str) -> NoReturn:
+    problem = f"{needs} the model's own tokenizer, and this LLM was given another object; {instead}"
+    raise InvalidRequestError(field, problem)

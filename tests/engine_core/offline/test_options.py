@@ -1,0 +1,80 @@
+"""Options of ``LLM`` by name: where they go, what is taken for a value, and what is refused in which words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_core.config import EngineConfig
+from engine_core.errors import ConfigError, UnknownOptionError
+from engine_core.llm import configure
+from services.common.config.options import settings_of
+
+OF_FLAGS = {setting.name: setting for setting in settings_of(EngineConfig())}
+
+
+def test_an_unknown_option_says_what_there_is_instead() -> None:
+    for option, message in {
+        "max_model_length": "unknown option max_model_length; did you mean max_model_len?",
+        "enable_xyzzy": "unknown option enable_xyzzy; engine_core/config.py and docs/configuration.md list all options",
+        "scheduling_policy": "scheduling_policy is called policy here",
+        "num_gpu_blocks_override": (
+            "num_gpu_blocks_override is not supported: kv_cache_memory_bytes sets the size of the KV cache"
+        ),
+    }.items():
+        with pytest.raises(UnknownOptionError, match=f"^{re.escape(message)}$") as caught:
+            configure(**{"model": "m", option: 5})
+        assert (caught.value.option, caught.value.value) == (option, 5)
+    with pytest.raises(ConfigError, match="tensor_parallel_size is not supported yet: a model runs on"):
+        configure(model="m", tensor_parallel_size=1)
+
+
+def test_options_reach_their_sections() -> None:
+    config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
+    assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
+    assert (config.load.load_format, config.device.num_threads) == ("dummy", 1)
+
+
+def test_paths_and_numbers_of_numpy_are_options_too() -> None:
+    config = configure(model=Path("m"), max_num_seqs=np.int64(3), gpu_memory_utilization=np.float64(0.5))
+    assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        configure(model="m", max_num_seqs=np.float64(3.0))
+    with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
+        configure(model="m", max_num_seqs=10**5000)
+
+
+# Options that count something, each with the least that it takes.
+SIZES = [(setting.name, setting.minimum) for setting in OF_FLAGS.values() if setting.kind is int]
+
+
+@pytest.mark.parametrize(("option", "least"), SIZES)
+def test_an_option_refuses_what_is_no_number_of_its_range(option: str, least: int) -> None:
+    configure(model="m", **{option: least})
+    for value in (least - 1, float(least), f"{least} of them", True, [least]):
+        with pytest.raises(ConfigError, match=f"^{option}=.* is not usable: expected "):
+            configure(model="m", **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("dtype", None), ("dtype", 4), ("gpu_memory_utilization", "0.9"), ("gpu_memory_utilization", float("nan"))],
+)
+def test_an_option_refuses_values_of_other_types(option: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}="):
+        configure(model="m", **{option: value})
+
+
+@pytest.mark.parametrize("text", ["1048576", "2GiB", "512 MiB", " 1.5gb ", "10B", "0.5KiB", "3TB"])
+def test_sizes_are_read_as_flags_are(text: str) -> None:
+    config = configure(model="m", kv_cache_memory_bytes=text)
+    assert config.cache.kv_cache_memory_bytes == OF_FLAGS["kv_cache_memory_bytes"].parse(text) > 0
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 gigs", "1e9", "9" * 65])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^kv_cache_memory_bytes=.* is not usable: expected a number of bytes"):
+        configure(model="m", kv_cache_memory_bytes=text)
