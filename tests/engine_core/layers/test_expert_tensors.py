@@ -31,7 +31,7 @@ from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantMethod, Unquantized
 from engine_core.quantization.int8 import Int8
 
-from .experts import load, numbers, weights_of
+from ..ops.experts import load, numbers, weights_of
 
 SHAPE = ExpertsShape(3, 2, 48, 33, Activation.SILU)
 ROUTER = RouterTensors("l.gate", bias=True, correction_bias="l.gate.shift", expert_scales="l.scales")
