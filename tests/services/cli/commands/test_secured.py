@@ -17,7 +17,7 @@ from cryptography import x509
 
 from services.cli.commands.certs import ROLES
 from services.cli.main import cli
-from tests.ring import ROOT, Ring, start_ring, stop_ring
+from tests.ring import ROOT, Ring, running_ring
 from tests.services.cli.command_line import ringline
 from tests.services.secured_ring import Certificates, user_token, write_tokens
 
@@ -40,9 +40,8 @@ def stack(folder: Path) -> Iterator[Ring]:
     (folder / "my-token").write_text(user_token("blue") + "\n")
     files = {"cert": "processor", "key": "processor-key"}
     flags = [f"--tls-{flag}-file={certificates.path(name)}" for flag, name in files.items()]
-    ring = start_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}")
-    yield ring
-    assert stop_ring(ring) == 0
+    with running_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}") as ring:
+        yield ring
 
 
 @pytest.fixture
