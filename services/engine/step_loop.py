@@ -272,7 +272,7 @@ class StepLoop:
     def _step(self, report: StepReport) -> None:
         before = self._core.computed_tokens
         start = time.perf_counter()
-        report.outputs = self._core.step(lambda core_ids: self._loop.call_soon_threadsafe(self._starting, core_ids))
+        report.outputs = self._core.step(self._report_starting)
         report.tokens = self._core.computed_tokens - before
         if not report.tokens:
             return  # choices ended without a step, or the first of overlapping steps was just submitted
@@ -292,6 +292,9 @@ class StepLoop:
         finally:
             self._turns += 1
             self._in_call = False
+
+    def _report_starting(self, core_ids: list[str]) -> None:
+        self._loop.call_soon_threadsafe(self._starting, core_ids)
 
     def _refresh_stats(self) -> None:
         now = time.monotonic()
