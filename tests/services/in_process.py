@@ -1,11 +1,9 @@
-"""A service over gRPC in this process, and waiting for what nobody is told of."""
+"""A service over gRPC in this process."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -15,8 +13,6 @@ from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.grpc_options import server_options
 from services.common.rpc.handlers import OnMessage, rpc_handlers
 from services.common.rpc.open_calls import CallRegistry
-
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -41,11 +37,3 @@ async def served(
         yield port
     finally:
         await server.stop(0)
-
-
-async def until(condition: Callable[[], T], seconds: float = 60.0) -> T:
-    """What the condition says, once it is true."""
-    async with asyncio.timeout(seconds):
-        while not (found := condition()):  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.01)
-    return found

@@ -17,7 +17,8 @@ from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
-from tests.services.in_process import served, until
+from tests.services.in_process import served
+from tests.waiting import until
 
 ME = PeerId("processor-0", 5)
 

@@ -17,7 +17,7 @@ from services.engine.attach_stream import MAX_PENDING_REJECTIONS, Attachment
 from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.ring.outbound_link import OutboundLink
-from tests.services.in_process import until
+from tests.waiting import until
 
 ME = PeerId("processor-0", 1)
 

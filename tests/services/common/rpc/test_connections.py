@@ -17,7 +17,7 @@ from services.common.rpc.connections import (
     allowed_connections,
     parse_peer,
 )
-from tests.services.in_process import until
+from tests.waiting import until
 
 
 def test_there_are_no_more_connections_than_the_system_allows_files(monkeypatch: pytest.MonkeyPatch) -> None:

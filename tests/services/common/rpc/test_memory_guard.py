@@ -24,7 +24,8 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.memory_guard import MemoryGuard
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection
-from tests.services.in_process import served, until
+from tests.services.in_process import served
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[4]
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]

@@ -17,7 +17,7 @@ from services.common.rpc import handlers as message_handlers
 from services.common.rpc.open_calls import CallRegistry, end_call_soon
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection, message
-from tests.services.in_process import until
+from tests.waiting import until
 
 SERVICE = "test.CallRegistry"
 SESSION, LOOKUP, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/Lookup", "/grpc.health.v1.Health/Check"
