@@ -71,7 +71,11 @@ class EngineCore:
         if plan is not None:
             self._in_flight.append((plan, self._executor.submit(plan)))
         elif not self._in_flight and not outputs and self._scheduler.has_work():
-            raise StandstillError(_standstill(self._scheduler.stats()))
+            stats = self._scheduler.stats()
+            raise StandstillError(
+                f"the scheduler plans no step, and none is under way: {stats.waiting_seqs} choices wait, "
+                f"{stats.running_seqs} run, and {stats.kv_blocks_used} of {stats.kv_blocks} KV blocks are held"
+            )
         if self._in_flight and (plan is None or len(self._in_flight) == most):
             plan, pending = self._in_flight[0]
             outputs += self._scheduler.update(plan, pending.result())
@@ -93,10 +97,3 @@ class EngineCore:
     def reset_prefix_cache(self) -> int:
         """Empty the prefix cache, and keep running requests from refilling it; returns its number of blocks."""
         return self._scheduler.reset_prefix_cache()
-
-
-def _standstill(stats: SchedulerStats) -> str:
-    return (
-        f"the scheduler plans no step, and none is under way: {stats.waiting_seqs} choices wait, {stats.running_seqs} "
-        f"run, and {stats.kv_blocks_used} of {stats.kv_blocks} KV blocks are held"
-    )

@@ -8,6 +8,7 @@ bytes of the largest group in each of them. vLLM's hybrid KV cache manager divid
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -115,6 +116,20 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     layout: str = ""
     """Content and memory layout of a block; two caches could exchange blocks only if these are equal."""
+
+    def describe(self) -> str:
+        """Its size, for a person; with several groups or windows, also the layers of a block."""
+        blocks = f"{self.num_blocks} blocks of {self.block_size}"
+        if len(self.groups) == 1 and self.groups[0].sliding_window is None:
+            return f"{blocks}: {self.num_blocks * self.block_size} tokens"
+        kinds = [
+            f"{count} group{'s' if count > 1 else ''} of {layers} layer{'s' if layers > 1 else ''} over "
+            f"{'all tokens' if window is None else f'a window of {window}'}"
+            for (layers, window), count in Counter(
+                (len(each.layers), each.sliding_window) for each in self.groups
+            ).items()
+        ]
+        return f"{blocks} tokens, each for one group of layers: {', '.join(kinds)}"
 
 
 def group_layers(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -94,7 +93,7 @@ class CollectiveExecutor(Executor):
         with progress.stage("allocate KV cache") as stage:
             self.unwritten_cache_bytes = sum(self.collective_rpc("allocate", self.kv_cache_config))
             stage.bytes = self.kv_cache_config.num_blocks * sum(each.bytes_per_block for each in models)
-            stage.detail = _described(self.kv_cache_config)
+            stage.detail = self.kv_cache_config.describe()
         with progress.stage("warm up") as stage:
             stage.detail = self._warm_up()
         asked = self._config.scheduler.async_scheduling
@@ -161,19 +160,3 @@ class CollectiveExecutor(Executor):
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self._callbacks.append(callback)
-
-
-def _described(kv_cache: KVCacheConfig) -> str:
-    """The KV cache's size as human-readable text; with several groups or windows, also the layers of a block."""
-    blocks = f"{kv_cache.num_blocks} blocks of {kv_cache.block_size}"
-    groups = kv_cache.groups
-    if len(groups) == 1 and groups[0].sliding_window is None:
-        return f"{blocks}: {kv_cache.num_blocks * kv_cache.block_size} tokens"
-    kinds = Counter((len(group.layers), group.sliding_window) for group in groups)
-    described = (_kind_of_group(count, layers, window) for (layers, window), count in kinds.items())
-    return f"{blocks} tokens, each for one group of layers: {', '.join(described)}"
-
-
-def _kind_of_group(count: int, layers: int, window: int | None) -> str:
-    groups, of = ("1 group" if count == 1 else f"{count} groups"), ("1 layer" if layers == 1 else f"{layers} layers")
-    return f"{groups} of {of} over {'all tokens' if window is None else f'a window of {window}'}"

@@ -160,7 +160,7 @@ class KVCacheManager:
                     self.pool.publish(table[index], group.key(seq.block_hashes[index]))
         seq.num_published = full
 
-    def free_behind_windows(self, seq: Sequence, num_computed: int) -> None:
+    def release_skipped_blocks(self, seq: Sequence, num_computed: int) -> None:
         """Release blocks that no window reads any more once ``num_computed`` tokens are computed."""
         for group in self._windowed:
             table, first = seq.block_tables[group.number], seq.first_blocks[group.number]
@@ -171,11 +171,11 @@ class KVCacheManager:
                 seq.first_blocks[group.number] = end
 
     def will_free(self, seq: Sequence, num_computed: int) -> bool:
-        """Whether ``free_behind_windows`` would release any block."""
+        """Whether ``release_skipped_blocks`` would release any block."""
         return any(group.first_block(num_computed) > seq.first_blocks[group.number] for group in self._windowed)
 
     def next_change(self, seq: Sequence) -> int:
-        """The number of computed tokens at which ``publish`` or ``free_behind_windows`` next has something to do."""
+        """The number of computed tokens at which ``publish`` or ``release_skipped_blocks`` next has something to do."""
         at = (seq.num_published + 1) * self.block_size if self._publishes(seq) else NEVER
         for group in self._windowed:
             assert group.window is not None
@@ -248,18 +248,13 @@ class KVCacheManager:
 class _Group:
     """A group of layers, with its keys in the block pool."""
 
-    __slots__ = ("_block_size", "_layers", "_suffix", "number")
-
     def __init__(self, number: int, layers: KVCacheGroup, block_size: int) -> None:
         self.number = number
+        self.window = layers.sliding_window
+        """Number of tokens that a token attends to, itself included; None: all before it."""
         self._layers = layers
         self._block_size = block_size
         self._suffix = number.to_bytes(2, "little") if number else b""
-
-    @property
-    def window(self) -> int | None:
-        """Number of tokens that a token attends to, itself included; None: all before it."""
-        return self._layers.sliding_window
 
     def first_block(self, position: int) -> int:
         """The first block that the token at ``position`` reads."""
@@ -271,8 +266,7 @@ class _Group:
 
     def num_blocks(self, num_tokens: int, cached: int, step_tokens: int) -> int:
         """Number of blocks in the table of a sequence that starts after ``cached`` tokens."""
-        window = self.window
-        most = num_tokens if window is None else min(num_tokens, cached + window - 1 + step_tokens)
+        most = num_tokens if self.window is None else min(num_tokens, cached + self.window - 1 + step_tokens)
         return -(-most // self._block_size)
 
     def key(self, content: bytes) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,6 +25,8 @@ from engine_core.sampling.base import LEAST_LOGIT, Array, Ids, Index, SamplingOp
 
 F32 = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
+
+T = TypeVar("T")
 
 FOREVER = int(np.iinfo(np.int64).max)
 
@@ -68,12 +70,14 @@ class Applies(NamedTuple):
     """Whether it depends on which tokens came before, and not only on how many."""
 
 
-class LogitsProcessor(ABC):
+class LogitsProcessor(ABC, Generic[T]):
     """Keeps, for each slot of the batch, what it needs of the parameters of the slot's sequence."""
 
-    @abstractmethod
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are the model's."""
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._of_slot: dict[int, T] = {}
 
     def most_bytes(self, max_model_len: int) -> int:
         """What it may keep of the tokens of all slots, where these have ``max_model_len``."""
@@ -83,9 +87,9 @@ class LogitsProcessor(ABC):
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         """Take a sequence into ``slot``; None if its parameters do not ask for this processor."""
 
-    @abstractmethod
     def remove(self, slot: int) -> None:
         """Free what ``slot`` holds, if anything."""
+        self._of_slot.pop(slot, None)
 
     @abstractmethod
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
@@ -123,23 +127,17 @@ class _DistinctIds(_Shared):
         """Ascending."""
 
 
-class AllowedTokenIds(LogitsProcessor):
+class AllowedTokenIds(LogitsProcessor[_DistinctIds]):
     """``allowed_token_ids``: every other token is banned."""
-
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._allowed: dict[int, _DistinctIds] = {}
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.allowed_token_ids is None:
             return None
-        self._allowed[slot] = _DistinctIds.of(params.allowed_token_ids)
+        self._of_slot[slot] = _DistinctIds.of(params.allowed_token_ids)
         return Applies()
 
-    def remove(self, slot: int) -> None:
-        self._allowed.pop(slot, None)
-
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        ids = [self._allowed[slot].ids for slot in rows.slots[chosen].tolist()]
+        ids = [self._of_slot[slot].ids for slot in rows.slots[chosen].tolist()]
         ops.keep_only(logits, chosen, pairs_of(chosen, ids))
 
 
@@ -182,30 +180,22 @@ class _Bans(_Shared):
         return ids if left > 0 else ids[:0]
 
 
-class BannedTokens(LogitsProcessor):
+class BannedTokens(LogitsProcessor[_Bans]):
     """``bad_words_token_ids``, and stop tokens before ``min_tokens``: one processor: together they may ban all."""
-
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._bans: dict[int, _Bans] = {}
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         words = params.bad_words_token_ids
         if not words and not params.min_tokens:
             return None
-        self._bans[slot] = _Bans.of(params, self._eos_token_ids, self._vocab_size)
+        self._of_slot[slot] = _Bans.of(params, self._eos_token_ids, self._vocab_size)
         return Applies(FOREVER if words else params.min_tokens, any(len(word) > 1 for word in words))
-
-    def remove(self, slot: int) -> None:
-        self._bans.pop(slot, None)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
         ids = [
-            self._bans[int(rows.slots[row])].after(rows.tokens_before(row), int(rows.num_prompt_tokens[row]))
+            self._of_slot[int(rows.slots[row])].after(rows.tokens_before(row), int(rows.num_prompt_tokens[row]))
             for row in chosen.tolist()
         ]
-        ops.change(logits, pairs_of(chosen, ids), _ban)
+        ops.change(logits, pairs_of(chosen, ids), lambda xp, logits: xp.full_like(logits, -xp.inf))
 
 
 class _Biases(_Shared):
@@ -217,25 +207,21 @@ class _Biases(_Shared):
         self.values = np.fromiter(biases.values(), np.float32, len(biases))
 
 
-class LogitBias(LogitsProcessor):
+class LogitBias(LogitsProcessor[_Biases]):
     """``logit_bias``."""
-
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._biases: dict[int, _Biases] = {}
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if not params.logit_bias:
             return None
-        self._biases[slot] = _Biases.of(params.logit_bias)
+        self._of_slot[slot] = _Biases.of(params.logit_bias)
         return Applies()
 
-    def remove(self, slot: int) -> None:
-        self._biases.pop(slot, None)
-
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
-        biases = [self._biases[slot] for slot in rows.slots[chosen].tolist()]
+        biases = [self._of_slot[slot] for slot in rows.slots[chosen].tolist()]
         values = np.concatenate([each.values for each in biases])
-        ops.change(logits, pairs_of(chosen, [each.ids for each in biases]), _add, values)
+        ops.change(
+            logits, pairs_of(chosen, [each.ids for each in biases]), lambda xp, logits, bias: logits + bias, values
+        )
 
 
 class TokenCounts:
@@ -283,7 +269,7 @@ class TokenCounts:
         )
 
 
-class Penalties(LogitsProcessor):
+class Penalties(LogitsProcessor[TokenCounts]):
     """``repetition_penalty``, ``frequency_penalty`` and ``presence_penalty``.
 
     Repetition (Keskar et al., "CTRL", 2019): a positive logit of a token in prompt or output is divided, a negative one
@@ -291,12 +277,10 @@ class Penalties(LogitsProcessor):
     """
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size = vocab_size
+        super().__init__(num_slots, vocab_size, eos_token_ids)
         self._repetition = np.zeros(num_slots, np.float32)
         self._frequency = np.zeros(num_slots, np.float32)
         self._presence = np.zeros(num_slots, np.float32)
-        self._counts: dict[int, TokenCounts] = {}
-        """By slot: made when its sequence is first sampled, from its tokens, and updated with each new one."""
 
     def most_bytes(self, max_model_len: int) -> int:
         return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._vocab_size)
@@ -308,9 +292,6 @@ class Penalties(LogitsProcessor):
         self._frequency[slot] = params.frequency_penalty
         self._presence[slot] = params.presence_penalty
         return Applies(reads_tokens=True)
-
-    def remove(self, slot: int) -> None:
-        self._counts.pop(slot, None)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
         ids, counts = zip(*(self._counted(rows, row) for row in chosen.tolist()), strict=True)
@@ -324,22 +305,14 @@ class Penalties(LogitsProcessor):
         slot, tokens, prompt = int(rows.slots[row]), rows.tokens_before(row), int(rows.num_prompt_tokens[row])
         output = tokens[prompt:]
         num_certain = len(output) - int(rows.num_drafts[row])
-        counts = self._counts.get(slot)
-        if counts is None:
+        counts = self._of_slot.get(slot)
+        if counts is None:  # its sequence is sampled for the first time
             # Only the repetition penalty looks at the prompt.
             counted_from = 0 if self._repetition[slot] != 1.0 else prompt
-            counts = self._counts[slot] = TokenCounts(tokens[counted_from:prompt], output[:num_certain])
+            counts = self._of_slot[slot] = TokenCounts(tokens[counted_from:prompt], output[:num_certain])
         elif counts.num_output_tokens < num_certain:
             counts.add(output[counts.num_output_tokens : num_certain].tolist())
         return counts.with_drafts(output[num_certain:].tolist())
-
-
-def _ban(xp: ModuleType, logits: Array) -> Array:
-    return xp.full_like(logits, -xp.inf)
-
-
-def _add(xp: ModuleType, logits: Array, bias: Array) -> Array:
-    return logits + bias
 
 
 def _penalize(
@@ -350,5 +323,5 @@ def _penalize(
     return xp.where(logits == -xp.inf, logits, xp.clip(penalized, LEAST_LOGIT, None))
 
 
-PROCESSORS: tuple[type[LogitsProcessor], ...] = (AllowedTokenIds, BannedTokens, LogitBias, Penalties)
+PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (AllowedTokenIds, BannedTokens, LogitBias, Penalties)
 """In the order in which they are applied."""

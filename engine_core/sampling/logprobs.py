@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,9 +49,9 @@ class LogprobsTensors:
         """The tensors to copy to the host."""
         return [self.ranks, self.top_ids, self.values]
 
-    def with_tensors(self, tensors: list[torch.Tensor]) -> LogprobsTensors:
-        """The same with ``tensors``, which are copies of its own."""
-        return LogprobsTensors(self.rows, self.num_top, *tensors)
+    def on_host(self, arrived: Iterator[torch.Tensor]) -> LogprobsTensors:
+        """The same with the next of the tensors that have ``arrived``, which are copies of its own."""
+        return LogprobsTensors(self.rows, self.num_top, *(next(arrived) for _ in self.tensors()))
 
     def entries(self) -> list[Logprobs]:
         """One for each row; the tensors must be on the host."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ Index = npt.NDArray[np.intp]
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 
-def processor_bit(kind: type[LogitsProcessor]) -> int:
+def processor_bit(kind: type[LogitsProcessor[Any]]) -> int:
     """The bit of rows to which processors of ``kind`` apply."""
     return _FIRST_PROCESSOR << PROCESSORS.index(kind)
 
@@ -62,7 +63,7 @@ class SamplingMetadata:
         self.noise_key = np.zeros(num_slots, np.uint64)
         self.num_logprobs = np.zeros(num_slots, np.int32)
         self.num_prompt_logprobs = np.zeros(num_slots, np.int32)
-        self.processors: list[tuple[int, LogitsProcessor]] = [
+        self.processors: list[tuple[int, LogitsProcessor[Any]]] = [
             (processor_bit(kind), kind(num_slots, vocab_size, eos_token_ids)) for kind in PROCESSORS
         ]
         """With the bit of rows to which each applies, in the order in which they are applied."""

@@ -251,11 +251,6 @@ def _ranks(logits: F32, token_ids: Ids, top_ids: Ids) -> Ids:
     places = top_ids == token_ids[:, np.newaxis]
     ranks = 1 + places.argmax(axis=1) if top_ids.shape[1] else np.zeros(len(token_ids), np.int64)
     for row in np.flatnonzero(~places.any(axis=1)).tolist():
-        ranks[row] = _rank(logits[row], int(token_ids[row]))
+        values, token = logits[row], int(token_ids[row])
+        ranks[row] = 1 + np.count_nonzero(values > values[token]) + np.count_nonzero(values[:token] == values[token])
     return ranks
-
-
-def _rank(row: F32, token: int) -> int:
-    """1 plus the number of tokens that come before ``token``."""
-    value = row[token]
-    return 1 + int(np.count_nonzero(row > value)) + int(np.count_nonzero(row[:token] == value))

@@ -67,11 +67,6 @@ class Sampler:
         array, k = self._ops.array, report.top_ids.shape[1]
         report.write(first_row, *self._ops.logprobs(array(logits), array(token_ids), k))
 
-    def _report(self, logits: Array, token_ids: Array, rows: Index, num_top: list[int]) -> LogprobsTensors:
-        return LogprobsTensors(
-            rows, num_top, *self._ops.logprobs(logits, token_ids, min(max(num_top), logits.shape[1]))
-        )
-
     def _sample_part(
         self, logits: Array, rows: SamplingRows, features: Features, first_row: int
     ) -> tuple[Array, LogprobsTensors | None]:
@@ -89,7 +84,8 @@ class Sampler:
         if reporting is None or raw is None:
             return tokens, None
         num_top = self._metadata.num_logprobs[rows.slots[reporting]].tolist()
-        return tokens, self._report(raw, self._select(tokens, reporting), first_row + reporting, num_top)
+        report = self._ops.logprobs(raw, self._select(tokens, reporting), min(max(num_top), logits.shape[1]))
+        return tokens, LogprobsTensors(first_row + reporting, num_top, *report)
 
     def _sample_mixed(self, logits: Array, rows: SamplingRows, features: Features) -> Array:
         """Token ids [R] of rows that need not ask for the same method."""

@@ -120,7 +120,7 @@ class Lifecycle:
             self._share_prompt(seq)
         # A leader that has not shared its prompt yet keeps the blocks that others will read.
         read_by_all = seq.group.num_shared_blocks * self._kv.block_size if seq.group.leader is seq else num_computed
-        self._kv.free_behind_windows(seq, min(num_computed, read_by_all))
+        self._kv.release_skipped_blocks(seq, min(num_computed, read_by_all))
         self._watch(seq)
 
     def preempt(self, seq: Sequence) -> None:

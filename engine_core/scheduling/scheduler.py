@@ -81,7 +81,14 @@ class Scheduler:
         if request.request_id in self._sequences.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
-        self._check_queue(request)
+        limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
+        if waiting >= limit:
+            raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
+        if self._fair and not self._queue.has_room(request.tenant, limit):
+            raise QueueFullError(
+                "this tenant has too many requests waiting; a tenant may have no more than the queue has free places, "
+                f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
+            )
         now = self._clock()
         self._sequences.add(request, now)
         if self._fair:
@@ -192,16 +199,6 @@ class Scheduler:
             prefix_hit_tokens=counters.prefix_hit_tokens,
         )
 
-    def _check_queue(self, request: Request) -> None:
-        limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
-        if waiting >= limit:
-            raise QueueFullError(f"limit of {limit} waiting requests (max_num_queued_reqs) reached; retry later")
-        if self._fair and not self._queue.has_room(request.tenant, limit):
-            raise QueueFullError(
-                "this tenant has too many requests waiting; a tenant may have no more than the queue has free places, "
-                f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
-            )
-
     def _schedule_running(self, step: StepInFlight) -> None:
         running, drafting = self._sequences.running, self._drafter is not None
         index = 0
@@ -239,7 +236,7 @@ class Scheduler:
             if not decodes or room <= 0:
                 continue
             drafts = list(drafter.propose(seq.tokens(0, seq.num_known), room))[:room]
-            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._blocks_to_go_on)
+            added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._headroom)
             if added is None:
                 drafts = drafts[: seq.capacity - seq.num_computed]
             else:
@@ -311,7 +308,7 @@ class Scheduler:
             self._tenants.plan_prompt(tenant, wanted)
 
     @property
-    def _blocks_to_go_on(self) -> int:
+    def _headroom(self) -> int:
         """Blocks needed to give each running sequence one more in each of its tables."""
         return len(self._sequences.running) * self._kv.num_groups
 
@@ -328,7 +325,7 @@ class Scheduler:
 
         ``kept`` further blocks have to stay free; if that is not 0, idle prompts are not dropped, either.
         """
-        headroom = self._blocks_to_go_on + kept
+        headroom = self._headroom + kept
         while not self._kv.admit(seq, prefix, headroom):
             if kept or not self._sequences.drop_idle_prompt(keep=seq.group):
                 return False

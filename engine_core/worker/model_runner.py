@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -66,13 +64,15 @@ class PendingStep:
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
         for report in self._logprobs:
-            entries = _on_host(report, arrived).entries()
-            for row, entry in zip(report.rows.tolist(), entries, strict=True):
-                if accepted[row]:
-                    _append(logprobs, self._plan.seq_ids[self.inputs.sampled[row]], entry)
+            for row, entry in zip(report.rows.tolist(), report.on_host(arrived).entries(), strict=True):
+                seq_id = self._plan.seq_ids[self.inputs.sampled[row]]
+                if accepted[row] and seq_id in logprobs:
+                    logprobs[seq_id].extend(entry)
+                elif accepted[row]:
+                    logprobs[seq_id] = entry
         prompt_logprobs: dict[int, Logprobs] = {}
         for seq_id, report in self._prompt_logprobs:
-            host = _on_host(report, arrived)
+            host = report.on_host(arrived)
             prompt_logprobs[seq_id] = pack(host.ranks, host.top_ids, host.values)
         return StepResult(self._plan.step_id, self._by_sequence(sampled.tolist(), accepted), logprobs, prompt_logprobs)
 
@@ -85,17 +85,6 @@ class PendingStep:
             if kept:
                 token_ids[place].append(token)
         return token_ids
-
-
-def _on_host(report: LogprobsTensors, arrived: Iterator[torch.Tensor]) -> LogprobsTensors:
-    return report.with_tensors([next(arrived) for _ in report.tensors()])
-
-
-def _append(logprobs: dict[int, Logprobs], seq_id: int, entries: Logprobs) -> None:
-    if seq_id in logprobs:
-        logprobs[seq_id].extend(entries)
-    else:
-        logprobs[seq_id] = entries
 
 
 class ModelRunner:

@@ -164,19 +164,19 @@ class EngineDecoder:
         delivered = {one.choice: one.count for one in opened.delivered}
         for choice in opened.choices:
             end = ChoiceEnd(FinishReason.ERROR, delivered.get(choice, 0), error=status)
-            subscriber.outbox.end(opened.request_id, opened.epoch, choice, end)
+            subscriber.outbox.end(opened.request_id, choice, end, epoch=opened.epoch)
 
     def _prompts(self, outputs: engine_pb2.StepOutputs) -> None:
         for prefill in outputs.prefills:
             request = self._requests.get(prefill.request_id)
             if request is not None and request.epoch == prefill.epoch:
                 progress = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
-                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, progress)
+                request.subscriber.outbox.prefill(prefill.request_id, progress, epoch=prefill.epoch)
         for scored in outputs.prompt_logprobs:
             request = self._requests.get(scored.request_id)
             if request is not None and request.epoch == scored.epoch:
                 scores = read_logprobs(scored.logprobs)
-                request.subscriber.outbox.prompt_logprobs(scored.request_id, scored.epoch, scored.offset, scores)
+                request.subscriber.outbox.prompt_logprobs(scored.request_id, scored.offset, scores, epoch=scored.epoch)
 
     def _advance(
         self,
@@ -214,7 +214,7 @@ class EngineDecoder:
             return
         if delta is not None and (delta.token_ids or delta.text):
             scores = state.take_logprobs(delta)
-            outbox.delta(request_id, epoch, choice, delta.first_position, delta.token_ids, delta.text, scores)
+            outbox.delta(request_id, choice, delta.first_position, delta.token_ids, delta.text, scores, epoch=epoch)
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
@@ -223,7 +223,7 @@ class EngineDecoder:
             end = _end_of(finish)
         else:
             return
-        outbox.end(request_id, epoch, choice, end)
+        outbox.end(request_id, choice, end, epoch=epoch)
         request.ends[choice] = end
         del request.choices[choice]
         if not request.choices:
@@ -236,7 +236,7 @@ class EngineDecoder:
         del self._requests[request_id]
         for choice, state in request.choices.items():
             end = ChoiceEnd(FinishReason.ERROR, state.decoder.delivered, error=_internal_error(request_id))
-            request.subscriber.outbox.end(request_id, request.epoch, choice, end)
+            request.subscriber.outbox.end(request_id, choice, end, epoch=request.epoch)
 
     def _finished(self, request_id: str, request: _Request) -> None:
         """Log a request that ended or was closed, and export its span."""

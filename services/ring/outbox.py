@@ -210,7 +210,10 @@ class Outboxes:
 
 
 class Outbox:
-    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``."""
+    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``.
+
+    A client's has no epochs: accepted output is never replaced.
+    """
 
     def __init__(self, outboxes: Outboxes) -> None:
         self._outboxes = outboxes
@@ -230,12 +233,13 @@ class Outbox:
     def delta(
         self,
         request_id: str,
-        epoch: int,
         choice: int,
         first_position: int,
         ids: Sequence[int],
         text: str,
         logprobs: PackedLogprobs | None = None,
+        *,
+        epoch: int = 0,
     ) -> None:
         """Add tokens and the text they complete, following those held. Takes ownership of ``logprobs``."""
         if (update := self._of(request_id, epoch)) is not None:
@@ -252,7 +256,7 @@ class Outbox:
                 part.add(ids, text, logprobs, size)
                 self._grow(update, size + held)
 
-    def end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
+    def end(self, request_id: str, choice: int, end: ChoiceEnd, *, epoch: int = 0) -> None:
         """End a choice; nothing may follow."""
         if (update := self._of(request_id, epoch)) is not None:
             part = update.choices.get(choice)
@@ -261,32 +265,32 @@ class Outbox:
                 self._grow(update, _CHOICE_HELD + _CHOICE_BYTES)
             part.end = end
 
-    def open(self, request_id: str, epoch: int, opening: object, size: int) -> None:
+    def open(self, request_id: str, opening: object, size: int) -> None:
         """Set the message that is sent first; ``size``: its bytes on the wire."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.opening, update.opening_bytes = opening, size
             self._grow(update, size)
 
-    def prefill(self, request_id: str, epoch: int, prefill: Prefill) -> None:
+    def prefill(self, request_id: str, prefill: Prefill, *, epoch: int = 0) -> None:
         if (update := self._of(request_id, epoch)) is not None:
             update.prefill = prefill
             self._grow(update, 0)
 
-    def prompt_logprobs(self, request_id: str, epoch: int, offset: int, scores: PackedLogprobs) -> None:
+    def prompt_logprobs(self, request_id: str, offset: int, scores: PackedLogprobs, *, epoch: int = 0) -> None:
         """Takes ownership of ``scores``."""
         if (update := self._of(request_id, epoch)) is not None:
             update.add_prompt_logprobs(offset, scores)
             self._grow(update, update.measure() - max(update.held, _REQUEST_HELD))
 
-    def notice(self, request_id: str, epoch: int, notice: object) -> None:
+    def notice(self, request_id: str, notice: object) -> None:
         """Add a message that is sent before the deltas."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.notices.append(notice)
             self._grow(update, _NOTICE_HELD)
 
-    def close(self, request_id: str, epoch: int, closing: object) -> None:
+    def close(self, request_id: str, closing: object) -> None:
         """Set the message that is sent last."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.closing = closing
             self._grow(update, 0)
 
@@ -325,7 +329,7 @@ class Outbox:
                 self._taken -= rest.held
         return taken
 
-    def _of(self, request_id: str, epoch: int) -> RequestUpdate | None:
+    def _of(self, request_id: str, epoch: int = 0) -> RequestUpdate | None:
         """The update to add to; None if closed or a higher epoch is held. What is held of a lower epoch is dropped."""
         update = self._updates.get(request_id)
         if self.closed:

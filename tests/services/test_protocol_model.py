@@ -152,7 +152,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def text_comes_again(self, data: st.DataObject) -> None:
         frame = data.draw(st.sampled_from(self.world.history[-5:]))
-        self.world.in_flight.text(detokenizer_pb2.TextOutputs.FromString(frame))
+        self.world.text_output.receive(detokenizer_pb2.TextOutputs.FromString(frame))
 
     @precondition(lambda self: self.losses_left)
     @rule(name=st.sampled_from(DETOKENIZERS))
@@ -238,7 +238,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             world.pass_time(ORPHAN_GRACE / 10)
             if world.quiet:
                 break
-        assert world.client.num_live == world.in_flight.num_live == 0
+        assert world.client.num_live == len(world.in_flight) == 0
         for engine in world.engines.values():
             assert engine.registry.num_ledgers == 0
             assert not engine.core.running

@@ -294,9 +294,8 @@ class TokenizationQueue:
         if request.finished:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
         self._policies.check_model(request.tenant, model.limits.name)
-        traceparent = request.trace.traceparent if request.trace is not None else ""
         message = inference_pb2.GenerateRequest.FromString(packed)
-        return resolve_request(message, model, request.tenant, self._me, traceparent)
+        return resolve_request(message, model, request.tenant, self._me, request.trace.traceparent)
 
     def _resolved(
         self, request: Request, message: RequestMessage, on_resolved: OnResolved, outcome: ResolvedRequest | Exception
@@ -320,7 +319,7 @@ class TokenizationQueue:
     def _has_engines(self, message: RequestMessage, resolved: ResolvedRequest) -> bool:
         """Whether the model still has engines. If not, a new request can be tokenized again, for another model."""
         if message.resumed_model_digest:
-            return self._models.holds(resolved.generation)
+            return resolved.generation in self._models.held
         return resolved.generation in self._models.preferred()
 
 

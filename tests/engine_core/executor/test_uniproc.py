@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 
 from engine_core.config import EngineConfig
-from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
-from engine_core.executor.collective import _described
+from engine_core.errors import ExecutorError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.executor.worker import Worker
-from engine_core.kv_cache_interface import KVCacheConfig, group_layers
-from engine_core.llm import configure
-from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
-
-from ..models.tiny_models import CASES, make_model, save_model
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    path = save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
-    return configure(model=str(path), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=2)
-
-
-@pytest.fixture
-def executor(config: EngineConfig) -> UniProcExecutor:
-    executor = UniProcExecutor(config)
-    executor.start(StartupProgress())
-    return executor
 
 
 def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
@@ -49,20 +28,6 @@ def test_a_plan_is_answered(executor: UniProcExecutor) -> None:
     assert result.step_id == 7
     assert [len(tokens) for tokens in result.token_ids] == [1]
     assert executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block <= 4 << 20
-
-
-def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:
-    details: dict[str, str] = {}
-    observer = SimpleNamespace(
-        stage_started=lambda stage: None,
-        stage_advanced=lambda stage, done, total: None,
-        stage_finished=lambda stage: details.update({stage.name: stage.detail}),
-    )
-    executor = UniProcExecutor(config)
-    executor.start(StartupProgress(observer))
-    executor.close()
-    expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
-    assert re.fullmatch(expected, details["load weights"])
 
 
 def test_a_failed_step_is_told_once_and_ends_it(executor: UniProcExecutor) -> None:
@@ -132,61 +97,6 @@ def test_closing_frees_and_is_idempotent(executor: UniProcExecutor) -> None:
         executor.submit(plan_of(1, [5])).result()
 
 
-def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=1000))
-    with pytest.raises(OutOfMemoryError):
-        executor.start(StartupProgress())
-    with pytest.raises(ExecutorError, match="does not run"):
-        executor.submit(plan_of(1, [5])).result()
-
-
-@pytest.mark.parametrize("told", [1 << 60, 1 << 70])
-def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: int) -> None:
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
-    with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower --kv-cache-memory-bytes\.$"):
-        executor.start(StartupProgress())
-
-
-def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(CpuPlatform, "allocate", refuse)
-    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
-    with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
-        executor.start(StartupProgress())
-
-
-def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(config: EngineConfig) -> None:
-    options = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1, "max_model_len": 64}
-    started: list[str] = []
-    observer = SimpleNamespace(
-        stage_started=lambda stage: started.append(stage.name), stage_finished=lambda stage: None
-    )
-    refusal = r"=1 is not usable: expected at least --max-model-len \(64\) with --no-enable-chunked-prefill$"
-    with pytest.raises(ConfigError, match=refusal):
-        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(observer))
-    assert started == ["configuration"]
-
-
-@pytest.mark.parametrize(
-    ("windows", "described"),
-    [
-        ((None, None), "9 blocks of 4: 36 tokens"),
-        ((20, 20, 20), "9 blocks of 4 tokens, each for one group of layers: 1 group of 3 layers over a window of 20"),
-        (
-            (20, None, 20, 20),
-            "9 blocks of 4 tokens, each for one group of layers: "
-            "3 groups of 1 layer over a window of 20, 1 group of 1 layer over all tokens",
-        ),
-    ],
-)
-def test_equal_groups_of_layers_are_described_once(windows: tuple[int | None, ...], described: str) -> None:
-    assert _described(KVCacheConfig(9, 4, 1, group_layers(windows))) == described
-
-
 def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:
     told: list[BaseException] = []
     executor.on_failure(told.append)
@@ -195,20 +105,3 @@ def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor
     assert [str(error) for error in told] == ["a worker has gone"]
     with pytest.raises(ExecutorError, match="it has failed"):
         executor.submit(plan_of(1, [5]))
-
-
-def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: EngineConfig) -> None:
-    class TwoWorkers(UniProcExecutor):
-        """The second worker, made up, has a cache of blocks twice as large."""
-
-        def collective_rpc(self, method: str, *arguments: object) -> list[object]:
-            [result] = super().collective_rpc(method, *arguments)
-            other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
-            return [result, other]
-
-    alone, two = UniProcExecutor(config), TwoWorkers(config)
-    for executor in (alone, two):
-        executor.start(StartupProgress())
-        executor.close()
-    assert two.kv_cache_config.num_blocks == alone.kv_cache_config.num_blocks // 2
-    assert two.kv_cache_config.bytes_per_block == alone.kv_cache_config.bytes_per_block

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.location import local_directory, served_name
 from tests.engine_core.models.driver import open_at
 
 LLAMA = {
@@ -56,38 +57,10 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert spec.default_sampling == {"temperature": 0.6, "top_k": 20}
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        ("{}/little", "little"),
-        ("{}/little/", "little"),
-        ("{}/little/../other", "other"),
-        ("other", "other"),
-        (".", "little"),
-        ("..", "models"),
-        ("/", "/"),
-        ("org/name", "org/name"),
-        ("name", "name"),
-    ],
-)
-def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
-    model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = tmp_path / "models"
-    (base / "little" / "other").mkdir(parents=True)
-    (base / "other").mkdir()
-    monkeypatch.chdir(base / "little")
-    assert served_name(model.format(base)) == name
-
-
 def test_without_generation_config(tmp_path: Path) -> None:
     spec = open_config(tmp_path, LLAMA, max_model_len=100).spec
     assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (tmp_path.name, 100, (7,))
     assert spec.default_sampling == {}
-
-
-def test_without_any_end_of_sequence(tmp_path: Path) -> None:
-    assert open_config(tmp_path, LLAMA | {"eos_token_id": None}).spec.eos_token_ids == ()
 
 
 @pytest.mark.parametrize(
@@ -175,28 +148,18 @@ def test_windows_that_cannot_be_are_refused(config: dict[str, Any], words: str, 
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "options"),
     [
-        MISTRAL | {"sliding_window": None},
-        MISTRAL | {"sliding_window": 256},
-        QWEN2 | {"sliding_window": 8, "use_sliding_window": False},
-        QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
-        LLAMA | {"sliding_window": 8},
+        (MISTRAL | {"sliding_window": None}, {}),
+        (MISTRAL | {"sliding_window": 256}, {}),
+        (MISTRAL | {"sliding_window": 200}, {"max_model_len": 200}),
+        (QWEN2 | {"sliding_window": 8, "use_sliding_window": False}, {}),
+        (QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, {}),
+        (LLAMA | {"sliding_window": 8}, {}),
     ],
 )
-def test_windows_that_change_nothing(config: dict[str, Any], tmp_path: Path) -> None:
-    assert set(windows_of(tmp_path, config)) == {None}
-
-
-def test_a_window_as_wide_as_the_longest_sequence_changes_nothing(tmp_path: Path) -> None:
-    config = MISTRAL | {"sliding_window": 200}
-    assert set(windows_of(tmp_path, config)) == {200}
-    assert set(windows_of(tmp_path, config, max_model_len=200)) == {None}
-
-
-def test_a_checkpoint_without_room_for_any_output_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"takes 1 token .*: a prompt and its output need at least 2"):
-        open_config(tmp_path, LLAMA | {"max_position_embeddings": 1})
+def test_windows_that_change_nothing(config: dict[str, Any], options: dict[str, int], tmp_path: Path) -> None:
+    assert set(windows_of(tmp_path, config, **options)) == {None}
 
 
 def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
@@ -214,10 +177,14 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported: expected 1, as llama rotates"),
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported: expected one of gelu, gelu_new,"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantized with GPTQ, which is not"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "with GPTQ, .* not quantized; --quantization int8",
+        ),
         ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
         ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "is quantized with MLX, which is not"),
+        ({"max_position_embeddings": 1}, "takes 1 token .*: a prompt and its output need at least 2"),
         ({"torch_dtype": "float64"}, "has weights in float64, .*: set --dtype to one of float32, bfloat16, float16"),
     ],
 )
@@ -311,28 +278,48 @@ def test_the_eos_token_is_that_of_the_tokenizer_in_use(tmp_path: Path) -> None:
     assert other.spec.eos_token_ids == (7, 9)
 
 
-@pytest.mark.parametrize("broken", [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"x": END}}])
-def test_damaged_special_tokens(broken: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"} | broken))
-    with pytest.raises(CheckpointError, match="special tokens of its tokenizer cannot be read"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": [1]}, "special tokens of its tokenizer cannot be read"),
+        ("tokenizer_config", {"added_tokens_decoder": {"x": END}}, "special tokens of its tokenizer cannot be read"),
+        ("generation_config", {"temperature": "hot"}, "temperature='hot' is not a number"),
+        ("generation_config", {"eos_token_id": "x"}, "eos_token_id='x'"),
+    ],
+)
+def test_damaged_values_beside_the_configuration(
+    name: str, content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.json").write_text(json.dumps({"eos_token": "<end>"} | content))
+    with pytest.raises(CheckpointError, match=message):
         open_config(tmp_path, LLAMA)
 
 
+def grow(path: Path) -> None:
+    with path.open("a") as file:
+        file.truncate(3 << 30)  # sparse
+
+
 @pytest.mark.parametrize(
-    ("generation", "message"),
-    [({"temperature": "hot"}, "temperature='hot' is not a number"), ({"eos_token_id": "x"}, "eos_token_id='x'")],
+    ("damage", "message"),
+    [
+        *(
+            (partial(Path.write_bytes, data=content), "(cannot be read as JSON|does not hold)")
+            for content in (b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 10**5)
+        ),
+        (grow, "has 3221225472 bytes: expected at most 16777216; download"),
+        (os.mkfifo, "is not a regular file"),
+    ],
 )
-def test_damaged_generation_config(generation: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        open_config(tmp_path, LLAMA, generation)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 10**5])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_files_that_are_not_json_objects(name: str, content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{name.replace('.', '[.]')} (cannot be read as JSON|does not hold)"):
+def test_files_that_are_not_json_objects(
+    name: str, damage: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    """What is too large or no file at all is refused unread."""
+    if name != "config.json":
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    damage(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} {message}"):
         open_at(tmp_path)
 
 
@@ -342,29 +329,6 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     assert open_config(tmp_path, LLAMA | changes).spec.architecture == "LlamaForCausalLM"
     with pytest.raises(CheckpointError):
         open_config(tmp_path, LLAMA | changes | {"model_type": "evil"})
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("gone/", "is not a directory"),
-        ("gone", "is not a directory"),
-        ("a-file", "is a file"),
-        (".", "has no config.json"),
-    ],
-)
-def test_missing(model: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "a-file").touch()
-    with pytest.raises(CheckpointError, match=message):
-        open_at(tmp_path / model)
-
-
-def test_no_model(tmp_path: Path) -> None:
-    from engine_core.config import LoadConfig, ModelConfig
-    from engine_core.model_loader.checkpoint import open_checkpoint
-
-    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
-        open_checkpoint(ModelConfig(), LoadConfig())
 
 
 @pytest.mark.parametrize(
@@ -382,27 +346,3 @@ def test_a_refusal_is_one_short_line_whatever_it_quotes(tmp_path: Path, field: s
     text = str(refused.value)
     assert text.isprintable()
     assert len(text) < 2000
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_file_too_large_to_be_a_configuration_is_refused_unread(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    with (tmp_path / name).open("a") as file:
-        file.truncate(3 << 30)  # sparse
-    with pytest.raises(CheckpointError, match=f"{name} has 3221225472 bytes: expected at most 16777216; download"):
-        open_at(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_a_pipe_is_refused_unread(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / name).unlink(missing_ok=True)
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
-        open_at(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "a/" * 3000, "~no-such-user-here/x"])
-def test_a_name_that_cannot_be_looked_up_is_refused(name: str) -> None:
-    with pytest.raises(CheckpointError, match="is not a directory: "):
-        local_directory(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,22 +66,24 @@ def read(directory: Path) -> None:
     find_tensors(directory)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
-def test_a_pointer_of_git_lfs_is_not_the_file(name: str, tmp_path: Path) -> None:
+def find_tokenizer(directory: Path) -> None:
+    with tokenizer_directory(ModelConfig(model=str(directory))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("config.json", read),
+        ("model.safetensors", read),
+        ("model.safetensors.index.json", read),
+        ("tokenizer.json", find_tokenizer),
+        ("tokenizer.model", find_tokenizer),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_not_the_file(name: str, look: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / name).write_bytes(POINTER)
     expected = re.escape(f"{tmp_path / name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
     with pytest.raises(CheckpointError, match=expected):
-        read(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-def test_a_pointer_of_git_lfs_is_not_a_tokenizer(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    (tmp_path / name).write_bytes(POINTER)
-    expected = re.escape(f"{tmp_path / name} is a Git LFS pointer, not the file itself: run `git lfs pull`")
-    with (
-        pytest.raises(CheckpointError, match=expected),
-        tokenizer_directory(ModelConfig(model=str(tmp_path))),
-    ):
-        pass
+        look(tmp_path)

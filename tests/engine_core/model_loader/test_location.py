@@ -1,11 +1,11 @@
-"""Hub ids are found in the download cache without a network; what cannot be had is said in one sentence."""
+"""What names a checkpoint: a directory, or a hub id, found in the download cache without a network; or else why not."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -17,10 +17,11 @@ from huggingface_hub.errors import (
 )
 
 from engine_core.config import LoadConfig, ModelConfig
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.model_loader.location import download
+from engine_core.model_loader.location import check_location, download, served_name
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
+from tests.engine_core.models.driver import open_at
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -52,18 +53,11 @@ def test_cached_snapshot(revision: str | None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("is_offline", "why"), [(True, "HF_HUB_OFFLINE is set"), (False, "the hub cannot be reached")])
 def test_not_in_the_cache(is_offline: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        raise LocalEntryNotFoundError("no")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_offline)
+    if not is_offline:
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no")))
     message = rf"^some/model is not a directory, and not in the cache {tmp_path}; {why}.*hf download some/model --cache"
     with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
-
-
-def test_offline_nothing_is_downloaded(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not in the cache .*HF_HUB_OFFLINE is set"):
         open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
 
 
@@ -81,10 +75,7 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ],
 )
 def test_errors_of_the_hub(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=error))
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(ModelConfig(model="some/model", revision="v2"), LoadConfig())
 
@@ -92,16 +83,12 @@ def test_errors_of_the_hub(error: Exception, message: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    asked: dict[str, Any] = {}
-
-    def download(model: str, **options: Any) -> str:
-        asked.update(options, model=model)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    downloading = Mock(return_value=str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", downloading)
     config = ModelConfig(model="some/model", revision="v2", download_dir="/cache")
     open_checkpoint(config, LoadConfig(load_format=load_format))
-    assert (asked["model"], asked["revision"], asked["cache_dir"]) == ("some/model", "v2", "/cache")
+    (model,), asked = downloading.call_args
+    assert (model, asked["revision"], asked["cache_dir"]) == ("some/model", "v2", "/cache")
     files = ["config.json", "tokenizer.model", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
     files += ["consolidated.safetensors", "original/params.json", "pytorch_model.bin", "modeling.py"]
     chosen = huggingface_hub.utils.filter_repo_objects(
@@ -111,10 +98,55 @@ def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest
     assert list(chosen) == ["config.json", "tokenizer.model", *weights, "model.safetensors.index.json"]
 
 
-def test_a_revision_not_in_the_cache_is_downloaded_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: Any) -> None:
-        raise LocalEntryNotFoundError("no")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+def test_a_revision_not_in_the_cache_is_downloaded_as_such() -> None:
     with pytest.raises(CheckpointError, match=r"run `hf download some/model --revision v1` where"):
         download("some/model", "v1", None, weights=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("{}/little", "little"),
+        ("{}/little/", "little"),
+        ("{}/little/../other", "other"),
+        ("other", "other"),
+        (".", "little"),
+        ("..", "models"),
+        ("/", "/"),
+        ("org/name", "org/name"),
+        ("name", "name"),
+    ],
+)
+def test_a_directory_is_served_by_its_own_name_and_a_hub_id_whole(
+    model: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "models"
+    (base / "little" / "other").mkdir(parents=True)
+    (base / "other").mkdir()
+    monkeypatch.chdir(base / "little")
+    assert served_name(model.format(base)) == name
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("{}/gone/", "is not a directory"),
+        ("{}/gone", "is not a directory"),
+        ("{}/a-file", "is a file"),
+        ("{}", "has no config.json"),
+        ("x" * 5000, "is not a directory: "),
+        ("a/" * 3000, "is not a directory: "),
+        ("~no-such-user-here/x", "is not a directory: "),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_names_of_no_checkpoint(model: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    for look in (check_location, open_at):
+        with pytest.raises(CheckpointError, match=message):
+            look(model.format(tmp_path))
+
+
+def test_no_model() -> None:
+    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
+        open_checkpoint(ModelConfig(), LoadConfig())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.quality import measure
-from engine_core.errors import OutOfMemoryError, UnsupportedModelError
+from engine_core.errors import OutOfMemoryError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import LLM, configure
 from engine_core.model_loader.loader import model_outline
@@ -68,14 +67,6 @@ def test_generating_is_the_same_alone_and_together(tmp_path: Path) -> None:
         alone = [llm.generate([prompt], greedy)[0].choices[0].token_ids for prompt in prompts]
     assert together == alone
     assert all(len(tokens) == 12 for tokens in together)
-
-
-def test_a_checkpoint_quantized_by_others_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    save_model(make_model(CASES["llama-gqa"]), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(UnsupportedModelError, match=r"quantized with AWQ, .* not quantized; --quantization int8"):
-        open_at(tmp_path, quantization="int8")
 
 
 def test_the_bundled_model_keeps_its_distributions() -> None:

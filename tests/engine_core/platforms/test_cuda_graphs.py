@@ -11,7 +11,7 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata
 from engine_core.kv_cache_interface import group_layers
-from engine_core.platforms.cuda_graphs import DeviceForward, DeviceInputs, graph_sizes
+from engine_core.platforms.cuda_graphs import DeviceForward, DeviceInputs, GraphInputBuffers, graph_sizes
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import PendingTokens
@@ -164,8 +164,10 @@ def test_other_steps_are_computed_kernel_by_kernel(caches: list[torch.Tensor]) -
 
 
 def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tensor]) -> None:
-    forward, _, _ = captured(caches)
-    planned = forward._attention.planned
+    attention = Attention()
+    forward = DeviceForward(Model(), LIMITS, CPU, attention)
+    forward.capture(FakeRecorder(), caches, forward.sizes)
+    planned = attention.planned
     assert planned == [(0, 12), (0, 8), (0, 4), (0, 2), (0, 1)]
     planned.clear()
     forward(batch_of(3)[1], caches, None, None)
@@ -173,17 +175,17 @@ def test_attention_hears_of_every_step_and_of_its_graph(caches: list[torch.Tenso
     assert planned == [(3, 4), (3, None)]
 
 
-def test_no_row_of_a_step_shares_bytes_with_another_array(caches: list[torch.Tensor]) -> None:
+def test_no_row_of_a_step_shares_bytes_with_another_array() -> None:
     """Inputs of every size lie apart, and where the next size expects them."""
-    forward, _, _ = captured(caches)
-    for size in forward.sizes:
-        inputs = forward._inputs.padded(size)
+    buffers = GraphInputBuffers(LIMITS, CPU)
+    for size in graph_sizes(LIMITS.max_num_seqs):
+        inputs = buffers.padded(size)
         arrays = [inputs.input_ids, inputs.positions, *(group.slot_mapping for group in inputs.metadata)]
         arrays += [inputs.metadata[0].query_starts, inputs.metadata[0].seq_lens]
         spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in arrays)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert all(start % 16 == 0 for start, _ in spans)
-    assert np.array(forward.sizes).max() == LIMITS.max_num_seqs
+    assert max(graph_sizes(LIMITS.max_num_seqs)) == LIMITS.max_num_seqs
 
 
 @pytest.mark.parametrize("replayed", [True, False])

@@ -108,15 +108,6 @@ def chi_square_z(counts: np.ndarray, expected: np.ndarray) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - degrees) / math.sqrt(2 * degrees))
 
 
-def test_frequencies_match_the_distribution() -> None:
-    """Gumbel-max over consecutive positions of one seed draws from softmax: chi-square within 4 deviations."""
-    vocab, draws = 40, 40_000
-    logits = np.linspace(2.0, -3.0, vocab, dtype=np.float32)
-    noise = gumbel(keys_of(2024, 0, list(range(draws))), np.arange(vocab))
-    counts = np.bincount((logits + noise).argmax(axis=1), minlength=vocab)
-    assert abs(chi_square_z(counts, np.exp(logits) / np.exp(logits).sum() * draws)) < 4
-
-
 def top_bits(bits: np.ndarray) -> np.ndarray:
     return (bits >> np.uint64(60)).astype(np.int64).ravel()
 

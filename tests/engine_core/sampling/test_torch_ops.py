@@ -13,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine_core.async_copy import upload
 from engine_core.request import SamplingParams
 from engine_core.sampling import noise, torch_ops
 from engine_core.sampling.base import SamplingOps
@@ -87,15 +86,6 @@ def test_order_of_tokens_is_the_same() -> None:
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).round(decimals=1)
     logits[0, :5], logits[1, 3] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-40]), -0.0
     assert np.array_equal(top_tokens(logits, 300).numpy(), reference_top_tokens(logits.numpy(), 300))
-
-
-def test_arrays_arrive_as_they_were_in_one_aligned_piece() -> None:
-    arrays = [np.arange(5), np.ones((3, 1), np.float32), np.empty(0, np.int32), np.arange(6.0).reshape(2, 3)[:, :2]]
-    memory = torch.empty(400, dtype=torch.uint8)
-    for array, tensor in zip(arrays, upload(arrays, torch.device("cpu"), into=memory), strict=True):
-        assert np.array_equal(tensor.numpy(), array)
-        assert tensor.numpy().dtype == array.dtype
-        assert tensor.data_ptr() % 16 == 0 or not array.size
 
 
 class PeakMemory(TorchDispatchMode):

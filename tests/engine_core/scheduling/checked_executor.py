@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.executor.base import Executor
-from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, KVCacheGroup
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
 from engine_core.step import NewSequence, StepPlan, StepResult
@@ -140,14 +140,10 @@ class CheckedExecutor(Executor):
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
 
-    def start(self, progress):
+    def start(self, *_):
         raise NotImplementedError
 
-    def on_failure(self, callback):
-        raise NotImplementedError
-
-    def close(self):
-        raise NotImplementedError
+    on_failure = close = start
 
     def submit(self, plan: StepPlan) -> Pending:
         assert len(self.in_use) < self.max_concurrent_steps
@@ -277,13 +273,10 @@ class CheckedExecutor(Executor):
             if sampled[-1] != draft:
                 return
 
-    def _first_block(self, group: KVCacheGroup, position: int) -> int:
-        return group.first_block(position, self.kv_cache_config.block_size)
-
     def _live(self, worker: _Worker) -> list[list[int]]:
         """What its next row reads or writes of each table, and what later ones will."""
-        groups = zip(self.groups, worker.tables, strict=True)
-        return [table[self._first_block(group, worker.computed) :] for group, table in groups]
+        groups, size = zip(self.groups, worker.tables, strict=True), self.kv_cache_config.block_size
+        return [table[group.first_block(worker.computed, size) :] for group, table in groups]
 
     def _slot(self, worker: _Worker, group: int, position: int) -> tuple[int, int]:
         size = self.kv_cache_config.block_size

@@ -7,6 +7,7 @@ from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
+from ..drafters import ScriptedDrafter
 from .audit import Stream, check_holders, check_idle
 from .checked_executor import CheckedExecutor, model_spec
 
@@ -30,17 +31,32 @@ def make_request(request_id, prompt=4, *, priority=0, tenant="", salt=b"", deadl
 
 
 class Harness:
-    max_concurrent_steps = 1
+    """``step`` plans a step and takes its results; ``plan_ahead`` and ``take_result`` are its halves."""
 
-    def __init__(self, *, blocks=64, block_size=4, prefix_caching=False, max_model_len=64, windows=(None,), **config):
+    def __init__(
+        self,
+        *,
+        blocks=64,
+        block_size=4,
+        prefix_caching=False,
+        max_model_len=64,
+        windows=(None,),
+        drafts=None,
+        max_concurrent_steps=1,
+        **config,
+    ):
+        """``drafts``: the way of a ``ScriptedDrafter``."""
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
         size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.config, cache, size, self.model, clock=lambda: self.now)
-        self.executor = CheckedExecutor(self.model, size, self.config, self.max_concurrent_steps)
         self.streams: dict[str, Stream] = {}
+        drafter = None if drafts is None else ScriptedDrafter(self.texts, self.model.vocab_size, drafts)
+        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter)
+        self.executor = CheckedExecutor(self.model, size, self.config, max_concurrent_steps)
+        self.waiting = []
+        """Plans of steps in flight, and their results; oldest first."""
         self.plan = None
         """The last plan."""
         self.batch = []
@@ -60,15 +76,42 @@ class Harness:
                 stream.finish[each] = "silent" if finish_reason is None else None
         return ended
 
-    def step(self):
-        """One step; its outputs by (request id, choice), checked against what the requests must come to."""
+    def texts(self):
+        """Prompt and output of every choice, as they will be."""
+        for stream in self.streams.values():
+            for expected, _ in stream.expected.values():
+                yield [*stream.request.prompt_token_ids, *expected]
+
+    def sequence(self, request_id, choice=0):
+        """What the scheduler knows of a choice."""
+        return self.scheduler._sequences.groups[request_id].members[choice]
+
+    @property
+    def computed(self):
+        """Computed tokens of the running sequences, in order of rank."""
+        return [seq.num_computed for seq in self.scheduler._sequences.running]
+
+    @property
+    def planned(self):
+        """(request id, choice) of the last plan, in order."""
+        return [(name, choice) for name, choice, _ in self.batch]
+
+    def plan_ahead(self):
+        """Plan a step and submit it; the plan."""
         self.plan, self.batch = self.scheduler.schedule(), []
-        outputs = self.scheduler.take_ended()
         if self.plan is not None:
-            planned = self.scheduler._sequences.in_flight[self.plan.step_id].sequences
-            names = [(seq.group.request.request_id, seq.choice) for seq in planned]
+            sequences = self.scheduler._sequences.in_flight[self.plan.step_id].sequences
+            names = [(seq.group.request.request_id, seq.choice) for seq in sequences]
             self.batch = [(*name, count) for name, count in zip(names, self.plan.num_tokens, strict=True)]
-            outputs += self.scheduler.update(self.plan, self.executor.submit(self.plan).result())
+            self.waiting.append((self.plan, self.executor.submit(self.plan)))
+        return self.plan
+
+    def take_result(self):
+        """Take in the oldest step's results, if any; the outputs, checked against what the requests must come to."""
+        outputs = self.scheduler.take_ended()
+        if self.waiting:
+            plan, pending = self.waiting.pop(0)
+            outputs += self.scheduler.update(plan, pending.result())
         check_holders(self.scheduler)
         for output in outputs:
             stream = self.streams[output.request_id]
@@ -76,7 +119,16 @@ class Harness:
                 assert self.now >= stream.request.deadline
                 stream.cut[output.choice] = FinishReason.DEADLINE
             stream.take(output)
-        return {(output.request_id, output.choice): output for output in outputs}
+        return outputs
+
+    def take_results(self):
+        while self.waiting:
+            self.take_result()
+
+    def step(self):
+        """One step; its outputs by (request id, choice)."""
+        self.plan_ahead()
+        return {(output.request_id, output.choice): output for output in self.take_result()}
 
     def step_until(self, condition):
         for _ in range(500):
@@ -93,6 +145,20 @@ class Harness:
         self.step_until(lambda: not self.scheduler.has_work())
         check_idle(self.scheduler)
         return {request_id: stream.tokens for request_id, stream in self.streams.items()}
+
+    def order(self):
+        """Run until nothing is left; the requests in the order in which they were first computed."""
+        order = []
+        while self.scheduler.has_work():
+            self.step()
+            order += [name for name, _ in self.planned if name not in order]
+        return order
+
+    def cached(self, *args, **kwargs):
+        """Run a request to its end; its cached tokens."""
+        self.add(*args, **kwargs)
+        self.finish()
+        return self.streams[args[0]].cached_tokens
 
     @property
     def used(self):

@@ -10,6 +10,7 @@ chunking, prefix caching, batch or overlap.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -105,21 +106,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         resume=st.sampled_from([False, False, False, True]),
     )
     def add(self, prompt, params, min_tokens, priority, tenant, salt, seconds, resumed, resume):
-        params = SamplingParams(
-            **{name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
-            | {"min_tokens": min(min_tokens, params.max_tokens)}
-        )
         longest = min(params.max_tokens, MODEL.max_model_len - len(prompt))
-        request = Request(
-            request_id=f"r{self.serial}",
-            prompt_token_ids=prompt,
-            params=params,
+        self.bring(
+            prompt,
+            replace(params, min_tokens=min(min_tokens, params.max_tokens)),
             priority=priority,
             tenant=tenant,
             cache_salt=salt,
             deadline=None if seconds is None else self.now + seconds,
             resume={choice: tuple(ids[:longest]) for choice, ids in resumed.items() if resume and choice < params.n},
         )
+
+    def bring(self, prompt, params, *, tenant, **options):
+        request = Request(f"r{self.serial}", prompt, params, tenant=tenant, **options)
         waiting = [group for group in self.scheduler._sequences.groups.values() if group.admission is None]
         limit = self.config.max_num_queued_reqs
         assert self.scheduler.stats().waiting_reqs == len(waiting)
@@ -135,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not full
         self.serial += 1
         stream = self.streams[request.request_id] = Stream(request, MODEL)
-        if seconds is not None:
+        if request.deadline is not None:
             stream.cut = dict.fromkeys(stream.tokens, FinishReason.DEADLINE)
         self.take(self.scheduler.take_ended())
         if not stream.done:
@@ -148,17 +147,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         stream = self.streams[data.draw(st.sampled_from(list(self.streams)))]
         request, output = stream.request, next(iter(stream.tokens.values()))
-        self.add(
-            prompt=(*request.prompt_token_ids, *output)[: MODEL.max_model_len - 1],
-            params=SamplingParams(max_tokens=max_tokens),
-            min_tokens=0,
-            priority=0,
-            tenant=request.tenant,
-            salt=request.cache_salt,
-            seconds=None,
-            resumed={},
-            resume=False,
-        )
+        prompt = (*request.prompt_token_ids, *output)[: MODEL.max_model_len - 1]
+        params = SamplingParams(max_tokens=max_tokens)
+        self.bring(prompt, params, tenant=request.tenant, cache_salt=request.cache_salt)
 
     @rule(data=st.data(), whole=st.booleans(), silent=st.booleans())
     def cancel(self, data, whole, silent):
@@ -207,21 +198,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Several grow together, beyond what a small cache holds; ``alike``: they compute the same blocks."""
         for number in range(count):
             seed = 0 if alike else number
-            self.add(
-                prompt=(3 + seed, *(2 + at % 10 for at in range(length - 1))),
-                params=SamplingParams(
-                    n=choices[number % len(choices)],
-                    max_tokens=max_tokens[number % len(max_tokens)],
-                    ignore_eos=True,
-                    seed=seed,
-                ),
-                min_tokens=0,
+            most, n = max_tokens[number % len(max_tokens)], choices[number % len(choices)]
+            self.bring(
+                (3 + seed, *(2 + at % 10 for at in range(length - 1))),
+                SamplingParams(n=n, max_tokens=most, ignore_eos=True, seed=seed),
                 priority=priorities[number % len(priorities)],
                 tenant=tenant,
-                salt=b"",
-                seconds=None,
-                resumed={},
-                resume=False,
             )
         self.overlap(keep, steps=20)
 

@@ -7,39 +7,26 @@ import pytest
 from engine_core.errors import ExecutorError
 from engine_core.request import Finish, FinishReason
 from engine_core.step import StepResult
-from tests.engine_core.drafters import ScriptedDrafter
 
-from .audit import check_holders, check_idle
+from .audit import check_idle
 from .checked_executor import EOS
 from .harness import Harness
 
 
-class Drafting(Harness):
+def drafting(way="right", **config):
     """With a drafter that proposes what will come, or something else."""
-
-    def __init__(self, way="right", **config):
-        super().__init__(**config)
-        self.drafter = self.scheduler._drafter = ScriptedDrafter(self.texts, self.model.vocab_size, way)
-
-    def texts(self):
-        for stream in self.streams.values():
-            for expected, _ in stream.expected.values():
-                yield [*stream.request.prompt_token_ids, *expected]
-
-    def steps(self):
-        """Steps until nothing is left."""
-        before = self.scheduler.stats().steps
-        self.finish()
-        return self.scheduler.stats().steps - before
+    return Harness(drafts=way, **config)
 
 
 def test_accepted_drafts_save_steps_and_wrong_ones_cost_rows():
     needed = {}
     for way in ("none", "right", "wrong", "half"):
-        engine = Drafting(way)
+        engine = drafting(way)
         engine.add("a", 10, max_tokens=30)
-        needed[way] = engine.steps(), engine.scheduler.stats().computed_tokens
-        assert engine.scheduler.stats().generated_tokens == 30
+        engine.finish()
+        stats = engine.scheduler.stats()
+        needed[way] = stats.steps, stats.computed_tokens
+        assert stats.generated_tokens == 30
     assert needed["none"] == (30, 39)
     assert needed["wrong"][0] == 30
     assert needed["wrong"][1] > 60
@@ -48,7 +35,7 @@ def test_accepted_drafts_save_steps_and_wrong_ones_cost_rows():
 
 
 def test_a_step_may_bring_a_token_that_ends_the_choice_and_nothing_behind_it():
-    engine = Drafting()
+    engine = drafting()
     engine.add("a", 10, max_tokens=50, ignore_eos=False)
     length = len(engine.streams["a"].expected[0][0])
     engine.step_until(lambda: engine.streams["a"].done)
@@ -58,7 +45,7 @@ def test_a_step_may_bring_a_token_that_ends_the_choice_and_nothing_behind_it():
 
 
 def test_no_more_rows_are_sampled_than_there_may_be_sequences():
-    engine = Drafting(max_num_seqs=3)
+    engine = drafting(max_num_seqs=3)
     for name in "abc":
         engine.add(name, 6, max_tokens=12)
     engine.step()
@@ -72,7 +59,7 @@ def test_no_more_rows_are_sampled_than_there_may_be_sequences():
 
 
 def test_drafts_leave_a_free_block_to_each_sequence_that_runs():
-    engine = Drafting(blocks=16)
+    engine = drafting(blocks=16)
     engine.add("a", 57, max_tokens=7)
     engine.step()
     engine.step()
@@ -84,33 +71,28 @@ def test_drafts_leave_a_free_block_to_each_sequence_that_runs():
 def test_only_accepted_tokens_are_published():
     """Blocks that drafts filled are found by others with the tokens that were accepted, or not at all."""
     for way in ("right", "wrong", "half"):
-        engine = Drafting(way, prefix_caching=True)
+        engine = drafting(way, prefix_caching=True)
         engine.add("a", range(2, 8), max_tokens=20)
         engine.finish()
         output = engine.streams["a"].tokens[0]
-        engine.add("b", [*range(2, 8), *output], max_tokens=4)
-        engine.finish()
-        assert engine.streams["b"].cached_tokens == 24
+        assert engine.cached("b", [*range(2, 8), *output], max_tokens=4) == 24
         engine.add("c", [*range(2, 8), *output[:-1], (output[-1] + 1) % 40], max_tokens=4)
         engine.finish()
 
 
 def test_a_sequence_waits_for_its_tokens_while_others_are_planned():
-    engine = Drafting(max_num_batched_tokens=8)
-    engine.executor.max_concurrent_steps = 2
+    engine = drafting(max_num_batched_tokens=8, max_concurrent_steps=2)
     engine.add("a", 8, max_tokens=9)
     engine.add("b", 8, max_tokens=9)
-    first = engine.scheduler.schedule()
-    second = engine.scheduler.schedule()
+    first, second = engine.plan_ahead(), engine.plan_ahead()
     assert set(first.seq_ids).isdisjoint(second.seq_ids)
-    assert engine.scheduler.schedule() is None
-    for plan in (first, second):
-        engine.executor.submit(plan)
-    check_holders(engine.scheduler)
+    assert engine.plan_ahead() is None
+    engine.take_results()
+    engine.finish()
 
 
 def test_a_preempted_sequence_forgets_its_drafts():
-    engine = Drafting(blocks=16)
+    engine = drafting(blocks=16)
     engine.add("a", 4, max_tokens=50)
     engine.add("b", 4, max_tokens=50)
     engine.step_until_preemption()
@@ -118,7 +100,7 @@ def test_a_preempted_sequence_forgets_its_drafts():
 
 
 def test_more_tokens_than_were_asked_for_are_an_executor_error():
-    engine = Drafting()
+    engine = drafting()
     engine.add("a", 4, max_tokens=20)
     engine.step()
     plan = engine.scheduler.schedule()

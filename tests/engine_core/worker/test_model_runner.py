@@ -7,15 +7,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from engine_core.async_copy import AsyncCopy
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler, SamplerOutput
-from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import PendingTokens
 from engine_core.worker.input_batch import BatchLimits, InputBatch, StepInputs
-from engine_core.worker.model_runner import ModelRunner
+from engine_core.worker.model_runner import ModelRunner, PendingStep
 
 LIMITS = BatchLimits(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16)
 VOCAB = 8
@@ -33,6 +34,7 @@ class Device:
         """Of each forward pass, how many were asked for; None for all."""
         self.batch = InputBatch(LIMITS, VOCAB, [EOS])
         self.runner = ModelRunner(self, self.batch, self, self)  # type: ignore[arg-type]
+        self.last: PendingStep | None = None
         self.steps = 0
 
     def __call__(
@@ -66,24 +68,16 @@ class Device:
         """Bring sequences of ``prompt`` tokens, one for each of ``params``, and compute them in one step."""
         new = [NewSequence(seq, 0, [1] * prompt, prompt, computed, [[seq]], each) for seq, each in enumerate(params)]
         ids = list(range(len(params)))
-        self._launch(StepPlan(0, [], new, ids, [prompt - computed] * len(ids), [True] * len(ids), {}))
+        self.run(StepPlan(0, [], new, ids, [prompt - computed] * len(ids), [True] * len(ids), {}))
 
     def decode(self, *seq_ids: int) -> None:
         """Compute a token of each, and sample the next one."""
         ones = [1] * len(seq_ids)
-        self._launch(StepPlan(self.steps, [], [], list(seq_ids), ones, [True] * len(seq_ids), {}))
+        self.run(StepPlan(self.steps, [], [], list(seq_ids), ones, [True] * len(seq_ids), {}))
 
-    def _launch(self, plan: StepPlan) -> None:
-        before = self.runner._last
+    def run(self, plan: StepPlan) -> None:
         self.events.clear()
-        step = self.runner.launch(plan, [])
-        commit = step._commit
-
-        def waited() -> StepResult:
-            self.events.append("wait")
-            return commit()
-
-        step._commit = waited  # type: ignore[method-assign]
+        before, self.last = self.last, self.runner.launch(plan, [])
         self.steps += 1
         if before is not None:
             before.result()  # as the engine core does, which has two steps in flight at most
@@ -91,6 +85,19 @@ class Device:
 
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+
+    class NotedCopy(AsyncCopy):
+        def wait(self) -> list[torch.Tensor]:
+            device.events.append("wait")
+            return super().wait()
+
+    monkeypatch.setattr("engine_core.worker.model_runner.AsyncCopy", NotedCopy)
+    return device
 
 
 @pytest.mark.parametrize(
@@ -103,8 +110,9 @@ RANDOM = SamplingParams()
     ],
     ids=["minimum", "bad token", "allowed", "bias"],
 )
-def test_what_does_not_depend_on_the_tokens_before_does_not_wait_for_them(params: SamplingParams) -> None:
-    device = Device()
+def test_what_does_not_depend_on_the_tokens_before_does_not_wait_for_them(
+    params: SamplingParams, device: Device
+) -> None:
     device.launch(params, RANDOM)
     device.decode(0, 1)
     assert device.events == ["forward", "sample", "wait"]
@@ -115,8 +123,9 @@ def test_what_does_not_depend_on_the_tokens_before_does_not_wait_for_them(params
     [SamplingParams(presence_penalty=0.5), SamplingParams(bad_words_token_ids=((1, 2),))],
     ids=["penalty", "bad word"],
 )
-def test_what_depends_on_the_tokens_before_waits_for_them_while_the_model_is_computed(params: SamplingParams) -> None:
-    device = Device()
+def test_what_depends_on_the_tokens_before_waits_for_them_while_the_model_is_computed(
+    params: SamplingParams, device: Device
+) -> None:
     device.launch(params, RANDOM)
     device.decode(0, 1)
     assert device.events == ["forward", "wait", "sample"]
@@ -124,8 +133,7 @@ def test_what_depends_on_the_tokens_before_waits_for_them_while_the_model_is_com
     assert device.events == ["forward", "sample", "wait"], "who is not in the step waits for nothing"
 
 
-def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits() -> None:
-    device = Device()
+def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits(device: Device) -> None:
     device.launch(SamplingParams(temperature=0.0, min_tokens=2), GREEDY)
     assert device.events == ["forward", "sample"]
     device.decode(0, 1)
@@ -134,15 +142,13 @@ def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits() 
     assert "argmax" in device.events
 
 
-def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing() -> None:
-    device = Device()
+def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing(device: Device) -> None:
     new = NewSequence(0, 0, [1] * 6, 4, 0, [[0]], SamplingParams(temperature=0.0, min_tokens=2))
-    device._launch(StepPlan(0, [], [new], [0], [6], [True], {}))
+    device.run(StepPlan(0, [], [new], [0], [6], [True], {}))
     assert device.events == ["forward", "argmax"]
 
 
-def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due() -> None:
-    device = Device()
+def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due(device: Device) -> None:
     device.launch(SamplingParams(temperature=0.0, prompt_logprobs=0))
-    device._launch(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [[1]], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
+    device.run(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [[1]], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
     assert device.rows == [None, 2]

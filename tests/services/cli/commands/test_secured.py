@@ -18,6 +18,7 @@ from cryptography import x509
 from services.cli.commands.certs import ROLES
 from services.cli.main import cli
 from tests.ring import ROOT, Ring, running_ring
+from tests.services.cli.command_line import ringline
 from tests.services.secured_ring import Certificates, user_token, write_tokens
 
 pytestmark = pytest.mark.long
@@ -194,13 +195,6 @@ def test_a_process_does_not_start_with_what_it_cannot_enforce(
     arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "useless").write_text("too short")
-    done = subprocess.run(
-        [sys.executable, "-m", "services.cli", arguments[0], "--port=0", "--no-metrics", *arguments[1:]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    flags = (arguments[0], "--port=0", "--no-metrics", *arguments[1:])
+    done = ringline(*flags, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert (done.returncode, words in done.stderr, "too short" in done.stderr) == (code, True, False), done.stderr

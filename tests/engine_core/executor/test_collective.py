@@ -1,0 +1,88 @@
+"""What all executors do as they start: stages, the size of the KV cache, refusals. Shown with the one of one process."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from engine_core.config import EngineConfig
+from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
+from engine_core.executor.uniproc import UniProcExecutor
+from engine_core.llm import configure
+from engine_core.platforms.cpu import CpuPlatform
+from engine_core.progress import StartupProgress
+from engine_core.step import StepPlan
+
+
+def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:
+    details: dict[str, str] = {}
+    observer = SimpleNamespace(
+        stage_started=lambda stage: None,
+        stage_advanced=lambda stage, done, total: None,
+        stage_finished=lambda stage: details.update({stage.name: stage.detail}),
+    )
+    executor = UniProcExecutor(config)
+    executor.start(StartupProgress(observer))
+    executor.close()
+    expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
+    assert re.fullmatch(expected, details["load weights"])
+
+
+def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
+    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=1000))
+    with pytest.raises(OutOfMemoryError):
+        executor.start(StartupProgress())
+    with pytest.raises(ExecutorError, match="does not run"):
+        executor.submit(StepPlan(0, [], [], [], [], [], {}))
+
+
+@pytest.mark.parametrize("told", [1 << 60, 1 << 70])
+def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: int) -> None:
+    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", kv_cache_memory_bytes=told))
+    with pytest.raises(OutOfMemoryError, match=r"the system refused .* Lower --kv-cache-memory-bytes\.$"):
+        executor.start(StartupProgress())
+
+
+def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(CpuPlatform, "allocate", refuse)
+    executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
+    with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
+        executor.start(StartupProgress())
+
+
+def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(config: EngineConfig) -> None:
+    options = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1, "max_model_len": 64}
+    started: list[str] = []
+    observer = SimpleNamespace(
+        stage_started=lambda stage: started.append(stage.name), stage_finished=lambda stage: None
+    )
+    refusal = r"=1 is not usable: expected at least --max-model-len \(64\) with --no-enable-chunked-prefill$"
+    with pytest.raises(ConfigError, match=refusal):
+        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(observer))
+    assert started == ["configuration"]
+
+
+def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: EngineConfig) -> None:
+    class TwoWorkers(UniProcExecutor):
+        """The second worker, made up, has a cache of blocks twice as large."""
+
+        def collective_rpc(self, method: str, *arguments: object) -> list[object]:
+            [result] = super().collective_rpc(method, *arguments)
+            other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
+            return [result, other]
+
+    alone, two = UniProcExecutor(config), TwoWorkers(config)
+    for executor in (alone, two):
+        executor.start(StartupProgress())
+        executor.close()
+    assert two.kv_cache_config.num_blocks == alone.kv_cache_config.num_blocks // 2
+    assert two.kv_cache_config.bytes_per_block == alone.kv_cache_config.bytes_per_block

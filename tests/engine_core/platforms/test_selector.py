@@ -1,0 +1,56 @@
+"""Which device is chosen, with which attention; and that a CPU needs nothing of a GPU's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_core.config import DeviceConfig, LoadConfig, ModelConfig
+from engine_core.errors import ConfigError
+from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.platforms.selector import choose_platform
+from engine_core.worker.input_batch import BatchLimits
+
+ROOT = Path(__file__).resolve().parents[3]
+LIMITS = BatchLimits(8, 64, 128, 16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(ModelConfig(model=str(ROOT / "checkpoints" / "tiny")), LoadConfig())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_cuda_is_refused_and_auto_takes_the_cpu(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda' is not usable: expected cpu or auto"):
+        choose_platform(DeviceConfig(device="cuda"), checkpoint, LIMITS)
+    assert choose_platform(DeviceConfig(num_threads=1), checkpoint, LIMITS).torch_device.type == "cpu"
+
+
+def test_attention_that_is_asked_for_on_a_cpu(checkpoint: Checkpoint) -> None:
+    for asked, described in (("torch", "attention by torch, as asked"), ("native", "attention by native kernels")):
+        config = DeviceConfig(device="cpu", num_threads=1, attention_backend=asked)
+        assert described in choose_platform(config, checkpoint, LIMITS).describe()
+    with pytest.raises(ConfigError, match=r"attention_backend='triton'.*native or torch on a CPU"):
+        choose_platform(DeviceConfig(device="cpu", attention_backend="triton"), checkpoint, LIMITS)
+    odd = replace(checkpoint, config=replace(checkpoint.config, head_dim=1040))
+    with pytest.raises(ConfigError, match=r"attention_backend='native'.*head_dim up to 1024"):
+        choose_platform(DeviceConfig(device="cpu", attention_backend="native"), odd, LIMITS)
+
+
+def test_a_cpu_engine_needs_no_triton() -> None:
+    code = """
+import sys
+sys.modules["triton"] = None
+from engine_core.llm import LLM
+with LLM(sys.argv[1], dtype="float32", device="cpu", kv_cache_memory_bytes=16 << 20, num_threads=1) as llm:
+    print(len(llm.generate([[1, 2, 3]])))
+"""
+    command = [sys.executable, "-c", code, str(ROOT / "checkpoints" / "tiny")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert result.stdout == "1\n", result.stderr
