@@ -29,10 +29,10 @@ class ChoiceUpdate:
     """Deltas of one choice that the reader has not been sent yet, and its end."""
 
     first_position: int
-    ids: list[int]
-    texts: list[str]
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     """One text per delta."""
-    counts: list[int]
+    counts: list[int] = field(default_factory=list)
     """Number of ids, one per delta."""
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
@@ -120,17 +120,15 @@ class RequestUpdate:
 
     def cut(self, room: int) -> tuple[RequestUpdate | None, int]:
         """Keep about ``room`` bytes, at least one item; returns the remainder, if any, and the bytes kept."""
-        used = _REQUEST_BYTES + self.opening_bytes
+        begun = _REQUEST_BYTES + self.opening_bytes
+        whole = begun + sum(part.wire_bytes for part in self.choices.values())
         if self.prompt_logprobs is not None:
-            used += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
-        whole = used
-        for part in self.choices.values():
-            whole += part.wire_bytes
+            whole += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         if whole <= room:
             return None, whole
         rest = RequestUpdate(self.request_id, self.epoch)
         choices, self.choices = self.choices, {}
-        used = _REQUEST_BYTES + self.opening_bytes + self._cut_prompt(rest, room - _REQUEST_BYTES - self.opening_bytes)
+        used = begun + self._cut_prompt(rest, room - begun)
         if rest.prompt_logprobs is not None:
             rest.choices = choices
         else:
@@ -244,24 +242,20 @@ class Outbox:
         """Add tokens and the text they complete, following those held. Takes ownership of ``logprobs``."""
         if (update := self._of(request_id, epoch)) is not None:
             size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
-            held = _DELTA_HELD + _ID_HELD * len(ids)
             if logprobs is not None:
                 size += len(logprobs) * logprobs.entry_bytes
-            part = update.choices.get(choice)
-            if part is None:
-                size += _CHOICE_BYTES
-                update.choices[choice] = ChoiceUpdate(first_position, [*ids], [text], [len(ids)], logprobs, size)
-                self._grow(update, size + held + _CHOICE_HELD)
-            else:
-                part.add(ids, text, logprobs, size)
-                self._grow(update, size + held)
+            held = size + _DELTA_HELD + _ID_HELD * len(ids)
+            if (part := update.choices.get(choice)) is None:
+                part = update.choices[choice] = ChoiceUpdate(first_position)
+                held += _CHOICE_HELD + _CHOICE_BYTES
+            part.add(ids, text, logprobs, size)
+            self._grow(update, held)
 
     def end(self, request_id: str, choice: int, end: ChoiceEnd, *, epoch: int = 0) -> None:
         """End a choice; nothing may follow."""
         if (update := self._of(request_id, epoch)) is not None:
-            part = update.choices.get(choice)
-            if part is None:
-                part = update.choices[choice] = ChoiceUpdate(end.position, [], [], [])
+            if (part := update.choices.get(choice)) is None:
+                part = update.choices[choice] = ChoiceUpdate(end.position)
                 self._grow(update, _CHOICE_HELD + _CHOICE_BYTES)
             part.end = end
 

@@ -133,7 +133,9 @@ class TokenizationQueue:
 
     def remove(self, request: Request) -> None:
         """Drop a request that has ended, if it still waits: its message may be large."""
-        held_back = self._window.remove(request.request_id)
+        if request.message is None:
+            return
+        held_back = self._window.remove(request.tenant, request.message.priority, request.request_id)
         job, _ = self._parked.pop(request.request_id, (held_back, 0.0))
         if job is not None:
             self._bytes.give_back(job.tenant, job.size)
