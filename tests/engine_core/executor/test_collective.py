@@ -1,4 +1,4 @@
-"""What all executors do as they start: stages, the size of the KV cache, refusals. Shown with the one of one process."""
+"""What all executors do as they start: stages, the size of the KV cache, refusals."""
 
 from __future__ import annotations
 
