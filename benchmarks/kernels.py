@@ -37,7 +37,7 @@ from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.models.roofline import Cost
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
-from engine_core.ops.selector import choose_layers
+from engine_core.ops.selector import choose_ops
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.request import SamplingParams
@@ -79,7 +79,7 @@ class Kernel:
 def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
     """Products with packed weights."""
     weight_bytes = 2 if quantization is None else 1
-    layers, _ = choose_layers(16, torch.bfloat16)
+    layers, _ = choose_ops(16, torch.bfloat16)
     make = layers.linear if quantization is None else partial(Int8Linear, bias=None, kernels=load_int8_kernels())
     for name in names:
         height, width = _LINEARS[name]
@@ -97,7 +97,7 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
 def experts(quantization: str | None) -> Iterator[Kernel]:
     """Experts; rows are spread evenly over them, and each expert with a row is read."""
     shape, weight_bytes = _EXPERTS, 2 if quantization is None else 1
-    layers, _ = choose_layers(16, torch.bfloat16)
+    layers, _ = choose_ops(16, torch.bfloat16)
     method = Unquantized() if quantization is None else Int8(load_int8_kernels())
     layer = method.experts(shape, torch.bfloat16, layers)
     layer.load(_random_experts(shape))
@@ -168,7 +168,7 @@ def _attention(
 
 def small_operations() -> Iterator[Kernel]:
     """The operations between the matrix products of a layer."""
-    layers, _ = choose_layers(_HEAD_DIM, torch.bfloat16)
+    layers, _ = choose_ops(_HEAD_DIM, torch.bfloat16)
     norm = layers.norm(torch.ones(_HIDDEN), None, 1e-6, _HIDDEN)
     head_norms = HeadNorms(torch.ones(_HEAD_DIM), torch.ones(_HEAD_DIM), None, 1e-6)
     rotation = layers.rotary(HeadsShape(_HEADS, _KV_HEADS, _HEAD_DIM, _HEAD_DIM), head_norms)

@@ -27,14 +27,16 @@ from benchmarks.shapes import SHAPES
 from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
+from engine_core.forward_context import ForwardContext
 from engine_core.kernels.library import load_int8_kernels
+from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import LinearShape, QuantMethod, Unquantized, take_bias, take_weight
+from engine_core.quantization.base import QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int8 import Int8, Int8Linear
 
 CPU = torch.device("cpu")
@@ -140,7 +142,7 @@ def _logits(model: LanguageModel, caches: list[torch.Tensor], text: list[int], b
     )
     # A layer reads only data that it has written in this step, so groups can share blocks.
     every_group = [metadata] * len(model.kv_cache_groups)
-    return model.compute_logits(model.forward(torch.tensor(text), positions, caches, every_group))
+    return model.compute_logits(model.forward(torch.tensor(text), positions, ForwardContext(caches, every_group)))
 
 
 def corpus_texts(count: int) -> list[list[int]]:

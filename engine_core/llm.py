@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import count
@@ -28,10 +28,9 @@ from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, 
 from engine_core.logprobs import Logprobs
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
-from engine_core.offline.numpy_to_python import plain_params
 from engine_core.offline.options import configure
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
-from engine_core.offline.sampling_params import SamplingParams, with_text
+from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
@@ -144,8 +143,10 @@ class LLM:
         self._custom_tokenizer: Tokenizer | None = None
         if tokenizer is None or isinstance(tokenizer, str | PathLike):
             options["tokenizer"] = tokenizer
+        elif isinstance(tokenizer, Tokenizer):
+            self._custom_tokenizer = tokenizer
         else:
-            self._custom_tokenizer = _checked(tokenizer)
+            raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
         self._config = configure(model=model, **options)
         self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
@@ -250,24 +251,34 @@ class LLM:
 
     def _generate(self, prompts: list[Prompt], params: object, *, use_tqdm: bool) -> list[Result]:
         live = self._requests(prompts, *self._params(params, len(prompts)))
-        with closing(_Progress(len(live), shown=use_tqdm)) as progress:
-            self._thread.call(lambda call: self._complete(live, progress, call))
+        hidden = None if use_tqdm else True  # None: where stderr is no terminal
+        with tqdm(total=len(live), desc="Processed prompts", dynamic_ncols=True, disable=hidden) as bar:
+            self._thread.call(lambda call: self._complete(live, bar, call))
         return [each.finish() for each in live]
 
-    def _complete(self, requests: list[_Live], progress: _Progress, call: Call) -> None:
-        """Compute ``requests``. However this ends, the engine is left without them."""
-        core = self._engine.core
+    def _complete(self, requests: list[_Live], bar: tqdm, call: Call) -> None:
+        """Compute ``requests``. However this ends, the engine is left without them.
+
+        ``bar`` shows the finished prompts, and the tokens per second so far.
+        """
+        core, tokens, begun = self._engine.core, 0, time.monotonic()
         live = {each.request.request_id: each for each in requests}
         waiting = deque(each.request for each in requests)
         try:
             while (waiting or core.has_work()) and not call.interrupted:
-                self._add_as_many_as_fit(waiting)
+                with suppress(QueueFullError):
+                    while waiting:
+                        core.add(waiting[0])
+                        waiting.popleft()
                 outputs = core.step()
                 self._stats = core.stats()
                 for output in outputs:
                     one = live[output.request_id]
-                    tokens = one.take(output, core)
-                    progress.advance(tokens, finished=one.result.finished)
+                    tokens += one.take(output, core)
+                    if one.result.finished:
+                        speed = tokens / max(1e-9, time.monotonic() - begun)
+                        bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
+                        bar.update()
         finally:
             for request_id in live:
                 core.cancel(request_id, finish_reason=None)
@@ -301,7 +312,7 @@ class LLM:
         checked: dict[int, tuple[SamplingParams, EngineSamplingParams]] = {}  # what prompts share stays shared
         for each, place in zip(params, places, strict=True):
             if id(each) not in checked:
-                own = with_text(plain_params(each), place)
+                own = read_params(each, place)
                 if own.stop_strings or self._custom_tokenizer is not None:
                     self._text.check(own, place)
                 checked[id(each)] = own, own.for_engine
@@ -326,14 +337,6 @@ class LLM:
             live.texts = [self._text.choice(token_ids, params) for _ in range(for_engine.n)]
         return live
 
-    def _add_as_many_as_fit(self, requests: deque[Request]) -> None:
-        while requests:
-            try:
-                self._engine.core.add(requests[0])
-            except QueueFullError:
-                return
-            requests.popleft()
-
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
         self._thread.close()
@@ -344,34 +347,6 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class _Progress:
-    """A bar of finished prompts, with the tokens per second so far."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        # disable=None: shown only where stderr is a terminal.
-        self._bar = tqdm(total=total, desc="Processed prompts", dynamic_ncols=True, disable=None if shown else True)
-        self._tokens = 0
-        self._begun = time.monotonic()
-
-    def advance(self, tokens: int, *, finished: bool) -> None:
-        """Count output tokens, and the prompt that they finish."""
-        self._tokens += tokens
-        if finished:
-            speed = self._tokens / max(1e-9, time.monotonic() - self._begun)
-            self._bar.set_postfix_str(f"{speed:.0f} tokens/s", refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
-
-
-def _checked(tokenizer: object) -> Tokenizer:
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
-    return tokenizer
 
 
 def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:

@@ -63,8 +63,6 @@ class SequenceGroup:
     pending: list[Sequence] = field(default_factory=list)
     num_running: int = 0
     leader: Sequence | None = None
-    deadline_entry: int | None = None
-    """Number of the group's entry in ``DeadlineHeap``; None without a deadline."""
 
     num_shared_blocks: int = field(init=False)
     shared_blocks: BlockTables | None = None

@@ -1,19 +1,14 @@
-"""Unknown options: those of vLLM that an engine does not have, with what there is instead, and misspelled ones.
+"""Options of vLLM that an engine does not have, and what there is instead.
 
 The change that adds an option of vLLM, under vLLM's name or another, deletes its entry.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import fields
 
 from engine_core.config import EngineConfig, options_of
-from engine_core.errors import UnknownOptionError
-
-_TYPO_SIMILARITY = 0.8
-"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
 
 _ONE_DEVICE = (
     "is not supported yet: a model runs on one device. For more devices run an engine on each, and list them in "
@@ -104,19 +99,6 @@ def instead_of_vllm_options(spelled: Callable[[str], str]) -> dict[str, str]:
 
     ``spelled`` writes the name of one of our own options as the reader knows it, such as ``dtype`` or ``--dtype``.
     """
-    own = {name: spelled(name) for name in _own_options()}
+    sections = [section.default_factory for section in fields(EngineConfig)]
+    own = {name: spelled(name) for section in sections for name in options_of(section)}  # type: ignore[arg-type]
     return {name: text.format_map(own) for names, text in _INSTEAD.items() for name in names}
-
-
-def unknown_option(option: str, value: object) -> UnknownOptionError:
-    """The error for an option of ``LLM`` that does not exist."""
-    instead = instead_of_vllm_options(str).get(option)
-    if instead is not None:
-        return UnknownOptionError(option, value, f"{option} {instead}")
-    near = difflib.get_close_matches(option, _own_options(), n=1, cutoff=_TYPO_SIMILARITY)
-    hint = f"did you mean {near[0]}?" if near else "engine_core/config.py and docs/configuration.md list all options"
-    return UnknownOptionError(option, value, f"unknown option {option}; {hint}")
-
-
-def _own_options() -> list[str]:
-    return [name for section in fields(EngineConfig) for name in options_of(section.default_factory)]  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +56,7 @@ class Ring:
 
     def metric(self, service: str, name: str) -> float:
         """A series of one service's metrics, now."""
-        with urllib.request.urlopen(self.state.services[service].metrics, timeout=60) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        return next(sample.value for family in families for sample in family.samples if sample.name == name)
+        return metric_values(self.state.services[service].metrics or "")[name]
 
     def load(self) -> engine_pb2.Load:
         """Of the engine, now."""
@@ -66,42 +65,38 @@ class Ring:
             return engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=60).load
 
 
-def start_ring(directory: Path, *flags: str, model: Path = MODEL) -> Ring:
-    """Start a stack and wait until it serves."""
+def metric_values(url: str) -> dict[str, float]:
+    """What a service's metrics are at ``url``, by series without labels."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+@contextmanager
+def running_ring(directory: Path, *flags: str, model: Path = MODEL) -> Iterator[Ring]:
+    """A stack that serves, and whose processes end well when it is asked to end."""
     log = directory / "serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0"]
     command += ["--kv-cache-memory-bytes", "64MiB", "--log-format", "json", *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    end = time.monotonic() + START_TIMEOUT
-    while '"event": "ready"' not in log.read_text():
-        if process.poll() is not None or time.monotonic() > end:
-            process.kill()
-            raise AssertionError(f"the ring did not start:\n{log.read_text()[-4000:]}")
-        time.sleep(0.05)
-    state = next(state for state in running_stacks() if state.pid == process.pid)
-    return Ring(process, state, log)
-
-
-def stop_ring(ring: Ring) -> int:
-    """End a stack as an operator would; returns the exit code."""
-    ring.process.send_signal(signal.SIGTERM)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        return ring.process.wait(90)
+        end = time.monotonic() + START_TIMEOUT
+        while '"event": "ready"' not in log.read_text():
+            waiting = process.poll() is None and time.monotonic() < end
+            assert waiting, f"the ring did not start:\n{log.read_text()[-4000:]}"
+            time.sleep(0.05)
+        yield Ring(process, next(state for state in running_stacks() if state.pid == process.pid), log)
+        assert process.poll() is None, "a test brought the ring down"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == 0
     finally:
-        ring.process.kill()
+        process.kill()
 
 
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """One stack for all tests that leave it as they found it."""
-    running = start_ring(tmp_path_factory.mktemp("ring"))
-    yield running
-    assert running.process.poll() is None, "a test brought the ring down"
-    assert stop_ring(running) == 0
+    with running_ring(tmp_path_factory.mktemp("ring")) as running:
+        yield running

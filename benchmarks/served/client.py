@@ -39,7 +39,7 @@ def _load_stream(wire: str, address: str, model: str) -> LoadStream:
 
             return TextSessionLoadStream(address)
         case "ring-engine":
-            from services.cli.bench.engine_load_stream import EngineLoadStream
+            from services.cli.bench.ring_load_streams import EngineLoadStream
 
             return EngineLoadStream(address)
         case "gateway":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ringline.inference.v1 import inference_pb2 as pb
 
 from benchmarks.work import text_of
-from services.cli.bench.session_load_stream import SessionLoadStream
+from services.cli.bench.ring_load_streams import SessionLoadStream
 
 
 class TextSessionLoadStream(SessionLoadStream):

@@ -130,9 +130,22 @@ class AttentionBackend(ABC):
         return spec.num_places * spec.block_size * spec.elements * spec.dtype.itemsize
 
     @staticmethod
-    @abstractmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        """A cache for each of ``spec.layers``, in the backend's own layout; unspecified until written."""
+        """A cache for each of ``spec.layers``; unspecified until written.
+
+        Unless a backend has another layout: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block
+        size, R + P] of latents. Blocks lie as far apart as they must for the layer that keeps most.
+        """
+        planes = spec.layers[0].shape[0]
+        whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
+        memories = [torch.empty(whole, dtype=spec.dtype, device=device) for _ in range(spec.num_places)]
+
+        def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
+            _, heads, width = layer.shape
+            used = memory[..., : heads * spec.block_size * width]
+            return used.view(planes, num_blocks, heads, spec.block_size, width)
+
+        return spec.caches(memories, view)
 
     @abstractmethod
     def numerics(self, spec: KVCacheSpec) -> str:
@@ -193,17 +206,6 @@ class AttentionBackend(ABC):
         """
 
 
-def plain_caches(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-    """One cache per layer: [2 (keys, values), blocks, Hkv, block size, D], or [1, blocks, 1, block size, R + P] of
-    latents. Blocks lie as far apart as they must for the layer that keeps most.
-    """
-    planes = spec.layers[0].shape[0]
-    whole = (planes, num_blocks, spec.block_size * spec.elements // planes)
-    memories = [torch.empty(whole, dtype=spec.dtype, device=device) for _ in range(spec.num_places)]
-
-    def view(memory: torch.Tensor, layer: LayerCacheSpec) -> torch.Tensor:
-        _, heads, width = layer.shape
-        used = memory[..., : heads * spec.block_size * width]
-        return used.view(planes, num_blocks, heads, spec.block_size, width)
-
-    return spec.caches(memories, view)
+def with_dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

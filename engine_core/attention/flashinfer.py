@@ -94,7 +94,9 @@ class FlashInferAttention(PagedAttention):
         pages = Pages.of(metadata, self._block_size, len(metadata.seq_lens) if size is None else size)
         shape = (self._heads.num_heads, self._heads.num_kv_heads, self._heads.head_dim, self._block_size)
         options = {"sm_scale": self._heads.head_dim**-0.5, "q_data_type": self._heads.dtype}
-        ids = self._sent(pages.ids)
+        ids = pages.ids
+        if self._device.type == "cuda":  # sent without waiting for the copy, as the library would
+            ids = ids.pin_memory().to(self._device, non_blocking=True)
         if size is None:
             self._planned = self._any_step
             places = (metadata.query_starts, pages.starts, ids, pages.last_lengths)
@@ -136,7 +138,3 @@ class FlashInferAttention(PagedAttention):
         """All wrappers share their workspaces: steps run one after another, so a plan may overwrite the last one."""
         wrapper.reset_workspace_buffer(self._workspace, self._plan_workspace)
         return wrapper
-
-    def _sent(self, ids: torch.Tensor) -> torch.Tensor:
-        """``ids`` on the device, without waiting for the copy as the library would."""
-        return ids.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else ids

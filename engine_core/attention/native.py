@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
-from engine_core.kernels.arguments import NUMBER_TYPES, AttentionArguments
+from engine_core.attention.base import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionOptions,
+    KVCacheSpec,
+    with_dense_rows,
+)
+from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import empty
-from engine_core.kernels.library import CpuKernels
+from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.kv_cache_interface import LayerCacheSpec
 
@@ -26,9 +32,9 @@ class NativeAttention(AttentionBackend):
 
     batch_invariant = True
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._arguments = AttentionArguments()
+        self._arguments = kernels.attention.arguments()
         self._metadata: AttentionMetadata | None = None
 
     @staticmethod
@@ -64,7 +70,7 @@ class NativeAttention(AttentionBackend):
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        query, key, value = _with_dense_rows(query), _with_dense_rows(key), _with_dense_rows(value)
+        query, key, value = with_dense_rows(query), with_dense_rows(key), with_dense_rows(value)
         arguments = self._arguments
         arguments.num_kv_heads, arguments.head_dim, arguments.latent_dim = kv_cache.shape[1], query.shape[2], 0
         arguments.query_rope = None
@@ -133,8 +139,3 @@ def _padded(spec: KVCacheSpec) -> int:
     tokens = -(-spec.block_size // units)
     packed = 2 if spec.dtype == torch.bfloat16 else 1
     return units * -(-tokens // packed) * packed
-
-
-def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

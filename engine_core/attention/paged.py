@@ -1,4 +1,4 @@
-"""What the attention backends of NVIDIA GPUs share: the layout of the KV cache, and how it is written."""
+"""What the attention backends of NVIDIA GPUs share: how the KV cache is written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from engine_core.attention.base import (
     AttentionBackend,
     AttentionMetadata,
     AttentionOptions,
-    KVCacheSpec,
     Rotation,
-    plain_caches,
+    with_dense_rows,
 )
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.triton import AS_WRITTEN
@@ -33,11 +32,7 @@ class CachingRotation(Rotation, Protocol):
 
 
 class PagedAttention(AttentionBackend):
-    """Caches are as ``plain_caches`` says; nothing is written to a slot below 0."""
-
-    @staticmethod
-    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        return plain_caches(spec, num_blocks, device)
+    """Nothing is written to a slot below 0."""
 
     @abstractmethod
     def attend(
@@ -59,8 +54,8 @@ class PagedAttention(AttentionBackend):
         options: AttentionOptions,
     ) -> torch.Tensor:
         if key.shape[1]:
-            _write(_with_dense_rows(key), _with_dense_rows(value), kv_cache, metadata.slot_mapping)
-        return self.attend(_with_dense_rows(query), kv_cache, metadata, options)
+            _write(with_dense_rows(key), with_dense_rows(value), kv_cache, metadata.slot_mapping)
+        return self.attend(with_dense_rows(query), kv_cache, metadata, options)
 
     def forward_latents(
         self,
@@ -106,8 +101,3 @@ def _write(key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots
         WIDTH=triton.next_power_of_2(num_kv_heads * head_dim),
         **AS_WRITTEN,
     )
-
-
-def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` [T, heads, D] with the elements of each row contiguous; rows may lie apart."""
-    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -22,15 +22,11 @@ def choose_attention(
         raise ConfigError("attention_backend", asked, "native or torch on a CPU")
     if asked == "torch":
         return TorchAttention(), "attention by torch, as asked for"
-    backend, why = _fastest(head_dim, dtype, library)
-    if asked == "native" and not isinstance(backend, NativeAttention):
-        raise ConfigError("attention_backend", asked, f"torch, because: {why}")
-    return backend, why
-
-
-def _fastest(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None) -> tuple[AttentionBackend, str]:
     try:
         kernels = load_kernels_for(head_dim, dtype, library)
     except KernelsUnavailableError as error:
-        return TorchAttention(), f"attention by torch: {error}"
+        why = f"attention by torch: {error}"
+        if asked == "native":
+            raise ConfigError("attention_backend", asked, f"torch, because: {why}") from error
+        return TorchAttention(), why
     return NativeAttention(kernels), f"attention by native kernels for {kernels.instruction_set}"

@@ -7,24 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import (
-    AttentionBackend,
-    AttentionMetadata,
-    AttentionOptions,
-    KVCacheSpec,
-    plain_caches,
-)
+from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
 
 _MAX_SCORES = 2**24
 """Scores that are computed at a time: 64 MiB."""
 
 
 class TorchAttention(AttentionBackend):
-    """Caches are as ``plain_caches`` says. Computes in float32."""
-
-    @staticmethod
-    def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
-        return plain_caches(spec, num_blocks, device)
+    """Computes in float32."""
 
     def numerics(self, spec: KVCacheSpec) -> str:
         return "torch"

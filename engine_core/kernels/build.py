@@ -36,13 +36,13 @@ _FLAGS = (
 )
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
-_X86_FLAGS = {
+_X86_TABLES = {
     "kernels_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
     "kernels_avx2": _AVX2_FLAGS,
-    "int8_linear_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
-    "int8_linear_avx2": _AVX2_FLAGS,
+    "int8_kernels_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
+    "int8_kernels_avx2": _AVX2_FLAGS,
 }
-_PORTABLE = ("kernels_portable", "int8_linear_portable", "team")
+_PORTABLE_TABLES = ("kernels_portable", "int8_kernels_portable")
 
 
 class BuildError(Exception):
@@ -75,14 +75,20 @@ def build(directory: Path) -> Path:
 def _build(compiler: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory) as work, ThreadPoolExecutor() as pool:
 
-        def compile_one(name: str, *flags: str) -> tuple[Path, str]:
+        def compile_one(source: str, name: str, *flags: str) -> tuple[Path, str]:
             output = Path(work) / f"{name}.o"
-            command = [compiler, *_FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", str(output)]
-            return output, _error_of(command)
+            return output, _error_of([compiler, *_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(output)])
 
-        wanted = _X86_FLAGS if platform.machine() == "x86_64" else {}
-        optional = {name: pool.submit(compile_one, name, *flags) for name, flags in wanted.items()}
-        needed = [pool.submit(compile_one, name) for name in _PORTABLE]
+        def compile_table(name: str, *flags: str) -> tuple[Path, str]:
+            """``kernels_avx2``: kernels.cpp with the vectors of simd_avx2.h; ``int8_kernels_avx2``: of int8_avx2.h."""
+            kernels, instruction_set = name.split("kernels_")
+            vectors = f'-DRINGLINE_VECTORS="{kernels or "simd_"}{instruction_set}.h"'
+            return compile_one(f"{kernels}kernels.cpp", name, vectors, f"-DRINGLINE_TABLE={name}", *flags)
+
+        wanted = _X86_TABLES if platform.machine() == "x86_64" else {}
+        optional = {name: pool.submit(compile_table, name, *flags) for name, flags in wanted.items()}
+        needed = [pool.submit(compile_table, name) for name in _PORTABLE_TABLES]
+        needed.append(pool.submit(compile_one, "team.cpp", "team"))
         known = {name: result.result() for name, result in optional.items()}
         for name, (_, error) in known.items():
             if error:
@@ -90,7 +96,7 @@ def _build(compiler: str, directory: Path) -> Path:
         built = {name: output for name, (output, error) in known.items() if not error}
         defines = [f"-DRINGLINE_{name.upper()}" for name in built]
         digest = f'-DRINGLINE_SOURCE_DIGEST="{source_digest()}"'
-        needed.append(pool.submit(compile_one, "library", digest, *defines))
+        needed.append(pool.submit(compile_one, "library.cpp", "library", digest, *defines))
         objects = list(built.values())
         for output, error in (result.result() for result in needed):
             if error:

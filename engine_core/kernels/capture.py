@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine_core.kernels.arguments import Operation, OperationKind, Step
+from engine_core.kernels.arguments import structures
 from engine_core.kernels.memory import streaming_bytes
 
 _state = threading.local()
@@ -59,25 +60,52 @@ class Captured:
     """Recorded calls, in order. Whoever captures keeps alive what they read; what they write is in the pool."""
 
     def __init__(self, pool: BufferPool, replay: Callable[..., int]) -> None:
-        """``replay`` is ``CpuKernels.replay``."""
+        """``replay`` is ``Kernels.replay``."""
         self.pool = pool
         self._replay = replay
-        self._operations: list[Operation] = []
+        self._operations: list[ctypes.Structure] = []
         self._arguments: list[ctypes.Structure] = []
-        self._table: ctypes.Array[Operation] | None = None
+        self._table: ctypes.Array[ctypes.Structure] | None = None
 
-    def add(self, kind: OperationKind, kernels: int, arguments: Sequence[ctypes.Structure]) -> None:
-        """Record a call of a kernel from the table at the address ``kernels``."""
-        kept = [type(argument).from_buffer_copy(argument) for argument in arguments]
-        self._arguments += kept
-        self._operations.append(Operation(kind, kernels, *map(ctypes.addressof, kept)))
+    def add(self, kernel: Kernel, arguments: ctypes.Structure) -> None:
+        """Record a call."""
+        kept = type(arguments).from_buffer_copy(arguments)
+        self._arguments.append(kept)
+        operation = structures()["RinglineOperation"]
+        self._operations.append(operation(kernel.kind, kernel.address, ctypes.addressof(kept)))
 
-    def replay(self, step: Step) -> None:
-        """Make the calls for ``step``. Raises ``MemoryError``."""
+    def replay(self, **step: int | None) -> None:
+        """Make the calls for the ``RinglineStep`` of these fields. Raises ``MemoryError``."""
+        count = len(self._operations)
         if self._table is None:
-            self._table = (Operation * len(self._operations))(*self._operations)
-        if self._replay(self._table, len(self._operations), ctypes.byref(step)) != 0:
+            self._table = (structures()["RinglineOperation"] * count)(*self._operations)
+        if self._replay(self._table, count, ctypes.byref(structures()["RinglineStep"](**step))) != 0:
             raise MemoryError("no memory for the intermediate results of a step")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A native kernel. It releases the interpreter's lock; while its caller captures, a call is only recorded."""
+
+    kind: int
+    """Its place in the lists of cpu/interface.h, one after the other."""
+    address: int
+    function: Callable[[ctypes.Structure], int]
+    arguments: type[ctypes.Structure]
+    """What it takes."""
+
+    def __call__(self, arguments: ctypes.Structure) -> int:
+        """0, or 1 when there was no memory."""
+        captured: Captured | None = getattr(_state, "captured", None)
+        if captured is None:
+            return self.function(arguments)
+        captured.add(self, arguments)
+        return 0
+
+    def run(self, **fields: torch.Tensor | float | None) -> int:
+        """Call it with these arguments, tensors by their addresses, on as many threads as torch has."""
+        values = {name: each.data_ptr() if isinstance(each, torch.Tensor) else each for name, each in fields.items()}
+        return self(self.arguments(num_threads=torch.get_num_threads(), **values))
 
 
 class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -122,16 +150,3 @@ def empty(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     if pool is None or (captured is None and rows > pool.max_rows):
         return torch.empty(rows, width, dtype=dtype)
     return pool.take(rows, width, dtype)
-
-
-def capturable(kind: OperationKind, kernels: int, function: Callable[..., int]) -> Callable[..., int]:
-    """``function`` from the table at the address ``kernels``; while its caller captures, a call is only recorded."""
-
-    def call(*arguments: ctypes.Structure) -> int:
-        captured: Captured | None = getattr(_state, "captured", None)
-        if captured is None:
-            return function(*arguments)
-        captured.add(kind, kernels, arguments)
-        return 0
-
-    return call

@@ -6,37 +6,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch  # its OpenMP runtime must be there before the library is loaded
 
-from engine_core.kernels.arguments import (
-    MAX_HEAD_DIM,
-    NUMBER_TYPES,
-    ActivationArguments,
-    AttentionArguments,
-    ExpertsArguments,
-    GroupedLinearArguments,
-    Int8Call,
-    Int8KernelTable,
-    Int8Packing,
-    Int8Weight,
-    KernelTable,
-    LinearArguments,
-    NormArguments,
-    Operation,
-    OperationKind,
-    RotationArguments,
-    RoutingArguments,
-    RowsArguments,
-    SelectionArguments,
-    SigmoidGateArguments,
-    Step,
-)
+from engine_core.kernels.arguments import INT8_KERNELS, KERNELS, MAX_HEAD_DIM, NUMBER_TYPES, listed, structures
 from engine_core.kernels.build import BuildError, source_digest
-from engine_core.kernels.capture import capturable
+from engine_core.kernels.capture import Kernel
 from engine_core.kernels.provision import PACKAGE, find_library, provide_library
 
 INSTRUCTION_SETS = ("avx512_bf16", "avx2", "portable")
@@ -49,46 +26,20 @@ class KernelsUnavailableError(Exception):
     """There are no native kernels to run; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuKernels:
-    """The kernels for one instruction set: each returns 0, or 1 when there was no memory.
+class Kernels:
+    """The kernels of a list in cpu/interface.h for one instruction set, each an attribute by its name there."""
 
-    They release the interpreter's lock, and can be captured (see capture.py).
-    """
+    def __init__(
+        self, instruction_set: str, build: str, replay: Callable[..., int], kernels: dict[str, Kernel]
+    ) -> None:
+        """``build``: the beginning of the digest of the sources. ``replay`` makes captured calls of any kernels."""
+        self.instruction_set = instruction_set
+        self.build = build
+        self.replay = replay
+        vars(self).update(kernels)
 
-    instruction_set: str
-    build: str
-    """The beginning of the digest of the sources."""
-    attention: Callable[[AttentionArguments], int]
-    linear: Callable[[LinearArguments], int]
-    normalize: Callable[[NormArguments], int]
-    rotate: Callable[[RotationArguments], int]
-    activate: Callable[[ActivationArguments], int]
-    select_rows: Callable[[SelectionArguments], int]
-    sigmoid_gate: Callable[[SigmoidGateArguments], int]
-    grouped_linear: Callable[[GroupedLinearArguments], int]
-    route: Callable[[RoutingArguments], int]
-    experts: Callable[[ExpertsArguments], int]
-    read_rows: Callable[[RowsArguments], int]
-    """Cannot be captured: it is not part of the layers."""
-    argmax: Callable[[LinearArguments], int]
-    """Cannot be captured either. Writes [M] int64: the column of each row's greatest result, the first of equals."""
-    replay: Callable[..., int]
-    """Makes captured calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Int8Kernels:
-    """The kernels of 8-bit weights for one instruction set. They release the interpreter's lock, and ``linear`` and
-    ``experts`` can be captured.
-    """
-
-    instruction_set: str
-    linear: Callable[[Int8Weight, Int8Call], int]
-    """0, or 1 when there was no memory."""
-    pack: Callable[[Int8Packing], None]
-    experts: Callable[[ExpertsArguments], int]
-    """Like ``linear``."""
+    def __getattr__(self, name: str) -> Kernel:
+        raise AttributeError(f"cpu/interface.h lists no kernel {name}")
 
 
 class KernelLibrary:
@@ -127,32 +78,14 @@ class KernelLibrary:
         return self._loaded
 
 
-def load_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> CpuKernels:
+def load_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> Kernels:
     """The kernels for ``instruction_set``, or the best ones. Raises ``KernelsUnavailableError``."""
     opened = (library or KernelLibrary()).load()
     candidates = INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
-    chosen, address = _find(opened.ringline_kernels, candidates)
-    table = KernelTable.from_address(address)
-    return CpuKernels(
-        chosen,
-        opened.ringline_source_digest().decode()[:8],
-        capturable(OperationKind.ATTEND, address, table.attention),
-        capturable(OperationKind.MULTIPLY, address, table.linear),
-        capturable(OperationKind.NORMALIZE, address, table.normalize),
-        capturable(OperationKind.ROTATE, address, table.rotate),
-        capturable(OperationKind.ACTIVATE, address, table.activate),
-        capturable(OperationKind.SELECT, address, table.select_rows),
-        capturable(OperationKind.GATE, address, table.sigmoid_gate),
-        capturable(OperationKind.MULTIPLY_GROUPS, address, table.grouped_linear),
-        capturable(OperationKind.ROUTE, address, table.route),
-        capturable(OperationKind.RUN_EXPERTS, address, table.experts),
-        table.read_rows,
-        table.argmax,
-        opened.ringline_replay,
-    )
+    return _found(opened, opened.ringline_kernels, KERNELS, candidates)
 
 
-def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> CpuKernels:
+def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> Kernels:
     """The best kernels. Raises ``KernelsUnavailableError`` also where they cannot compute such heads."""
     if head_dim > MAX_HEAD_DIM or dtype not in NUMBER_TYPES:
         name = str(dtype).removeprefix("torch.")
@@ -163,18 +96,11 @@ def load_kernels_for(head_dim: int, dtype: torch.dtype, library: KernelLibrary |
     return load_kernels(library=library)
 
 
-def load_int8_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> Int8Kernels:
-    """The kernels of 8-bit linear layers for ``instruction_set``, or the best ones.
-
-    Raises ``KernelsUnavailableError``.
-    """
+def load_int8_kernels(instruction_set: str | None = None, library: KernelLibrary | None = None) -> Kernels:
+    """The kernels of 8-bit weights for ``instruction_set``, or the best ones. Raises ``KernelsUnavailableError``."""
     opened = (library or KernelLibrary()).load()
     candidates = INT8_INSTRUCTION_SETS if instruction_set is None else (instruction_set,)
-    chosen, address = _find(opened.ringline_int8_kernels, candidates)
-    functions = Int8KernelTable.from_address(address)
-    linear = capturable(OperationKind.MULTIPLY_INT8, address, functions.linear)
-    experts = capturable(OperationKind.RUN_INT8_EXPERTS, address, functions.experts)
-    return Int8Kernels(chosen, linear, functions.pack, experts)
+    return _found(opened, opened.ringline_int8_kernels, INT8_KERNELS, candidates)
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -183,15 +109,25 @@ def _load(path: Path) -> ctypes.CDLL:
     library.ringline_source_digest.restype = ctypes.c_char_p
     if library.ringline_source_digest().decode() != source_digest():
         raise OSError("its sources have changed since this process loaded it")
-    library.ringline_replay.argtypes = (ctypes.POINTER(Operation), ctypes.c_int64, ctypes.POINTER(Step))
+    operation, step = (ctypes.POINTER(structures()[name]) for name in ("RinglineOperation", "RinglineStep"))
+    library.ringline_replay.argtypes = (operation, ctypes.c_int64, step)
     return library
 
 
-def _find(exported: Any, instruction_sets: tuple[str, ...]) -> tuple[str, int]:
-    """The first of ``instruction_sets`` for which the library has kernels that run here, and their table's address."""
+def _found(library: ctypes.CDLL, exported: Any, kernels: str, instruction_sets: tuple[str, ...]) -> Kernels:
+    """The list ``kernels`` for the first of ``instruction_sets`` that is ``exported`` and runs here."""
     exported.restype = ctypes.c_void_p
     for candidate in instruction_sets:
         address = exported(candidate.encode())
         if address is not None:
-            return candidate, address
-    raise KernelsUnavailableError(f"there are no native kernels for {instruction_sets[0]} on this processor")
+            break
+    else:
+        raise KernelsUnavailableError(f"there are no native kernels for {instruction_sets[0]} on this processor")
+    kinds = {name: kind for kind, name in enumerate([*listed(KERNELS), *listed(INT8_KERNELS)])}
+    table = (ctypes.c_void_p * len(listed(kernels))).from_address(address)
+    found = {
+        name: Kernel(kinds[name], at, ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(arguments))(at), arguments)
+        for at, (name, arguments) in zip(table, listed(kernels).items(), strict=True)
+    }
+    build = library.ringline_source_digest().decode()[:8]
+    return Kernels(candidate, build, library.ringline_replay, found)

@@ -26,17 +26,18 @@ def streaming_bytes(size: int) -> npt.NDArray[np.uint8]:
     """
     if size < _HUGE_PAGE:
         # A line more than the alignment takes: kernels may read, never write, a vector past the end.
-        return _from_multiple_of(_CACHE_LINE, np.empty(size + 2 * _CACHE_LINE, np.uint8))[:size]
+        memory = np.empty(size + 2 * _CACHE_LINE, np.uint8)
+        return memory[-memory.ctypes.data % _CACHE_LINE :][:size]
     try:
         # One page more than is needed, so that the array begins where a huge page does.
-        memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise RuntimeError(f"no memory for {size} bytes: {error}") from error
-    whole = np.frombuffer(memory, np.uint8)
+    whole = np.frombuffer(pages, np.uint8)
     start = -whole.ctypes.data % _HUGE_PAGE
     with contextlib.suppress(OSError, AttributeError):  # a system without such pages
         # The rest, which would not fill one, stays in small pages.
-        memory.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE_PAGE * _HUGE_PAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE, start, size // _HUGE_PAGE * _HUGE_PAGE)
     return whole[start : start + size]
 
 
@@ -61,7 +62,3 @@ def take_now(tensor: torch.Tensor) -> None:
         code = ctypes.get_errno()
         if code != errno.EINVAL:
             raise RuntimeError(f"no memory for {size} bytes: {os.strerror(code)}")
-
-
-def _from_multiple_of(step: int, memory: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    return memory[-memory.ctypes.data % step :]

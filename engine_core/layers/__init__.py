@@ -1,8 +1,10 @@
 """The parts that decoder layers are made of.
 
-parts              QKVParallelLinear, RMSNorm, …, with their tensors   (read first)
-part_factory       makes the parts of one model, and loads them in order; weights: what they take tensors from
-fused_moe          the part that is a router and its experts
+part               what every part is: something with weights, which it loads   (read first)
+linear, embedding, norm, attention     the parts of most models
 mla                the part that is attention over latents
+fused_moe          the part that is a router and its experts
+part_factory       makes the parts of one model, and loads them in order; weights: what they take tensors from
+features           how the inputs and outputs of linear layers are grouped and padded
 rotary             rotary position embedding, with its extensions to longer contexts
 """

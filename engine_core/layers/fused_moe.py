@@ -6,17 +6,18 @@ The router's scores are computed in float32 and never rounded. Of equal scores, 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from engine_core.layers.parts import Part, StepWeights
+from engine_core.layers.features import Features, LinearShape
+from engine_core.layers.linear import ColumnParallelLinear
+from engine_core.layers.part import Part, StepWeights
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, LinearOp, OpsBackend, Routing
-from engine_core.quantization.base import Features, LinearShape, QuantMethod, Unquantized
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, OpsBackend, Routing
+from engine_core.quantization.base import QuantMethod, Unquantized
 
 
 class ExpertTensors(ABC):
@@ -125,7 +126,6 @@ class RouterTensors:
 class FusedMoE(Part):
     """Router and experts. The router is never quantized."""
 
-    gate: LinearOp
     experts: ExpertsOp
 
     def __init__(
@@ -139,6 +139,9 @@ class FusedMoE(Part):
         dtype: torch.dtype,
     ) -> None:
         self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
+        inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
+        gate = LinearShape((router.gate,), (shape.num_experts,), inputs, outputs, router.bias)
+        self.gate = ColumnParallelLinear(gate, backend, Unquantized())
         self._shape = shape
         self._routing = routing
         self._router = router
@@ -146,40 +149,40 @@ class FusedMoE(Part):
         self._backend = backend
         self._quant_method = quant_method
         self._dtype = dtype
-        inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
-        self._gate_shape = LinearShape((router.gate,), (shape.num_experts,), inputs, outputs, router.bias)
         self._of_experts: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         extras = dict.fromkeys(self._extra_names(), (self._shape.num_experts,))
-        return Unquantized().tensors(self._gate_shape) | extras | self._tensors.shapes(self._shape)
+        return self.gate.tensors() | extras | self._tensors.shapes(self._shape)
 
     def _extra_names(self) -> list[str]:
         return [name for name in (self._router.correction_bias, self._router.expert_scales) if name is not None]
 
     def load(self, weights: Weights) -> None:
-        self.gate = Unquantized().load(self._gate_shape, weights, self._backend)
+        self.gate.load(weights)
         self._of_experts = {name: weights.take_float32(name) for name in self._extra_names()}
         self.experts = self._quant_method.experts(self._shape, self._dtype, self._backend)
         self.experts.load(self._tensors.read(weights, self._shape))
 
     def weight_bytes(self, itemsize: int) -> int:
-        router = sum(math.prod(size) for size in Unquantized().tensors(self._gate_shape).values())
-        return router * itemsize + self._quant_method.expert_bytes(self._shape, itemsize)
+        return self.gate.weight_bytes(itemsize) + self._quant_method.expert_bytes(self._shape, itemsize)
 
     def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
-        shape, all_bytes = self._shape, self.weight_bytes(itemsize)
-        routed_bytes = self._quant_method.expert_bytes(shape, itemsize)
+        shape = self._shape
         return (
-            StepWeights(self.num_weights - shape.num_weights, all_bytes - routed_bytes),
-            StepWeights(shape.num_weights, routed_bytes, shape.num_experts, shape.top_k),
+            StepWeights(self.num_weights - shape.num_weights, self.gate.weight_bytes(itemsize)),
+            StepWeights(
+                shape.num_weights,
+                self._quant_method.expert_bytes(shape, itemsize),
+                shape.num_experts,
+                shape.top_k,
+            ),
         )
 
     @property
     def num_weights(self) -> int:
-        router = Unquantized().tensors(self._gate_shape).values()
-        extras = len(self._extra_names()) * self._shape.num_experts
-        return sum(map(math.prod, router)) + extras + self._shape.num_weights
+        """Also of experts whose tensors hold several numbers in a byte."""
+        return self.gate.num_weights + len(self._extra_names()) * self._shape.num_experts + self._shape.num_weights
 
     @property
     def nbytes(self) -> int:
@@ -189,7 +192,7 @@ class FusedMoE(Part):
         self, x: torch.Tensor, residual: torch.Tensor | None, router_input: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[T, H]: each row's experts, summed, plus ``residual``; the router sees ``router_input`` [T, H] if given."""
-        logits = self.gate(x if router_input is None else router_input, dtype=torch.float32)
+        logits = self.gate.op(x if router_input is None else router_input, dtype=torch.float32)
         ids, weights = self._backend.route(
             logits,
             self._routing,

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engine_core.attention.base import Angles, AttentionBackend, AttentionMetadata, AttentionOptions
-from engine_core.layers.parts import Part
+from engine_core.attention.base import AttentionBackend, AttentionOptions
+from engine_core.forward_context import LayerContext
+from engine_core.layers.features import Features
+from engine_core.layers.part import Part
 from engine_core.layers.weights import Weights
 from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend, RotaryOp
-from engine_core.quantization.base import Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,12 @@ class MLAShape:
 class MultiHeadLatentAttention(Part):
     """Attention of one layer over its latents; takes ``kv_b_proj``, which stays in the model's type."""
 
-    def __init__(
-        self, name: str, shape: MLAShape, scale: float, layers: OpsBackend, attention: AttentionBackend
-    ) -> None:
+    def __init__(self, name: str, shape: MLAShape, scale: float, ops: OpsBackend, attention: AttentionBackend) -> None:
         self._name = f"{name}.weight"
         self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
         self._shape = shape
         self._options = AttentionOptions(scale)
-        self._layers = layers
+        self._ops = ops
         self._attention = attention
         self._keys: GroupedLinearOp
         self._values: GroupedLinearOp
@@ -59,7 +58,7 @@ class MultiHeadLatentAttention(Part):
 
     def _rotation(self, num_heads: int) -> RotaryOp:
         width = self._shape.qk_rope_head_dim
-        return self._layers.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
+        return self._ops.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         shape = self._shape
@@ -70,41 +69,31 @@ class MultiHeadLatentAttention(Part):
         shape = self._shape
         of_heads = weights.take(self._name).view(shape.num_heads, -1, shape.kv_lora_rank)
         keys, values = torch.split(of_heads, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
-        self._keys = self._layers.grouped_linear(self._padded(keys).transpose(1, 2))
-        self._values = self._layers.grouped_linear(self._padded(values))
+        self._keys = self._ops.grouped_linear(self._padded(keys).transpose(1, 2))
+        self._values = self._ops.grouped_linear(self._padded(values))
 
     def _padded(self, weight: torch.Tensor) -> torch.Tensor:
         """``weight`` [Hq, N, R] with zeros after N and R."""
         _, rows, columns = weight.shape
-        padded = self._layers.padded
+        padded = self._ops.padded
         return torch.nn.functional.pad(weight, (0, padded(columns) - columns, 0, padded(rows) - rows))
-
-    def weight_bytes(self, itemsize: int) -> int:
-        ((rows, columns),) = self.tensors().values()
-        return rows * columns * itemsize
 
     @property
     def nbytes(self) -> int:
         return self._keys.nbytes + self._values.nbytes
 
     def __call__(
-        self,
-        queries: torch.Tensor,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        angles: Angles | None,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
+        self, queries: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, context: LayerContext
     ) -> torch.Tensor:
-        """[T, Hq · V] of ``queries`` [T, Hq, nope + P]; writes ``latent`` [T, R] and ``rope`` [T, P] to ``kv_cache``.
+        """[T, Hq · V] of ``queries`` [T, Hq, nope + P]; writes ``latent`` [T, R] and ``rope`` [T, P] to the cache.
 
         Queries and ``rope``, which are not rotated yet, may be overwritten. All sizes are padded.
         """
-        nope = self._layers.padded(self._shape.qk_nope_head_dim)
+        nope = self._ops.padded(self._shape.qk_nope_head_dim)
         absorbed = self._keys(queries[..., :nope])
-        query_rope, _, _ = self._rotate_queries(queries[..., nope:], angles)
-        key_rope, _, _ = self._rotate_keys(rope.unsqueeze(1), angles)
+        query_rope, _, _ = self._rotate_queries(queries[..., nope:], context.angles)
+        key_rope, _, _ = self._rotate_keys(rope.unsqueeze(1), context.angles)
         attended = self._attention.forward_latents(
-            absorbed, query_rope, latent, key_rope.squeeze(1), kv_cache, metadata, self._options
+            absorbed, query_rope, latent, key_rope.squeeze(1), context.kv_cache, context.metadata, self._options
         )
         return self._values(attended).flatten(1)

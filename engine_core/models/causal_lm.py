@@ -8,34 +8,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.forward_context import ForwardContext, LayerContext, LayerPlace
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.language_model import LanguageModel, group_of_layers
 from engine_core.models.model_config import ArchitectureConfig
-from engine_core.models.per_layer_embeddings import PerLayerEmbeddings
-from engine_core.quantization.base import Features
+from engine_core.ops.base import DecoderStack
 
 
 class DecoderLayer(Protocol):
     """Attention and feed-forward, each added to what went in."""
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: Angles | None,
-        kv_cache: torch.Tensor,
-        metadata: AttentionMetadata,
-        rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """[R, H] of the ``rows`` [R] of ``hidden`` [T, H], or [T, H] of all; writes keys and values to ``kv_cache``."""
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; writes to the layer's cache."""
 
 
 class CausalLM(LanguageModel):
@@ -45,6 +37,8 @@ class CausalLM(LanguageModel):
     """What config.json calls the family."""
     prefix: ClassVar[str] = "model"
     """What the names of all tensors but the head's begin with."""
+    layer_class: ClassVar[Callable[..., DecoderLayer]]
+    """Takes the configuration, the layer's index, what its tensors' names begin with, and the factory of parts."""
     config: ArchitectureConfig
     rotaries: list[Rotary]
     """One for each of ``config.distinct_ropes``; set by ``load``."""
@@ -54,49 +48,44 @@ class CausalLM(LanguageModel):
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
         """What ``config`` describes. Raises ``CheckpointError``, ``UnsupportedModelError``."""
 
-    def __init__(self, config: ArchitectureConfig, layers: PartFactory, max_model_len: int) -> None:
+    def __init__(self, config: ArchitectureConfig, parts: PartFactory, max_model_len: int) -> None:
         """Make the parts, in the order in which they load."""
-        super().__init__(config, layers, max_model_len)
-        self.lm_head = layers.parallel_lm_head(
+        super().__init__(config, parts, max_model_len)
+        self.lm_head = parts.parallel_lm_head(
             f"{self.prefix}.embed_tokens" if config.tie_word_embeddings else "lm_head",
             config.vocab_size,
             self.embedding_size,
         )
-        self.embed_tokens = layers.vocab_parallel_embedding(
+        self.embed_tokens = parts.vocab_parallel_embedding(
             f"{self.prefix}.embed_tokens",
             config.vocab_size,
             self.embedding_size,
             self.lm_head if config.tie_word_embeddings else None,
             config.embedding_scale,
         )
-        self._per_layer = self.make_per_layer_embeddings(layers)
-        self._layers = [
-            self.make_layer(index, f"{self.prefix}.layers.{index}", layers) for index in range(config.num_layers)
-        ]
-        self._norm = self.make_norm(layers)
+        self._layers = self.make_layers(parts)
+        self._norm = self.make_norm(parts)
         self._set_layers(range(config.num_layers))
 
-    @property
-    def embedding_size(self) -> int:
-        """Width of embeddings and of what the head takes, without padding."""
-        return self.config.hidden_size
+    def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
+        """All layers."""
+        make, count = type(self).layer_class, self.config.num_layers
+        return [make(self.config, index, f"{self.prefix}.layers.{index}", parts) for index in range(count)]
 
-    @abstractmethod
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        """Layer ``index``, whose tensors' names begin with ``prefix``."""
-
-    def make_norm(self, layers: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
+    def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
         """What is between the last layer and the head: a norm."""
-        return layers.rms_norm(f"{self.prefix}.norm", Features(1, self.config.hidden_size), self.config.norm_eps)
+        config = self.config
+        return parts.rms_norm(f"{self.prefix}.norm", config.hidden_size, config.norm_eps, config.norm_offset)
 
-    def make_per_layer_embeddings(self, layers: PartFactory) -> PerLayerEmbeddings | None:
-        """What layers are given of each token besides hidden states: nothing."""
-        return None
+    def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
+        """What is between the embedding and the head, of these ``layers``."""
+        return LayersAndNorm(layers, self._norm)
 
     def layer_kind(self, index: int) -> Hashable:
         config = self.config
         is_caching = config.cache_owners[index] == index
-        return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching
+        is_sparse = config.mixture is not None and config.mixture.is_sparse[index]
+        return config.sliding_windows[index], config.ropes[index], config.cache_specs[index], is_caching, is_sparse
 
     def is_redundant(self, name: str) -> bool:
         """True for rotary frequencies, which older releases saved, and for a tied output projection."""
@@ -114,17 +103,9 @@ class CausalLM(LanguageModel):
         self.rotaries = [Rotary(rope, self._max_model_len, self._factory.device) for rope in self.config.distinct_ropes]
         super().load(weights)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        angles = [rotary.angles(positions) for rotary in self.rotaries]
-        per_layer = None if self._per_layer is None else self._per_layer.of_tokens(input_ids)
-        return self._run_stack(self.embed(input_ids, positions), angles, kv_caches, metadata, rows, per_layer)
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        context = replace(context, angles=[rotary.angles(positions) for rotary in self.rotaries])
+        return self._stack(self.embed(input_ids, positions), context)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
@@ -145,58 +126,24 @@ class CausalLM(LanguageModel):
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)
-        distinct, group_of = self.config.distinct_ropes, group_of_layers(self.kv_cache_groups)
-        placed = []
+        ropes, distinct = self.config.ropes, self.config.distinct_ropes
+        group_of, placed = group_of_layers(self.kv_cache_groups), []
         for index, cache in zip(indices, self.cache_of_layers, strict=True):
-            rope = self.config.ropes[index]
-            rotation = None if rope is None else distinct.index(rope)
-            placed.append(PlacedLayer(index, self._layers[index], rotation, cache, group_of[cache]))
-        self._run_stack = self._factory.captured(LayersAndNorm(placed, self._norm, self._per_layer))
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedLayer:
-    """A layer, and what it takes of a step."""
-
-    index: int
-    """Among all layers of the model."""
-    layer: DecoderLayer
-    rotation: int | None
-    """Which of the model's rotations."""
-    cache: int
-    group: int
+            rotation = None if (rope := ropes[index]) is None else distinct.index(rope)
+            placed.append((self._layers[index], LayerPlace(rotation, cache, group_of[cache])))
+        self._stack = self._factory.backend.captured(self.make_stack(placed))
 
 
 class LayersAndNorm:
-    """All layers, and the norm after them."""
+    """Layers, one after the other, and the norm after them."""
 
     def __init__(
-        self,
-        layers: Sequence[PlacedLayer],
-        norm: Callable[[torch.Tensor], torch.Tensor],
-        embeddings: PerLayerEmbeddings | None,
+        self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         self._layers = layers
         self._norm = norm
-        self._embeddings = embeddings
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: Sequence[Angles],
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None,
-        per_layer: torch.Tensor | None,
-    ) -> torch.Tensor:
-        embeddings, given = self._embeddings, None
-        if embeddings is not None and per_layer is not None:
-            given = embeddings.of_layers(per_layer, hidden)
-        for each in self._layers:
-            own = None if each.rotation is None else angles[each.rotation]
-            last = each is self._layers[-1]  # after its attention, the other rows are not needed
-            wanted = rows if last else None
-            hidden = each.layer(hidden, own, kv_caches[each.cache], metadata[each.group], wanted)
-            if embeddings is not None and given is not None:
-                hidden = embeddings.add(each.index, hidden, given, wanted)
+    def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        for number, (layer, place) in enumerate(self._layers, 1):
+            hidden = layer(hidden, context.of_layer(place, is_last=number == len(self._layers)))
         return self._norm(hidden)

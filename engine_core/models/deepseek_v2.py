@@ -8,12 +8,17 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import FeedForward
-from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_mlp
-from engine_core.models.latent import LatentConfig, latent_fields
-from engine_core.models.mixture import Mixture, check_only, grouped_routing, read_experts, shared_size, sparse_from
-from engine_core.models.model_config import positive_number
+from engine_core.models.deepseek_v3 import (
+    DeepseekConfig,
+    DeepseekV3ForCausalLM,
+    check_only,
+    deepseek_fields,
+    grouped_routing,
+    routed_experts,
+    shared_size,
+    sparse_from,
+)
+from engine_core.models.model_config import Mixture, positive_number
 from engine_core.ops.base import ExpertsShape, Routing
 
 
@@ -27,22 +32,11 @@ class DeepseekV2ForCausalLM(DeepseekV3ForCausalLM):
         check_only(raw, {"scoring_func": "softmax", "moe_layer_freq": 1})
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LatentConfig:
-        fields = latent_fields(config, interleaved=True)
-        return LatentConfig(**fields, mixture=_mixture(config, fields))
-
-    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
-        return deepseek_mlp(self.config, self.config.mixture, index, prefix, layers, correction_bias=False)
-
-
-def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture:
-    experts = read_experts(config, fields, num_experts="n_routed_experts", intermediate_size="moe_intermediate_size")
-    return Mixture(
-        experts,
-        _routing(config, experts),
-        sparse_from(config, fields["num_layers"]),
-        shared_size(config, experts),
-    )
+    def read_config(cls, config: PretrainedConfig) -> DeepseekConfig:
+        fields = deepseek_fields(config, interleaved=True)
+        experts = routed_experts(config, fields)
+        routing, is_sparse = _routing(config, experts), sparse_from(config, fields["num_layers"])
+        return DeepseekConfig(**fields, mixture=Mixture(experts, routing, is_sparse, shared_size(config, experts)))
 
 
 def _routing(config: PretrainedConfig, experts: ExpertsShape) -> Routing:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.gemma2 import Gemma2ForCausalLM, GemmaConfig, gemma_fields
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.gemma2 import Gemma2Layer, gemma_fields
+from engine_core.models.model_config import ArchitectureConfig
 
 
-class Gemma3ForCausalLM(Gemma2ForCausalLM):
+class Gemma3ForCausalLM(CausalLM):
     """Each type of layers has an entry in ``rope_parameters``."""
 
     model_type = "gemma3_text"
+    layer_class = Gemma2Layer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> GemmaConfig:
-        return GemmaConfig(**gemma_fields(config), qk_norm=True)
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        return ArchitectureConfig(**gemma_fields(config), qk_norm=True)

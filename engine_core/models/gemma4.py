@@ -4,57 +4,59 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.forward_context import ForwardContext, LayerContext, LayerPlace
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
+from engine_core.layers.features import Features
 from engine_core.layers.fused_moe import RouterTensors, StackedExperts
+from engine_core.layers.norm import RMSNorm
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import HeadNormNames, Norm
-from engine_core.models.blocks import (
-    AttentionVariant,
-    FeedForward,
-    GatedMLP,
-    LayerNorms,
-    SelfAttention,
-    TransformerLayer,
-)
+from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM, DecoderLayer
-from engine_core.models.mixture import Mixture, read_experts
 from engine_core.models.model_config import (
     MOST_LAYERS,
     ArchitectureConfig,
+    Mixture,
     common_fields,
     layer_types,
     optional_number,
     positive,
+    read_experts,
     whole_number,
     windows_of_layers,
 )
-from engine_core.models.per_layer_embeddings import PerLayerEmbeddings, PerLayerShape
-from engine_core.ops.base import Routing
-from engine_core.quantization.base import Features
+from engine_core.ops.base import DecoderStack, Routing
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerShape:
+    """Sizes of the second table of embeddings."""
+
+    vocab_size: int
+    size: int
+    """P: numbers that a layer is given of a token, without padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Config(ArchitectureConfig):
-    """Layers differ by their type; the last ones may attend over the caches of earlier ones."""
+    """Layers differ by their type; the last ones may attend over the caches of earlier ones. Where there is a
+    ``mixture``, all layers have experts beside their dense blocks.
+    """
 
     heads: tuple[AttentionSpec, ...]
     """Key/value heads of each layer."""
     owners: tuple[int, ...]
     keys_as_values: tuple[bool, ...]
     """Which layers project keys alone, and take them as values, too."""
-    attention_bias: bool
     double_wide_mlp: bool
     """Whether layers without a cache of their own have feed-forward blocks of twice the size."""
     per_layer: PerLayerShape | None
-    mixture: Mixture | None
-    """Experts beside the dense blocks of all layers."""
 
     @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
@@ -63,6 +65,120 @@ class Gemma4Config(ArchitectureConfig):
     @property
     def cache_owners(self) -> tuple[int, ...]:
         return self.owners
+
+
+class Gemma4Layer:
+    """Attention, then a feed-forward block, each between two norms and added to what went in; and then, in some models,
+    what the layer is given of each token.
+    """
+
+    def __init__(
+        self, config: Gemma4Config, index: int, prefix: str, parts: PartFactory, gate: PerLayerGate | None
+    ) -> None:
+        def norm(name: str, scale: float | str = 1.0) -> RMSNorm:
+            return parts.rms_norm(f"{prefix}.{name}", config.hidden_size, config.norm_eps, scale=scale)
+
+        mixture, attention = config.mixture, f"{prefix}.self_attn"
+        scale = f"{prefix}.layer_scalar" if gate is None else 1.0  # it is applied to a layer's result
+        self.input_layernorm = norm("input_layernorm")
+        self.post_attention_layernorm = norm("post_attention_layernorm")
+        # Beside experts, the dense block has a norm of its own, of that name.
+        self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm") if mixture is None else None
+        self.post_feedforward_layernorm = norm("post_feedforward_layernorm", scale)
+        is_wide = config.double_wide_mlp and config.owners[index] != index
+        size = 2 * config.intermediate_size if is_wide else config.intermediate_size
+        mlp = GatedMLP(config, f"{prefix}.mlp", parts, intermediate_size=size)
+        self.mlp = mlp if mixture is None else DenseAndExperts(mlp, config, mixture, prefix, parts)
+        names = ("q_proj", "k_proj", "k_proj" if config.keys_as_values[index] else "v_proj")
+        self.self_attn = SelfAttention(config, index, attention, parts, qkv_names=names, normalize_values=True)
+        self.per_layer_gate = gate
+        self._select_rows = parts.backend.select_rows
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        attended = self.self_attn(self.input_layernorm(hidden), context)
+        hidden = self.post_attention_layernorm(attended, residual=self._select_rows(hidden, context.rows))
+        x = hidden if self.pre_feedforward_layernorm is None else self.pre_feedforward_layernorm(hidden)
+        hidden = self.post_feedforward_layernorm(self.mlp(x), residual=hidden)
+        return hidden if self.per_layer_gate is None else self.per_layer_gate(hidden, context)
+
+
+class DenseAndExperts:
+    """A dense block and experts side by side, each with norms of its own. The router sees what neither norm has."""
+
+    def __init__(
+        self, dense: GatedMLP, config: Gemma4Config, mixture: Mixture, prefix: str, parts: PartFactory
+    ) -> None:
+        def norm(name: str) -> RMSNorm:
+            return parts.rms_norm(f"{prefix}.{name}", hidden, eps)
+
+        hidden, eps, router = config.hidden_size, config.norm_eps, f"{prefix}.router"
+        self.dense = dense
+        self.before_dense, self.after_dense = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm_1")
+        self.before_experts = norm("pre_feedforward_layernorm_2")
+        self.after_experts = norm("post_feedforward_layernorm_2")
+        self.before_router = parts.rms_norm(router, hidden, eps, tensor="scale", scale=hidden**-0.5)
+        tensors = RouterTensors(f"{router}.proj", expert_scales=f"{router}.per_expert_scale")
+        self.experts = parts.fused_moe(mixture.shape, mixture.routing, tensors, StackedExperts(f"{prefix}.experts"))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        dense = self.after_dense(self.dense(self.before_dense(x)))
+        experts = self.experts(self.before_experts(x), None, router_input=self.before_router(x))
+        return self.after_experts(experts, residual=dense)
+
+
+class PerLayerEmbeddings:
+    """What every layer is given of a token besides hidden states, as in Gemma 3n: a short embedding from a second
+    table, plus a projection of the token's own embedding. L layers of the model take P numbers each, padded.
+    """
+
+    def __init__(self, config: Gemma4Config, shape: PerLayerShape, prefix: str, parts: PartFactory) -> None:
+        count, hidden = config.num_layers, config.hidden_size
+        self.embed_tokens = parts.vocab_parallel_embedding(
+            f"{prefix}.embed_tokens_per_layer", shape.vocab_size, shape.size, scale=shape.size**0.5, groups=count
+        )
+        self.projection = parts.linear(f"{prefix}.per_layer_model_projection", hidden, Features(count, shape.size))
+        self.norm = parts.rms_norm(f"{prefix}.per_layer_projection_norm", shape.size, config.norm_eps, scale=2**-0.5)
+        self._num_layers = count
+        self._scale = hidden**-0.5
+
+    def __call__(self, of_tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """[T, L, P] of rows of the table [T, L · P] and the embeddings ``hidden`` [T, H] that the first layer takes."""
+        of_layers = len(hidden), self._num_layers, -1
+        projected = self.projection(hidden, scale=self._scale)
+        return self.norm(projected.view(of_layers), residual=of_tokens.view(of_layers))
+
+
+class PerLayerGate:
+    """Adds what a layer is given of each token, through a gate."""
+
+    def __init__(self, config: Gemma4Config, shape: PerLayerShape, index: int, prefix: str, parts: PartFactory) -> None:
+        """``layer_scalar`` is a factor of the sum."""
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.gate = parts.linear(f"{prefix}.per_layer_input_gate", hidden, shape.size)
+        self.projection = parts.linear(f"{prefix}.per_layer_projection", shape.size, hidden)
+        self.norm = parts.rms_norm(f"{prefix}.post_per_layer_input_norm", hidden, eps, scale=f"{prefix}.layer_scalar")
+        self._index = index
+        self._activation = config.activation
+        self._activate, self._select_rows = parts.backend.activate, parts.backend.select_rows
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """``hidden`` has the wanted rows alone."""
+        assert context.per_layer is not None
+        given = self._select_rows(context.per_layer[:, self._index], context.rows)
+        gated = self._activate(self.gate(hidden), self._activation, given)
+        return self.norm(self.projection(gated), residual=hidden)
+
+
+class StackWithEmbeddings:
+    """Layers that are each given something of every token."""
+
+    def __init__(self, embeddings: PerLayerEmbeddings, stack: DecoderStack) -> None:
+        self._embeddings = embeddings
+        self._stack = stack
+
+    def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        assert context.per_layer is not None
+        return self._stack(hidden, replace(context, per_layer=self._embeddings(context.per_layer, hidden)))
 
 
 class Gemma4ForCausalLM(CausalLM):
@@ -96,38 +212,32 @@ class Gemma4ForCausalLM(CausalLM):
             heads=heads,
             owners=_owners(config, kinds),
             keys_as_values=tuple(config.attention_k_eq_v and kind == "full_attention" for kind in kinds),
-            attention_bias=config.attention_bias,
+            qkv_bias=config.attention_bias,
+            o_bias=config.attention_bias,
+            qk_norm=True,
             double_wide_mlp=config.use_double_wide_mlp,
             per_layer=_per_layer(config, fields),
             mixture=_mixture(config, fields),
         )
 
-    def make_per_layer_embeddings(self, layers: PartFactory) -> PerLayerEmbeddings | None:
-        shape = self.config.per_layer
-        return None if shape is None else PerLayerEmbeddings(shape, self.prefix, layers)
+    def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
+        config, indices = self.config, range(self.config.num_layers)
+        prefixes = [f"{self.prefix}.layers.{index}" for index in indices]
+        gates: list[PerLayerGate | None] = [None] * config.num_layers
+        self.per_layer = None
+        if (shape := config.per_layer) is not None:
+            self.per_layer = PerLayerEmbeddings(config, shape, self.prefix, parts)
+            gates = [PerLayerGate(config, shape, index, prefixes[index], parts) for index in indices]
+        return [Gemma4Layer(config, index, prefixes[index], parts, gates[index]) for index in indices]
 
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, attention = self.config, f"{prefix}.self_attn"
-        keys = f"{attention}.k_norm" if config.owners[index] == index else None
-        variant = AttentionVariant(
-            qkv_bias=config.attention_bias,
-            o_bias=config.attention_bias,
-            head_norms=HeadNormNames(f"{attention}.q_norm", keys, config.norm_eps, of_values=True),
-            qkv_names=("q_proj", "k_proj", "k_proj" if config.keys_as_values[index] else "v_proj"),
-        )
-        scale = f"{prefix}.layer_scalar" if config.per_layer is None else 1.0  # it is applied to a layer's result
-        norms = LayerNorms(
-            before_attention=self._norm_named(f"{prefix}.input_layernorm", layers),
-            after_attention=self._norm_named(f"{prefix}.post_attention_layernorm", layers),
-            before_mlp=None if config.mixture else self._norm_named(f"{prefix}.pre_feedforward_layernorm", layers),
-            after_mlp=self._norm_named(f"{prefix}.post_feedforward_layernorm", layers, scale),
-        )
-        wide = config.double_wide_mlp and keys is None
-        size = 2 * config.intermediate_size if wide else config.intermediate_size
-        mlp: FeedForward = GatedMLP(config, f"{prefix}.mlp", layers, intermediate_size=size)
-        if config.mixture is not None:
-            mlp = ExpertsBeside(mlp, config.mixture, prefix, layers, config)
-        return TransformerLayer(SelfAttention(config, index, attention, layers, variant), mlp, norms, layers)
+    def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
+        stack = super().make_stack(layers)
+        return stack if self.per_layer is None else StackWithEmbeddings(self.per_layer, stack)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        if self.per_layer is not None:
+            context = replace(context, per_layer=self.per_layer.embed_tokens(input_ids))
+        return super().forward(input_ids, positions, context)
 
     def is_redundant(self, name: str) -> bool:
         """True also for keys and values of layers that attend over another layer's."""
@@ -138,38 +248,6 @@ class Gemma4ForCausalLM(CausalLM):
 
     def is_of_layer(self, name: str) -> bool:
         return name.startswith(f"{self.prefix}.per_layer_") or super().is_of_layer(name)
-
-    def _norm_named(self, name: str, layers: PartFactory, scale: float | str = 1.0) -> Norm:
-        return layers.rms_norm(name, Features(1, self.config.hidden_size), self.config.norm_eps, scale=scale)
-
-
-class ExpertsBeside:
-    """A dense block and experts side by side, each with norms of its own. The router sees what neither norm has."""
-
-    def __init__(
-        self, dense: FeedForward, mixture: Mixture, prefix: str, layers: PartFactory, config: ArchitectureConfig
-    ) -> None:
-        hidden = Features(1, config.hidden_size)
-
-        def norm(name: str) -> Norm:
-            return layers.rms_norm(f"{prefix}.{name}", hidden, config.norm_eps)
-
-        self._dense = dense
-        self._before_dense, self._after_dense = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm_1")
-        self._before_experts = norm("pre_feedforward_layernorm_2")
-        self._after_experts = norm("post_feedforward_layernorm_2")
-        router = f"{prefix}.router"
-        self._before_router = layers.rms_norm(
-            router, hidden, config.norm_eps, tensor="scale", scale=config.hidden_size**-0.5
-        )
-        tensors = RouterTensors(f"{router}.proj", expert_scales=f"{router}.per_expert_scale")
-        self._experts = layers.fused_moe(mixture.shape, mixture.routing, tensors, StackedExperts(f"{prefix}.experts"))
-
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """``residual`` is None, because a norm follows."""
-        dense = self._after_dense(self._dense(self._before_dense(x), residual))
-        experts = self._experts(self._before_experts(x), None, self._before_router(x))
-        return self._after_experts(experts, dense)
 
 
 def _heads(config: PretrainedConfig, kinds: Sequence[str]) -> tuple[AttentionSpec, ...]:
@@ -245,9 +323,7 @@ def _per_layer(config: PretrainedConfig, fields: dict[str, Any]) -> PerLayerShap
         raise CheckpointError(
             f"vocab_size_per_layer_input={rows} is not usable: expected at least vocab_size={vocab_size}"
         )
-    return PerLayerShape(
-        rows, fields["hidden_size"], fields["num_layers"], size, fields["activation"], fields["norm_eps"]
-    )
+    return PerLayerShape(rows, size)
 
 
 def _mixture(config: PretrainedConfig, fields: dict[str, Any]) -> Mixture | None:

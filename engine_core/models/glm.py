@@ -6,40 +6,21 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import (
-    AttentionVariant,
-    GatedMLP,
-    LayerNorms,
-    SelfAttention,
-    TransformerLayer,
-    pre_norms,
-)
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
-from engine_core.models.llama import LlamaConfig
-from engine_core.models.model_config import common_fields, interleaved
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
 class GlmForCausalLM(CausalLM):
     """Biases on the query, key and value projections only, where the configuration asks for them."""
 
     model_type = "glm"
-    config: LlamaConfig
+    layer_class = LlamaLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        fields = common_fields(config, partial_rotary=True)
-        return LlamaConfig(**fields | {"ropes": interleaved(fields["ropes"])}, qkv_bias=config.attention_bias)
-
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, variant = self.config, AttentionVariant(qkv_bias=self.config.qkv_bias)
-        return TransformerLayer(
-            SelfAttention(config, index, f"{prefix}.self_attn", layers, variant),
-            GatedMLP(config, f"{prefix}.mlp", layers, names=("gate_up_proj",)),
-            self.layer_norms(prefix, layers),
-            layers,
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        return ArchitectureConfig(
+            **common_fields(config, partial_rotary=True, interleaved=True),
+            qkv_bias=config.attention_bias,
+            gate_up_names=("gate_up_proj",),
         )
-
-    def layer_norms(self, prefix: str, layers: PartFactory) -> LayerNorms:
-        """The norms of the layer whose tensors' names begin with ``prefix``."""
-        return pre_norms(prefix, self.config, layers)

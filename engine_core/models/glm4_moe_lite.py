@@ -5,8 +5,7 @@ from __future__ import annotations
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.models.deepseek_v3 import DeepseekV3ForCausalLM, deepseek_mixture
-from engine_core.models.latent import LatentConfig, latent_fields
+from engine_core.models.deepseek_v3 import DeepseekConfig, DeepseekV3ForCausalLM, deepseek_fields, deepseek_mixture
 
 _SPARSE, _DENSE = "sparse", "dense"
 
@@ -17,8 +16,8 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
     model_type = "glm4_moe_lite"
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LatentConfig:
-        fields = latent_fields(config, interleaved=bool(config.rope_interleave))
+    def read_config(cls, config: PretrainedConfig) -> DeepseekConfig:
+        fields = deepseek_fields(config, interleaved=bool(config.rope_interleave))
         kinds, count = config.mlp_layer_types, fields["num_layers"]
         if len(kinds) != count:
             raise CheckpointError(
@@ -29,4 +28,4 @@ class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
                 f"mlp_layer_types: {', '.join(unknown)} is not supported: expected {_DENSE} or {_SPARSE}"
             )
         mixture = deepseek_mixture(config, fields, is_sparse=tuple(kind == _SPARSE for kind in kinds))
-        return LatentConfig(**fields, mixture=mixture)
+        return DeepseekConfig(**fields, mixture=mixture)

@@ -4,40 +4,66 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.forward_context import LayerContext
 from engine_core.layers.fused_moe import InterleavedExperts, RouterTensors
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import FeedForward
-from engine_core.models.mixtral import MixtralConfig, MixtralForCausalLM
-from engine_core.models.mixture import Mixture, read_experts
-from engine_core.models.model_config import common_fields, positive_number, windows_of_layers
+from engine_core.models.blocks import SelfAttention
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.model_config import (
+    ArchitectureConfig,
+    Mixture,
+    common_fields,
+    positive_number,
+    read_experts,
+    windows_of_layers,
+)
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import Routing
 from engine_core.quantization.mxfp4 import SCALED_TOGETHER, Mxfp4Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GptOssConfig(MixtralConfig):
-    """Mixtral's."""
+class GptOssConfig(ArchitectureConfig):
+    """All layers have experts."""
 
+    mixture: Mixture
     is_mxfp4: bool
     """Whether the checkpoint keeps experts in MXFP4."""
 
 
-class GptOssForCausalLM(MixtralForCausalLM):
+class GptOssLayer:
+    """Attention, then experts, each after a norm and added to what went in."""
+
+    def __init__(self, config: GptOssConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture
+        router, name = RouterTensors(f"{prefix}.mlp.router", bias=True), f"{prefix}.mlp.experts"
+        experts = Mxfp4Experts(name, parts.dtype) if config.is_mxfp4 else InterleavedExperts(name)
+        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
+        self.mlp = parts.fused_moe(mixture.shape, mixture.routing, router, experts)
+        self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
+        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), context, residual=hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
+
+
+class GptOssForCausalLM(CausalLM):
     """The weights of a row's experts are the softmax of their logits alone."""
 
     model_type = "gpt_oss"
     expanded_quantizations = ("mxfp4",)
-    config: GptOssConfig
+    layer_class = GptOssLayer
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> GptOssConfig:
         if config.hidden_act != "silu":
             raise UnsupportedModelError(f"hidden_act {config.hidden_act!r} is not supported: expected silu")
-        fields, biased = common_fields(config), config.attention_bias
+        fields, biased = common_fields(config, windows=windows_of_layers), config.attention_bias
         experts = replace(
             read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size"),
             activation=Activation.CLAMPED_SWIGLU,
@@ -52,19 +78,11 @@ class GptOssForCausalLM(MixtralForCausalLM):
                     raise CheckpointError(
                         f"{name}={size} is not usable: expected a multiple of {SCALED_TOGETHER} with MXFP4"
                     )
-        count = fields["num_layers"]
         return GptOssConfig(
-            **fields | {"sliding_windows": windows_of_layers(config, count)},
+            **fields,
             attention_sinks=True,
             qkv_bias=biased,
             o_bias=biased,
-            mixture=Mixture(experts, Routing(experts.top_k, renormalize=True), (True,) * count),
+            mixture=Mixture(experts, Routing(experts.top_k, renormalize=True), (True,) * fields["num_layers"]),
             is_mxfp4=is_mxfp4,
         )
-
-    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
-        mixture, prefix = self.config.mixture, f"{prefix}.mlp"
-        router = RouterTensors(f"{prefix}.router", bias=True)
-        prefix = f"{prefix}.experts"
-        experts = Mxfp4Experts(prefix, layers.dtype) if self.config.is_mxfp4 else InterleavedExperts(prefix)
-        return layers.fused_moe(mixture.shape, mixture.routing, router, experts)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.model_config import common_fields, positive_number
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields, positive_number
 
 
-class GraniteForCausalLM(LlamaForCausalLM):
+class GraniteForCausalLM(CausalLM):
     """Biases only where the configuration asks for them."""
 
     model_type = "granite"
+    layer_class = LlamaLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
         biased = config.attention_bias
-        return LlamaConfig(
+        return ArchitectureConfig(
             **common_fields(config),
             embedding_scale=positive_number(config, "embedding_multiplier"),
             softmax_scale=positive_number(config, "attention_multiplier"),

@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import AttentionMetadata, KVCacheSpec
+from engine_core.attention.base import KVCacheSpec
+from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import KVCacheGroup
+from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import Part
 from engine_core.layers.weights import Weights
 from engine_core.models.model_config import ModelShape
 from engine_core.ops.base import first_greatest
@@ -49,10 +50,10 @@ class LanguageModel(ABC):
     def read_config(cls, config: PretrainedConfig) -> ModelShape:
         """What ``config`` describes. Raises ``CheckpointError``, ``UnsupportedModelError``."""
 
-    def __init__(self, config: ModelShape, layers: PartFactory, max_model_len: int) -> None:
-        """Make the parts by ``layers``, in the order in which they load."""
+    def __init__(self, config: ModelShape, parts: PartFactory, max_model_len: int) -> None:
+        """Make the parts by ``parts``, in the order in which they load."""
         self.config = config
-        self._factory = layers
+        self._factory = parts
         self._max_model_len = max_model_len
 
     @property
@@ -116,18 +117,9 @@ class LanguageModel(ABC):
         return sum(part.nbytes for part in self._factory.parts)
 
     @abstractmethod
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Final hidden states [R, H] (after the last norm) of the ``rows`` [R] int64 of a step, or [T, H] of all.
-
-        The step has ``input_ids`` [T] int64 at ``positions`` [T] int64. ``kv_caches`` are what the attention backend
-        allocated for ``kv_cache_spec``, ``metadata`` has one entry for each of ``kv_cache_groups``.
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Final hidden states (after the last norm) of a step with ``input_ids`` [T] int64 at ``positions`` [T] int64:
+        [R, H] of the rows that are wanted, or [T, H] of all.
         """
 
     @abstractmethod

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 from transformers import PretrainedConfig
 
+from engine_core.forward_context import LayerContext
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import HeadNormNames
-from engine_core.models.blocks import (
-    AttentionVariant,
-    FeedForward,
-    GatedMLP,
-    SelfAttention,
-    TransformerLayer,
-    pre_norms,
-)
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.blocks import GatedMLP, SelfAttention
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, common_fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig(ArchitectureConfig):
-    """Switches in which families with Llama's layers differ."""
+class LlamaLayer:
+    """Attention, then a feed-forward block, each after a norm and added to what went in."""
 
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    """Queries and keys are normalized per head before rotation."""
+    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
+        self.mlp = GatedMLP(config, f"{prefix}.mlp", parts)
+        self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
+        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), context, residual=hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), residual=hidden)
 
 
 class LlamaForCausalLM(CausalLM):
     """Biases only where the configuration asks for them."""
 
     model_type = "llama"
-    config: LlamaConfig
+    layer_class = LlamaLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
         biased = config.attention_bias
-        return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)
-
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, attention = self.config, f"{prefix}.self_attn"
-        norms = HeadNormNames(f"{attention}.q_norm", f"{attention}.k_norm", config.norm_eps) if config.qk_norm else None
-        options = AttentionVariant(qkv_bias=config.qkv_bias, o_bias=config.o_bias, head_norms=norms)
-        return TransformerLayer(
-            SelfAttention(config, index, attention, layers, options),
-            self.make_mlp(index, prefix, layers),
-            pre_norms(prefix, config, layers),
-            layers,
-        )
-
-    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
-        """The feed-forward block of layer ``index``."""
-        return GatedMLP(self.config, f"{prefix}.mlp", layers, bias=self.config.mlp_bias)
+        return ArchitectureConfig(**common_fields(config), qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.model_config import common_fields, uniform_windows
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields, uniform_windows
 
 
-class Ministral3ForCausalLM(LlamaForCausalLM):
+class Ministral3ForCausalLM(CausalLM):
     """A window, where there is one, applies to every layer."""
 
     model_type = "ministral3"
+    layer_class = LlamaLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        fields = common_fields(config, query_scaling=True)
-        return LlamaConfig(**fields | {"sliding_windows": uniform_windows(config, fields["num_layers"])})
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        return ArchitectureConfig(**common_fields(config, query_scaling=True, windows=uniform_windows))

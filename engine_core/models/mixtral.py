@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-
+import torch
 from transformers import PretrainedConfig
 
+from engine_core.forward_context import LayerContext
 from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import FeedForward
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.mixture import Mixture, read_experts
-from engine_core.models.model_config import common_fields, sliding_window
+from engine_core.models.blocks import SelfAttention
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.model_config import ArchitectureConfig, Mixture, common_fields, read_experts, sliding_window
 from engine_core.ops.base import Routing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtralConfig(LlamaConfig):
-    """Llama's, with experts."""
+class MixtralLayer:
+    """Attention, then experts, each after a norm and added to what went in."""
 
-    mixture: Mixture
+    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture
+        assert mixture is not None
+        moe = f"{prefix}.block_sparse_moe"
+        router = RouterTensors(f"{moe}.gate")
+        experts = SeparateExperts(f"{moe}.experts", gate="w1", up="w3", down="w2")
+        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
+        self.block_sparse_moe = parts.fused_moe(mixture.shape, mixture.routing, router, experts)
+        self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
+        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        hidden = self.self_attn(self.input_layernorm(hidden), context, residual=hidden)
+        return self.block_sparse_moe(self.post_attention_layernorm(hidden), residual=hidden)
 
 
-class MixtralForCausalLM(LlamaForCausalLM):
+class MixtralForCausalLM(CausalLM):
     """The weights of a row's experts sum to 1."""
 
     model_type = "mixtral"
-    config: MixtralConfig
+    layer_class = MixtralLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> MixtralConfig:
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
         fields = common_fields(config)
         count = fields["num_layers"]
         experts = read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size")
         mixture = Mixture(experts, Routing(experts.top_k, renormalize=True), (True,) * count)
-        return MixtralConfig(**fields | {"sliding_windows": (sliding_window(config),) * count}, mixture=mixture)
-
-    def layer_kind(self, index: int) -> Hashable:
-        return super().layer_kind(index), self.config.mixture.is_sparse[index]
-
-    def make_mlp(self, index: int, prefix: str, layers: PartFactory) -> FeedForward:
-        mixture, prefix = self.config.mixture, f"{prefix}.block_sparse_moe"
-        tensors = SeparateExperts(f"{prefix}.experts", gate="w1", up="w3", down="w2")
-        return layers.fused_moe(mixture.shape, mixture.routing, RouterTensors(f"{prefix}.gate"), tensors)
+        return ArchitectureConfig(**fields | {"sliding_windows": (sliding_window(config),) * count}, mixture=mixture)

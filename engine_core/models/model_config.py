@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,9 +13,12 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.ops.activation import Activation, read_activation
+from engine_core.ops.base import ExpertsShape, Routing
 
 _MOST, MOST_LAYERS = 2**24, 4096
 """Limits of any size, and of layers."""
+_MOST_EXPERTS = 4096
+"""The most experts of a layer, each of which has tensors of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +97,20 @@ class ModelShape:
         return self.max_position_embeddings
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The experts of a model."""
+
+    shape: ExpertsShape
+    routing: Routing
+    is_sparse: tuple[bool, ...]
+    """Which layers have experts; the others have a dense feed-forward block."""
+    shared_size: int | None = None
+    """Inner size of the expert that every row goes through, if there is one."""
+    correction_bias: bool = False
+    """Whether each expert has a bias that is added to its scores for the choice of experts alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchitectureConfig(ModelShape):
     """What all families have. A family that needs more extends it in its own file."""
@@ -103,6 +120,16 @@ class ArchitectureConfig(ModelShape):
     tie_word_embeddings: bool
     ropes: tuple[RopeParameters | None, ...]
     """How each layer rotates queries and keys; None: it does not."""
+    qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    """What a checkpoint calls these projections; one name where it keeps them as one. ``gate_up_names`` likewise."""
+    gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Whether queries and keys are normalized per head before rotation."""
+    norm_offset: float = 0.0
+    """What is added to the weights of all norms."""
     softmax_scale: float | None = None
     """The factor of attention's scores; None: 1 / √head_dim."""
     attn_logit_softcap: float | None = None
@@ -115,6 +142,7 @@ class ArchitectureConfig(ModelShape):
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     """Logits x become c · tanh(x / c)."""
+    mixture: Mixture | None = None
 
     @property
     def is_plainly_attending(self) -> bool:
@@ -137,15 +165,18 @@ def common_fields(
     activation: str = "hidden_act",
     partial_rotary: bool = False,
     query_scaling: bool = False,
+    interleaved: bool = False,
     head_dim: int | None = None,
     head_dims: Sequence[int] | None = None,
+    windows: Callable[[PretrainedConfig, int], tuple[int | None, ...]] | None = None,
 ) -> dict[str, Any]:
     """The fields of ``ArchitectureConfig`` as most families name them; ``activation`` names a field.
 
     ``partial_rotary``, ``query_scaling``: whether the family knows ``partial_rotary_factor``, ``llama_4_scaling_beta``.
-    ``head_dim`` is the configuration's unless given, and that of all layers unless ``head_dims`` has theirs. No layer
-    has a window. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope
-    type that the engine does not have.
+    ``interleaved``: neighbouring elements are rotated as pairs. ``head_dim`` is the configuration's unless given, and
+    that of all layers unless ``head_dims`` has theirs. ``windows`` reads those of so many layers; without it, they have
+    none. Raises ``CheckpointError`` for impossible sizes, ``UnsupportedModelError`` for an activation or a rope type
+    that the engine does not have.
     """
     hidden_size, num_heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
     num_kv_heads = positive(config, "num_key_value_heads")
@@ -179,8 +210,9 @@ def common_fields(
             [head_dim] * num_layers if head_dims is None else head_dims,
             partial_rotary,
             query_scaling,
+            interleaved,
         ),
-        "sliding_windows": (None,) * num_layers,
+        "sliding_windows": (None,) * num_layers if windows is None else windows(config, num_layers),
     }
 
 
@@ -198,9 +230,20 @@ def require_like_layers(config: PretrainedConfig) -> None:
         raise UnsupportedModelError("per_layer_config: skip is not supported: expected layers with all of their parts")
 
 
-def interleaved(ropes: Sequence[RopeParameters | None]) -> tuple[RopeParameters | None, ...]:
-    """The same, with neighbouring elements as pairs."""
-    return tuple(None if rope is None else replace(rope, interleaved=True) for rope in ropes)
+def read_experts(
+    config: PretrainedConfig,
+    fields: dict[str, Any],
+    *,
+    num_experts: str,
+    intermediate_size: str,
+    top_k: str = "num_experts_per_tok",
+) -> ExpertsShape:
+    """The experts that ``config`` describes; the last three arguments name its fields. Raises ``CheckpointError``."""
+    count, chosen = positive(config, num_experts, _MOST_EXPERTS), positive(config, top_k)
+    if chosen > count:
+        raise CheckpointError(f"{top_k}={chosen} is not usable: expected at most {num_experts}={count}")
+    size = positive(config, intermediate_size)
+    return ExpertsShape(count, chosen, fields["hidden_size"], size, fields["activation"])
 
 
 def windows_of_layers(config: PretrainedConfig, num_layers: int) -> tuple[int | None, ...]:
@@ -292,6 +335,7 @@ def _ropes(
     head_dims: Sequence[int],
     partial_rotary: bool,
     query_scaling: bool,
+    interleaved: bool,
 ) -> tuple[RopeParameters | None, ...]:
     """``rope_parameters``, which are the layers' in common or given for each of ``layer_types``."""
     # As transformers' modules do: this puts an original_max_position_embeddings beside the parameters in theirs' place.
@@ -316,15 +360,18 @@ def _ropes(
                 f"llama_4_scaling_beta={beta!r} is not supported: {config.model_type} does not scale queries by "
                 "position"
             )
-    if not by_kind:
-        return tuple(RopeParameters.read(given, max_position_embeddings, head_dim) for head_dim in head_dims)
+    of_layers = [given] * len(head_dims)
     for parameters in by_kind:
         if parameters.get("truncate", True) is not True:
             raise UnsupportedModelError(
                 f"rope_parameters: truncate={parameters['truncate']!r} is not supported with one entry per layer type"
             )
-    kinds = layer_types(config, len(head_dims))
-    if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
-        raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
-    of_layers = zip(kinds, head_dims, strict=True)
-    return tuple(RopeParameters.read(given[kind], max_position_embeddings, head_dim) for kind, head_dim in of_layers)
+    if by_kind:
+        kinds = layer_types(config, len(head_dims))
+        if missing := sorted({kind for kind in kinds if not isinstance(given.get(kind), dict)}):
+            raise CheckpointError(f"rope_parameters has no entry for {', '.join(missing)} layers")
+        of_layers = [given[kind] for kind in kinds]
+    return tuple(
+        RopeParameters.read(own, max_position_embeddings, head_dim, interleaved=interleaved)
+        for own, head_dim in zip(of_layers, head_dims, strict=True)
+    )

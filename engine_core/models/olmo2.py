@@ -7,50 +7,47 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig
 
+from engine_core.forward_context import LayerContext
+from engine_core.layers.features import Features
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import AttentionVariant, GatedMLP, LayerNorms, SelfAttention, TransformerLayer
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
-from engine_core.models.llama import LlamaConfig
+from engine_core.models.blocks import GatedMLP, SelfAttention
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, common_fields
-from engine_core.quantization.base import Features
+
+
+class Olmo2Layer:
+    """Attention, then a feed-forward block, each before a norm and added to what went in. One more norm spans all query
+    heads, another all key heads.
+    """
+
+    def __init__(self, config: ArchitectureConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, eps, attention = config.hidden_size, config.norm_eps, f"{prefix}.self_attn"
+        queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)
+        self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+        self.post_feedforward_layernorm = parts.rms_norm(f"{prefix}.post_feedforward_layernorm", hidden, eps)
+        self.self_attn = SelfAttention(config, index, attention, parts)
+        self.q_norm = parts.rms_norm(f"{attention}.q_norm", queries, eps)
+        self.k_norm = parts.rms_norm(f"{attention}.k_norm", keys, eps)
+        self.mlp = GatedMLP(config, f"{prefix}.mlp", parts)
+        self._queries, self._keys = slice(queries.groups), slice(queries.groups, queries.groups + keys.groups)
+        self._select_rows = parts.backend.select_rows
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        heads = self.self_attn.project(hidden)
+        self.q_norm.in_place(heads[:, self._queries].flatten(1))
+        self.k_norm.in_place(heads[:, self._keys].flatten(1))
+        attended = self.self_attn.attend(heads, context)
+        hidden = self.post_attention_layernorm(attended, residual=self._select_rows(hidden, context.rows))
+        return self.post_feedforward_layernorm(self.mlp(hidden), residual=hidden)
 
 
 class Olmo2ForCausalLM(CausalLM):
     """Biases of attention only where the configuration asks for them."""
 
     model_type = "olmo2"
-    config: LlamaConfig
+    layer_class = Olmo2Layer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
         biased = config.attention_bias
-        return LlamaConfig(**common_fields(config), qkv_bias=biased, o_bias=biased)
-
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, hidden = self.config, Features(1, self.config.hidden_size)
-        options = AttentionVariant(qkv_bias=config.qkv_bias, o_bias=config.o_bias)
-        norms = LayerNorms(
-            after_attention=layers.rms_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
-            after_mlp=layers.rms_norm(f"{prefix}.post_feedforward_layernorm", hidden, config.norm_eps),
-        )
-        attention = Olmo2Attention(config, index, f"{prefix}.self_attn", layers, options)
-        return TransformerLayer(attention, GatedMLP(config, f"{prefix}.mlp", layers), norms, layers)
-
-
-class Olmo2Attention(SelfAttention):
-    """One norm spans all query heads, another all key heads."""
-
-    def __init__(
-        self, config: ArchitectureConfig, index: int, prefix: str, layers: PartFactory, options: AttentionVariant
-    ) -> None:
-        super().__init__(config, index, prefix, layers, options)
-        queries, keys = Features(config.num_heads, config.head_dim), Features(config.num_kv_heads, config.head_dim)
-        self.q_norm = layers.rms_norm(f"{prefix}.q_norm", queries, config.norm_eps)
-        self.k_norm = layers.rms_norm(f"{prefix}.k_norm", keys, config.norm_eps)
-        self._keys = slice(queries.groups, queries.groups + keys.groups)
-
-    def project(self, x: torch.Tensor) -> torch.Tensor:
-        heads = super().project(x)
-        self.q_norm.in_place(heads[:, : self._keys.start].flatten(1))
-        self.k_norm.in_place(heads[:, self._keys].flatten(1))
-        return heads
+        return ArchitectureConfig(**common_fields(config), qkv_bias=biased, o_bias=biased)

@@ -8,15 +8,16 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
-from engine_core.models.llama import LlamaConfig
-from engine_core.models.model_config import common_fields, windows_of_layers
-from engine_core.models.olmo2 import Olmo2ForCausalLM
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.model_config import ArchitectureConfig, common_fields, windows_of_layers
+from engine_core.models.olmo2 import Olmo2Layer
 
 
-class Olmo3ForCausalLM(Olmo2ForCausalLM):
+class Olmo3ForCausalLM(CausalLM):
     """Layers rotate as ``rope_parameters`` says for their type."""
 
     model_type = "olmo3"
+    layer_class = Olmo2Layer
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
@@ -29,7 +30,6 @@ class Olmo3ForCausalLM(Olmo2ForCausalLM):
             raise CheckpointError("rope_scaling has no rope_type")
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        fields, biased = common_fields(config), config.attention_bias
-        windows = windows_of_layers(config, fields["num_layers"])
-        return LlamaConfig(**fields | {"sliding_windows": windows}, qkv_bias=biased, o_bias=biased)
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        fields, biased = common_fields(config, windows=windows_of_layers), config.attention_bias
+        return ArchitectureConfig(**fields, qkv_bias=biased, o_bias=biased)

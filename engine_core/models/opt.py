@@ -10,21 +10,15 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
+from engine_core.forward_context import LayerContext
+from engine_core.layers.linear import ColumnParallelLinear
+from engine_core.layers.norm import LayerNorm
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import ColumnParallelLinear, Norm
 from engine_core.layers.rotary import MOST_POSITIONS
-from engine_core.models.blocks import (
-    MLP,
-    AttentionVariant,
-    LayerNorms,
-    PostNormLayer,
-    SelfAttention,
-    TransformerLayer,
-)
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.blocks import SelfAttention
+from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import MOST_LAYERS, ArchitectureConfig, positive
 from engine_core.ops.activation import read_activation
-from engine_core.quantization.base import Features
 
 _NORM_EPS = 1e-5
 _FIRST_POSITION = 2
@@ -35,7 +29,6 @@ _FIRST_POSITION = 2
 class OPTConfig(ArchitectureConfig):
     """Options in which members of the family differ."""
 
-    bias: bool
     norm_weights: bool
     pre_norm: bool
     """Norms are before the blocks, instead of after the residual."""
@@ -43,11 +36,43 @@ class OPTConfig(ArchitectureConfig):
     embedding_size: int
 
 
+class OPTLayer:
+    """Attention, then a feed-forward block, each after a norm and added to what went in, or before a norm of the sum
+    (https://arxiv.org/abs/1706.03762).
+    """
+
+    def __init__(self, config: OPTConfig, index: int, prefix: str, parts: PartFactory) -> None:
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts, o_name="out_proj")
+        self.self_attn_layer_norm = _norm(config, f"{prefix}.self_attn_layer_norm", parts)
+        self.fc1 = parts.linear(f"{prefix}.fc1", hidden, inner, bias=bias)
+        self.fc2 = parts.linear(f"{prefix}.fc2", inner, hidden, bias=bias)
+        self.final_layer_norm = _norm(config, f"{prefix}.final_layer_norm", parts)
+        self._pre_norm = config.pre_norm
+        self._activation = config.activation
+        self._activate = parts.backend.activate
+
+    def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        if self._pre_norm:
+            hidden = self.self_attn(self.self_attn_layer_norm(hidden), context, residual=hidden)
+            return self._mlp(self.final_layer_norm(hidden), residual=hidden)
+        hidden = self.self_attn_layer_norm(self.self_attn(hidden, context, residual=hidden))
+        return self.final_layer_norm(self._mlp(hidden, residual=hidden))
+
+    def _mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self._activate(self.fc1(x), self._activation), residual)
+
+
+def _norm(config: OPTConfig, name: str, parts: PartFactory) -> LayerNorm:
+    return parts.layer_norm(name if config.norm_weights else None, config.hidden_size, config.norm_eps)
+
+
 class OPTForCausalLM(CausalLM):
     """Positions are limited by their table."""
 
     model_type = "opt"
     prefix = "model.decoder"
+    layer_class = OPTLayer
     config: OPTConfig
 
     @classmethod
@@ -70,48 +95,34 @@ class OPTForCausalLM(CausalLM):
             tie_word_embeddings=config.tie_word_embeddings,
             ropes=(None,) * num_layers,
             sliding_windows=(None,) * num_layers,
-            bias=config.enable_bias,
+            qkv_bias=config.enable_bias,
+            o_bias=config.enable_bias,
+            mlp_bias=config.enable_bias,
             norm_weights=config.layer_norm_elementwise_affine,
             pre_norm=pre_norm,
             final_norm=pre_norm and not config._remove_final_layer_norm,
             embedding_size=positive(config, "word_embed_proj_dim"),
         )
 
-    def __init__(self, config: OPTConfig, layers: PartFactory, max_model_len: int) -> None:
-        super().__init__(config, layers, max_model_len)
-        self.embed_positions = layers.vocab_parallel_embedding(
+    def __init__(self, config: OPTConfig, parts: PartFactory, max_model_len: int) -> None:
+        super().__init__(config, parts, max_model_len)
+        self.embed_positions = parts.vocab_parallel_embedding(
             f"{self.prefix}.embed_positions", config.max_position_embeddings + _FIRST_POSITION, config.hidden_size
         )
         self.project_in = None
         if config.embedding_size != config.hidden_size:
-            self.project_in = layers.column_parallel_linear(
-                f"{self.prefix}.project_in", Features(1, config.embedding_size), config.hidden_size, bias=False
-            )
+            self.project_in = parts.linear(f"{self.prefix}.project_in", config.embedding_size, config.hidden_size)
 
     @property
     def embedding_size(self) -> int:
         return self.config.embedding_size
 
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, bias = self.config, self.config.bias
-        variant = AttentionVariant(qkv_bias=bias, o_bias=bias, o_name="out_proj")
-        attention = SelfAttention(config, index, f"{prefix}.self_attn", layers, variant)
-        attention_norm = self._norm_named(f"{prefix}.self_attn_layer_norm", layers)
-        mlp = MLP(config, prefix, layers, names=("fc1", "fc2"), bias=bias)
-        mlp_norm = self._norm_named(f"{prefix}.final_layer_norm", layers)
-        if config.pre_norm:
-            norms = LayerNorms(before_attention=attention_norm, before_mlp=mlp_norm)
-            return TransformerLayer(attention, mlp, norms, layers)
-        return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
-
-    def make_norm(self, layers: PartFactory) -> OPTOutput:
+    def make_norm(self, parts: PartFactory) -> OPTOutput:
         config, norm, project_out = self.config, None, None
         if config.final_norm:
-            norm = self._norm_named(f"{self.prefix}.final_layer_norm", layers)
+            norm = _norm(config, f"{self.prefix}.final_layer_norm", parts)
         if config.embedding_size != config.hidden_size:
-            project_out = layers.column_parallel_linear(
-                f"{self.prefix}.project_out", Features(1, config.hidden_size), config.embedding_size, bias=False
-            )
+            project_out = parts.linear(f"{self.prefix}.project_out", config.hidden_size, config.embedding_size)
         return OPTOutput(norm, project_out)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -126,17 +137,11 @@ class OPTForCausalLM(CausalLM):
         """A number of the format's version may be there, too."""
         return name == f"{self.prefix}.version" or super().is_redundant(name)
 
-    def _norm_named(self, name: str, layers: PartFactory) -> Norm:
-        config = self.config
-        return layers.layer_norm(
-            name if config.norm_weights else None, Features(1, config.hidden_size), config.norm_eps
-        )
-
 
 class OPTOutput:
     """The norm after the last layer and the projection to the size of embeddings; None where there is none."""
 
-    def __init__(self, norm: Norm | None, project_out: ColumnParallelLinear | None) -> None:
+    def __init__(self, norm: LayerNorm | None, project_out: ColumnParallelLinear | None) -> None:
         self._norm = norm
         self._project_out = project_out
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import AttentionVariant, GatedMLP, SelfAttention, TransformerLayer, pre_norms
-from engine_core.models.causal_lm import CausalLM, DecoderLayer
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
 from engine_core.models.model_config import ArchitectureConfig, common_fields, uniform_windows
 
 
@@ -14,17 +13,12 @@ class Phi3ForCausalLM(CausalLM):
     """No biases. A window, where there is one, applies to every layer."""
 
     model_type = "phi3"
+    layer_class = LlamaLayer
 
     @classmethod
     def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
-        fields = common_fields(config, partial_rotary=True)
-        return ArchitectureConfig(**fields | {"sliding_windows": uniform_windows(config, fields["num_layers"])})
-
-    def make_layer(self, index: int, prefix: str, layers: PartFactory) -> DecoderLayer:
-        config, variant = self.config, AttentionVariant(qkv_names=("qkv_proj",))
-        return TransformerLayer(
-            SelfAttention(config, index, f"{prefix}.self_attn", layers, variant),
-            GatedMLP(config, f"{prefix}.mlp", layers, names=("gate_up_proj",)),
-            pre_norms(prefix, config, layers),
-            layers,
+        return ArchitectureConfig(
+            **common_fields(config, partial_rotary=True, windows=uniform_windows),
+            qkv_names=("qkv_proj",),
+            gate_up_names=("gate_up_proj",),
         )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.model_config import common_fields, windows_of_layers
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields, windows_of_layers
 
 
-class Qwen3ForCausalLM(LlamaForCausalLM):
+class Qwen3ForCausalLM(CausalLM):
     """Biases only where the configuration asks for them; some layers may attend over a sliding window."""
 
     model_type = "qwen3"
+    layer_class = LlamaLayer
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        fields, biased = common_fields(config), config.attention_bias
-        windows = windows_of_layers(config, fields["num_layers"])
-        return LlamaConfig(**fields | {"sliding_windows": windows}, qkv_bias=biased, o_bias=biased, qk_norm=True)
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        fields, biased = common_fields(config, windows=windows_of_layers), config.attention_bias
+        return ArchitectureConfig(**fields, qkv_bias=biased, o_bias=biased, qk_norm=True)

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from engine_core.layers.parts import ParallelLMHead, Part, StepWeights
+from engine_core.layers.linear import ParallelLMHead
+from engine_core.layers.part import Part, StepWeights
 from engine_core.models.language_model import LanguageModel
 
 

@@ -11,14 +11,16 @@ from transformers import PretrainedConfig
 from transformers.models.smollm3.configuration_smollm3 import SmolLM3Config
 
 from engine_core.errors import CheckpointError
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
-from engine_core.models.model_config import common_fields, windows_of_layers
+from engine_core.models.causal_lm import CausalLM
+from engine_core.models.llama import LlamaLayer
+from engine_core.models.model_config import ArchitectureConfig, common_fields, windows_of_layers
 
 
-class SmolLM3ForCausalLM(LlamaForCausalLM):
+class SmolLM3ForCausalLM(CausalLM):
     """``no_rope_layers`` has a 1 for each layer that rotates; else, one in ``no_rope_layer_interval`` does not."""
 
     model_type = "smollm3"
+    layer_class = LlamaLayer
 
     @classmethod
     def check_raw_config(cls, raw: Mapping[str, Any]) -> None:
@@ -34,11 +36,8 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
             )
 
     @classmethod
-    def read_config(cls, config: PretrainedConfig) -> LlamaConfig:
-        fields, biased = common_fields(config), config.attention_bias
+    def read_config(cls, config: PretrainedConfig) -> ArchitectureConfig:
+        fields, biased = common_fields(config, windows=windows_of_layers), config.attention_bias
         rotates = zip(fields["ropes"], config.no_rope_layers, strict=True)
-        own = {
-            "ropes": tuple(rope if rotating else None for rope, rotating in rotates),
-            "sliding_windows": windows_of_layers(config, fields["num_layers"]),
-        }
-        return LlamaConfig(**fields | own, qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)
+        ropes = tuple(rope if rotating else None for rope, rotating in rotates)
+        return ArchitectureConfig(**fields | {"ropes": ropes}, qkv_bias=biased, o_bias=biased, mlp_bias=config.mlp_bias)

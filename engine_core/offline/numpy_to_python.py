@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import fields, replace
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-
-from engine_core.request import SamplingParams
-
-
-def plain_params(params: SamplingParams) -> SamplingParams:
-    """Apply ``plain`` to every field."""
-    return replace(params, **{field.name: plain(getattr(params, field.name)) for field in fields(params)})
 
 
 def plain(value: Any) -> Any:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fractions import Fraction
 from os import PathLike, fspath
 from typing import Any
 
 from engine_core.config import EngineConfig, options_of
-from engine_core.errors import ConfigError
+from engine_core.errors import ConfigError, UnknownOptionError
 from engine_core.offline.numpy_to_python import plain
-from engine_core.vllm_options import unknown_option
+from engine_core.vllm_options import instead_of_vllm_options
 
+_TYPO_SIMILARITY = 0.8
+"""Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _LONGEST = 64
@@ -30,9 +33,19 @@ def configure(**options: Any) -> EngineConfig:
     chosen: dict[str, dict[str, Any]] = {name: {} for name in sections}
     for option, value in options.items():
         if option not in known:
-            raise unknown_option(option, value)
+            raise UnknownOptionError(option, value, _instead_of(option, known))
         chosen[known[option]][option] = _value(option, value, options_of(sections[known[option]])[option])
     return EngineConfig(**{name: section(**chosen[name]) for name, section in sections.items()})
+
+
+def _instead_of(option: str, known: Iterable[str]) -> str:
+    """What to say of an option that does not exist."""
+    instead = instead_of_vllm_options(str).get(option)
+    if instead is not None:
+        return f"{option} {instead}"
+    near = difflib.get_close_matches(option, known, n=1, cutoff=_TYPO_SIMILARITY)
+    hint = f"did you mean {near[0]}?" if near else "engine_core/config.py and docs/configuration.md list all options"
+    return f"unknown option {option}; {hint}"
 
 
 def _value(name: str, value: Any, declared: Mapping[str, Any]) -> Any:

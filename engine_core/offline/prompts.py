@@ -58,12 +58,8 @@ def read_prompts(prompts: object) -> list[Prompt]:
 def _read(prompt: object, place: str) -> Prompt:
     if isinstance(prompt, str):
         return _text(prompt, place)
-    if isinstance(prompt, Mapping):
-        return _read_mapping(prompt, place)
-    return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
-
-
-def _read_mapping(prompt: Mapping[object, object], place: str) -> Prompt:
+    if not isinstance(prompt, Mapping):
+        return Prompt(place, None, _token_ids(prompt, place, _ACCEPTED))
     if len(prompt) != 1 or (key := next(iter(prompt))) not in (_TEXT, _IDS):
         has = ", ".join(map(reprlib.repr, prompt)) or "none"
         raise ValueError(f"{place} has the keys {has}; expected {_TEXT!r} or {_IDS!r} alone")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from engine_core import request
 from engine_core.errors import InvalidRequestError
+from engine_core.offline.numpy_to_python import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,13 @@ class SamplingParams(request.SamplingParams):
         return request.SamplingParams(**{f.name: getattr(self, f.name) for f in fields(request.SamplingParams)})
 
 
-def with_text(params: request.SamplingParams, place: str) -> SamplingParams:
-    """``params`` with those of text, by default where they are the engine's alone.
+def read_params(given: request.SamplingParams, place: str) -> SamplingParams:
+    """``given`` with Python's own numbers, and with the defaults of text where they are the engine's alone.
 
-    Raises ``InvalidRequestError``, naming ``place``, for one of the wrong type.
+    Raises ``InvalidRequestError``, naming ``place``, for a parameter of text of the wrong type.
     """
-    if not isinstance(params, SamplingParams):
-        return SamplingParams(**{f.name: getattr(params, f.name) for f in fields(params)})
+    names = [f.name for f in fields(SamplingParams) if hasattr(given, f.name)]
+    params = SamplingParams(**{name: plain(getattr(given, name)) for name in names})
     if not isinstance(params.stop, str | list | tuple | None):
         kind = type(params.stop).__name__
         raise InvalidRequestError(f"{place}: stop", f"is of type {kind}; expected a string, or a list of strings")

@@ -1,21 +1,23 @@
-"""What layers compute, and the interface of a backend that computes them.
+"""What models compute with, and the interface of a backend that computes it.
 
-A model is written from the parts in ``parts``; when a part is loaded, it asks the backend for the layer that computes
-it. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are wanted, D head size, V
-vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns, the last ones zero.
+A model is written from the parts in ``layers``; when a part is loaded, it asks the backend for the op that computes it:
+a computation with its weights. Symbols in shapes: M rows, K inputs, N outputs, T rows of a step, R of them that are
+wanted, D head size, V vocabulary size. Widths are padded: hidden states have ``backend.padded(hidden_size)`` columns,
+the last ones zero.
 """
 
 from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine_core.attention.base import Angles, AttentionMetadata
+from engine_core.attention.base import Angles
+from engine_core.forward_context import ForwardContext
 from engine_core.ops.activation import Activation
 
 
@@ -150,7 +152,7 @@ class ExpertsOp(ABC):
 class NormOp(Protocol):
     """x / √(mean(x²) + ε) · w over the last dimension; a layer norm: (x − mean(x)) / √(variance(x) + ε) · w + b.
 
-    The result is multiplied by a scale, where a layer has one.
+    The result is multiplied by a scale, where a norm has one.
     """
 
     @property
@@ -211,25 +213,12 @@ class RotaryOp(Protocol):
 class DecoderStack(Protocol):
     """Everything between a model's embedding and its head."""
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        angles: Sequence[Angles],
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None,
-        per_layer: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """[R, H] of the ``rows`` [R] int64 of ``hidden`` [T, H], or [T, H] of all; valid until the next call.
-
-        ``angles`` has one entry for each of the model's rotations, ``kv_caches`` are all that there are,
-        ``metadata`` has one entry for each group. ``per_layer`` [T, N] is what the model's layers are given of each
-        token besides, if anything.
-        """
+    def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; valid until the next call."""
 
 
 class OpsBackend(ABC):
-    """Computes layers on one kind of device. Weights that are passed in may be overwritten later: they are copied."""
+    """Makes ops for one kind of device. Weights that are passed in may be overwritten later: they are copied."""
 
     batch_invariant: bool
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
@@ -281,22 +270,26 @@ class OpsBackend(ABC):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         """Normalization of heads, where there are ``norms``, and rotation."""
 
-    @abstractmethod
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+    # What is computed of each number alone: by torch here, by a kernel where a backend has one.
 
-    @abstractmethod
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         """f(x) [T, I] of ``x`` [T, I], times ``up`` [T, I] if given; the rows of both may lie apart."""
+        y = activation(x.float())
+        return (y if up is None else y * up.float()).to(x.dtype)
 
-    @abstractmethod
+    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """f(gate) · up [T, I] of ``gate_up`` [T, 2 · I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activate(gate, activation, up)
+
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual`` + σ(``logits``) · ``x``, all [T, H] but for ``logits`` [T, 1] float32."""
+        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
 
-    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart."""
-        return x.index_select(0, rows)
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """``rows`` [R] int64 of ``x`` [T, N], whose rows may lie apart; ``x`` itself where all are wanted (None)."""
+        return x if rows is None else x.index_select(0, rows)
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        """A stack that computes the same as ``stack``, made of this backend's layers, with less work in between."""
+        """A stack that computes the same as ``stack``, made of this backend's ops, with less work in between."""
         return stack

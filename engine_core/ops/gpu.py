@@ -1,4 +1,4 @@
-"""Layers on NVIDIA GPUs: matrix products by ``gpu_linear``, everything else by our own Triton kernels."""
+"""Ops on NVIDIA GPUs: matrix products by ``gpu_linear``, everything else by our own Triton kernels."""
 
 from __future__ import annotations
 
@@ -25,48 +25,37 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
-from engine_core.ops.torch import TorchBackend
+from engine_core.ops.torch import TorchBackend, TorchNorm
 
 _HEADS_TOGETHER = 8
 _ACTIVATIONS_TOGETHER = 1024
 _WIDTH_PER_WARP = 512
 
 
-class GpuNorm:
-    """Normalization by the root mean square, or, with a bias, by mean and deviation."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, scale: float) -> None:
-        """Keep copies of ``weight`` and ``bias`` [H] float32."""
-        self._weight = weight.clone()
-        self._bias = None if bias is None else bias.clone()
-        self._eps = eps
-        self._scale = scale
-        self._width = triton.next_power_of_2(len(weight))
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+class GpuNorm(TorchNorm):
+    """Computed by a kernel."""
 
     def __call__(
         self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
     ) -> torch.Tensor:
         output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows, made = x.flatten(0, -2), output.flatten(0, -2)
+        width = triton.next_power_of_2(rows.shape[1])
         normalize[(len(rows),)](
             rows,
-            self._weight,
-            self._weight if self._bias is None else self._bias,
+            self.weight,
+            self.weight if self.bias is None else self.bias,
             x if residual is None else residual,
             made,
             rows.stride(0),
             made.stride(0),
-            EPSILON=self._eps,
-            SCALE=self._scale,
+            EPSILON=self.eps,
+            SCALE=self.scale,
             SIZE=rows.shape[1],
-            WIDTH=self._width,
-            CENTERED=self._bias is not None,
+            WIDTH=width,
+            CENTERED=self.bias is not None,
             ADDED=residual is not None,
-            num_warps=min(16, max(1, self._width // _WIDTH_PER_WARP)),
+            num_warps=min(16, max(1, width // _WIDTH_PER_WARP)),
             **AS_WRITTEN,
         )
         return output
@@ -177,10 +166,6 @@ class GpuBackend(OpsBackend):
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return GpuRotary(shape, norms)
-
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=1)
-        return self.activate(gate, activation, up)
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -13,6 +13,7 @@ from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.experts import expand_rows, reduce_rows, sum_experts
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, GroupedLinearOp
 from engine_core.ops.gpu_linear import InvariantLinear
+from engine_core.ops.torch import TorchGroupedLinear
 
 _SUMMED_TOGETHER = 1024
 
@@ -140,19 +141,11 @@ class GpuExperts(ExpertsOp):
         }
 
 
-class LibraryGroupedLinear(GroupedLinearOp):
+class LibraryGroupedLinear(TorchGroupedLinear):
     """Computed by torch: a row's result may depend on the number of rows."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        """Keep a copy of ``weight`` [G, N, K]."""
-        self._weight = weight.contiguous().clone()
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(x.transpose(0, 1), self._weight.transpose(1, 2)).transpose(0, 1).contiguous()
+        return torch.bmm(x.transpose(0, 1), self.weight.transpose(1, 2)).transpose(0, 1).contiguous()
 
 
 class InvariantGroupedLinear(GroupedLinearOp):

@@ -8,27 +8,10 @@ import torch
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.linear import multiply
-from engine_core.ops.base import LinearOp
+from engine_core.ops.torch import TorchLinear
 
 
-class GpuLinear(LinearOp):
-    """``weight`` [N, K] is kept row by row. Subclasses compute with it."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Keep copies."""
-        self.out_features, self.in_features = weight.shape
-        self.weight = weight.clone()
-        self.bias = None if bias is None else bias.clone()
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(indices, self.weight)
-
-
-class LibraryLinear(GpuLinear):
+class LibraryLinear(TorchLinear):
     """Computed by torch: the fastest, but a row's result may depend on the number of rows."""
 
     def __call__(
@@ -70,11 +53,11 @@ class ProductTiles:
         return ProductTiles(64, 64 if out_features < 1 << 14 else 128, 64, warps=4, stages=4)
 
 
-class InvariantLinear(GpuLinear):
+class InvariantLinear(TorchLinear):
     """Computed by Ringline's kernel: a row's result depends on that row alone."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, processors: int) -> None:
-        """``processors``: multiprocessors of the device."""
+        """Keep copies. ``processors``: multiprocessors of the device."""
         super().__init__(weight, bias)
         self._tiles = ProductTiles.of(self.out_features, weight.dtype.itemsize)
         self._column_tiles = -(-self.out_features // self._tiles.columns)

@@ -1,28 +1,16 @@
-"""Layers computed by the native kernels in engine_core/kernels/cpu.
+"""Ops computed by the native kernels in engine_core/kernels/cpu.
 
 All of them give a row the same bits whatever the other rows are, and however many threads compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from engine_core.attention.base import Angles
-from engine_core.kernels.arguments import (
-    NUMBER_TYPES,
-    ActivationArguments,
-    LinearArguments,
-    NormArguments,
-    RotationArguments,
-    RowsArguments,
-    SelectionArguments,
-    SigmoidGateArguments,
-)
-from engine_core.kernels.capture import empty
-from engine_core.kernels.library import CpuKernels
-from engine_core.kernels.memory import empty_for_streaming
+from engine_core.kernels.arguments import NUMBER_TYPES
+from engine_core.kernels.capture import Kernel, empty
+from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     DecoderStack,
@@ -39,27 +27,23 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
-from engine_core.ops.native_packing import PANEL, pack_rows, packed_shape, padded_width
+from engine_core.ops.native_packing import PANEL, PackedWeights, padded_width
 
 
 class NativeLinear(LinearOp):
     """Packed as cpu/linear.h describes."""
 
-    def __init__(self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack ``weight`` [N, K]; K is a multiple of 16."""
         self.out_features, self.in_features = weight.shape
         self._kernels = kernels
-        self._packed = empty_for_streaming(
-            packed_shape(self.out_features, self.in_features, weight.dtype), weight.dtype
-        )
-        pack_rows(weight, self._packed)
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.zeros(self._packed.shape[0] * PANEL)
-            self._bias[: self.out_features] = bias
-        self._arguments = LinearArguments(
-            weight=self._packed.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
+        self._weights = PackedWeights(1, self.out_features, self.in_features, weight.dtype, bias=bias is not None)
+        self._weights.pack(0, weight)
+        if bias is not None and self._weights.bias is not None:
+            self._weights.bias[0, : self.out_features] = bias
+        self._arguments = kernels.linear.arguments(
+            weight=self._weights.packed.data_ptr(),
+            bias=None if self._weights.bias is None else self._weights.bias.data_ptr(),
             in_features=self.in_features,
             out_features=self.out_features,
             number_type=NUMBER_TYPES[weight.dtype],
@@ -67,7 +51,7 @@ class NativeLinear(LinearOp):
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+        return self._weights.nbytes
 
     def __call__(
         self,
@@ -84,7 +68,7 @@ class NativeLinear(LinearOp):
         self._call(self._kernels.linear, x, y)
         return y
 
-    def _call(self, kernel: Callable[[LinearArguments], int], x: torch.Tensor, output: torch.Tensor) -> None:
+    def _call(self, kernel: Kernel, x: torch.Tensor, output: torch.Tensor) -> None:
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), output.data_ptr(), x.shape[0]
         arguments.num_threads = torch.get_num_threads()
@@ -98,17 +82,14 @@ class NativeLinear(LinearOp):
         return places
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        found = torch.empty(len(indices), self.in_features, dtype=self._packed.dtype)
-        self._kernels.read_rows(
-            RowsArguments(
-                self._packed.data_ptr(),
-                indices.data_ptr(),
-                found.data_ptr(),
-                len(indices),
-                self.in_features,
-                NUMBER_TYPES[found.dtype],
-                torch.get_num_threads(),
-            )
+        found = torch.empty(len(indices), self.in_features, dtype=self._weights.packed.dtype)
+        self._kernels.read_rows.run(
+            weight=self._weights.packed,
+            indices=indices,
+            output=found,
+            rows=len(indices),
+            in_features=self.in_features,
+            number_type=NUMBER_TYPES[found.dtype],
         )
         return found
 
@@ -117,13 +98,13 @@ class NativeNorm:
     """Normalization, computed in float32."""
 
     def __init__(
-        self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float
+        self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float
     ) -> None:
         """Keep copies of ``weight`` and ``bias`` [W]; W is a multiple of 16, the mean is over ``width`` elements."""
-        self._kernels = kernels
+        self._kernel = kernels.normalize
         self._weight = weight.clone()
         self._bias = None if bias is None else bias.clone()
-        self._arguments = NormArguments(
+        self._arguments = self._kernel.arguments(
             weight=self._weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             width=len(weight),
@@ -149,19 +130,19 @@ class NativeNorm:
         arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
-        self._kernels.normalize(arguments)
+        self._kernel(arguments)
         return y
 
 
 class NativeRotary:
     """Normalization and rotation of heads in place."""
 
-    def __init__(self, kernels: CpuKernels, shape: HeadsShape, norms: HeadNorms | None) -> None:
+    def __init__(self, kernels: Kernels, shape: HeadsShape, norms: HeadNorms | None) -> None:
         """Keep a copy of the norms' weights; D is at most 1024, and heads are padded to a multiple of 16."""
-        self._kernels = kernels
+        self._kernel = kernels.rotate
         self._weights: torch.Tensor | None = None
         self._split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-        self._arguments = RotationArguments(
+        self._arguments = self._kernel.arguments(
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             mean_width=shape.head_dim,
@@ -189,7 +170,7 @@ class NativeRotary:
         arguments.rows, arguments.stride, arguments.head_dim = heads.shape[0], heads.stride(0), heads.shape[2]
         arguments.head_stride = heads.stride(1)
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[heads.dtype], torch.get_num_threads()
-        self._kernels.rotate(arguments)
+        self._kernel(arguments)
         query, key, value = torch.split(heads, self._split, dim=1)
         return query, key, value
 
@@ -199,7 +180,7 @@ class NativeBackend(OpsBackend):
 
     batch_invariant = True
 
-    def __init__(self, kernels: CpuKernels) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
     def padded(self, width: int) -> int:
@@ -234,56 +215,45 @@ class NativeBackend(OpsBackend):
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return NativeRotary(self._kernels, shape, norms)
 
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=1)
-        return self.activate(gate, activation, up)
-
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
         output = empty(x.shape[0], x.shape[1], x.dtype)
-        self._kernels.activate(
-            ActivationArguments(
-                x.data_ptr(),
-                None if up is None else up.data_ptr(),
-                output.data_ptr(),
-                x.shape[0],
-                x.shape[1],
-                x.stride(0),
-                0 if up is None else up.stride(0),
-                activation,
-                NUMBER_TYPES[x.dtype],
-                torch.get_num_threads(),
-            )
+        self._kernels.activate.run(
+            x=x,
+            up=up,
+            output=output,
+            rows=x.shape[0],
+            width=x.shape[1],
+            x_stride=x.stride(0),
+            up_stride=0 if up is None else up.stride(0),
+            kind=activation,
+            number_type=NUMBER_TYPES[x.dtype],
         )
         return output
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         output = empty(x.shape[0], x.shape[1], x.dtype)
-        self._kernels.sigmoid_gate(
-            SigmoidGateArguments(
-                x.data_ptr(),
-                logits.data_ptr(),
-                residual.data_ptr(),
-                output.data_ptr(),
-                x.shape[0],
-                x.shape[1],
-                NUMBER_TYPES[x.dtype],
-                torch.get_num_threads(),
-            )
+        self._kernels.sigmoid_gate.run(
+            x=x,
+            logits=logits,
+            residual=residual,
+            output=output,
+            rows=x.shape[0],
+            width=x.shape[1],
+            number_type=NUMBER_TYPES[x.dtype],
         )
         return output
 
-    def select_rows(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        if rows is None:
+            return x
         selected = empty(len(rows), x.shape[1], x.dtype)
-        self._kernels.select_rows(
-            SelectionArguments(
-                x.data_ptr(),
-                selected.data_ptr(),
-                rows.data_ptr(),
-                len(rows),
-                x.shape[1] * x.itemsize,
-                x.stride(0) * x.itemsize,
-                torch.get_num_threads(),
-            )
+        self._kernels.select_rows.run(
+            x=x,
+            output=selected,
+            indices=rows,
+            rows=len(rows),
+            row_bytes=x.shape[1] * x.itemsize,
+            x_stride=x.stride(0) * x.itemsize,
         )
         return selected
 

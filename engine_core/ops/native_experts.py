@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 
-from engine_core.kernels.arguments import NUMBER_TYPES, ExpertsArguments, GroupedLinearArguments, RoutingArguments
-from engine_core.kernels.capture import empty
-from engine_core.kernels.library import CpuKernels
-from engine_core.kernels.memory import empty_for_streaming
+from engine_core.kernels.arguments import NUMBER_TYPES
+from engine_core.kernels.capture import Kernel, empty
+from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, Routing
-from engine_core.ops.native_packing import PANEL, TILE, interleave, pack_rows, packed_shape
-
-_TILE_INNER = TILE // 2
-"""Outputs of the gate in a tile, and as many of up."""
+from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
 
 
 class NativeGroupedLinear:
-    """Packed as cpu/interface.h says."""
+    """The weights of all groups, packed as cpu/interface.h says."""
 
-    def __init__(self, kernels: CpuKernels, weight: torch.Tensor) -> None:
+    def __init__(self, kernels: Kernels, weight: torch.Tensor) -> None:
         """Pack ``weight`` [G, N, K]; N and K are multiples of 16."""
-        self._kernels = kernels
         groups, outputs, inputs = weight.shape
-        self._sizes = (groups, inputs, outputs)
-        self._packed = empty_for_streaming((groups, *packed_shape(outputs, inputs, weight.dtype)), weight.dtype)
-        for source, target in zip(weight, self._packed, strict=True):
-            pack_rows(source, target)
+        self._kernel = kernels.grouped_linear
+        self._weights = PackedWeights(groups, outputs, inputs, weight.dtype, bias=False)
+        for group, each in enumerate(weight):
+            self._weights.pack(group, each)
+        self._arguments = self._kernel.arguments(
+            weight=self._weights.packed.data_ptr(),
+            groups=groups,
+            in_features=inputs,
+            out_features=outputs,
+            number_type=NUMBER_TYPES[weight.dtype],
+        )
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        return self._weights.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        groups, inputs, outputs = self._sizes
         assert x.stride(2) == 1
-        y = empty(x.shape[0], groups * outputs, x.dtype)
-        arguments = GroupedLinearArguments(
-            x.data_ptr(),
-            self._packed.data_ptr(),
-            y.data_ptr(),
-            x.shape[0],
-            groups,
-            inputs,
-            outputs,
-            x.stride(0),
-            x.stride(1),
-            NUMBER_TYPES[x.dtype],
-            torch.get_num_threads(),
-        )
-        if self._kernels.grouped_linear(arguments) != 0:
+        arguments = self._arguments
+        y = empty(x.shape[0], arguments.groups * arguments.out_features, x.dtype)
+        arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
+        arguments.x_stride, arguments.x_group_stride = x.stride(0), x.stride(1)
+        arguments.num_threads = torch.get_num_threads()
+        if self._kernel(arguments) != 0:
             raise MemoryError("no memory for the inputs of grouped linear layers")
-        return y.view(x.shape[0], groups, outputs)
+        return y.view(x.shape[0], arguments.groups, arguments.out_features)
 
 
 def route(
-    kernels: CpuKernels,
+    kernels: Kernels,
     logits: torch.Tensor,
     routing: Routing,
     correction_bias: torch.Tensor | None,
@@ -65,100 +59,125 @@ def route(
     """``OpsBackend.route`` with native kernels."""
     rows, num_experts = logits.shape
     ids, weights = empty(rows, routing.top_k, torch.int32), empty(rows, routing.top_k, torch.float32)
-    arguments = RoutingArguments(
-        logits.data_ptr(),
-        None if correction_bias is None else correction_bias.data_ptr(),
-        None if expert_scales is None else expert_scales.data_ptr(),
-        ids.data_ptr(),
-        weights.data_ptr(),
-        rows,
-        num_experts,
-        routing.top_k,
-        routing.num_groups,
-        routing.topk_groups,
-        routing.group_best,
-        routing.scoring,
-        routing.renormalize,
-        torch.get_num_threads(),
-        routing.scale,
+    failed = kernels.route.run(
+        logits=logits,
+        bias=correction_bias,
+        expert_scales=expert_scales,
+        ids=ids,
+        weights=weights,
+        rows=rows,
+        num_experts=num_experts,
+        top_k=routing.top_k,
+        num_groups=routing.num_groups,
+        topk_groups=routing.topk_groups,
+        group_best=routing.group_best,
+        scoring=routing.scoring,
+        renormalize=routing.renormalize,
+        scale=routing.scale,
     )
-    if kernels.route(arguments) != 0:
+    if failed:
         raise MemoryError("no memory for the scores of experts")
     return ids, weights
 
 
-class NativeExperts(ExpertsOp):
-    """Packed as cpu/interface.h says: a tile of gate and up has 32 outputs of each."""
+class Matrices(Protocol):
+    """A weight [N, K] for each expert, packed, with biases [E, N padded] or without."""
 
-    def __init__(self, kernels: CpuKernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
-        self._kernels = kernels
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def pack(self, index: int, weight: torch.Tensor) -> None:
+        """Copy the ``weight`` [N, K] of expert ``index``."""
+
+
+class PackedExperts(ExpertsOp):
+    """Experts by a native kernel. Subclasses know how a weight is packed, and what the kernel needs room for."""
+
+    def __init__(
+        self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, gate_up: Matrices, down: Matrices, tile: int
+    ) -> None:
+        """Half of each ``tile`` outputs of ``gate_up`` are the gate's, then half up's; ``dtype``: of what is loaded."""
+        self._kernel = kernel
         self._shape = shape
-        self._hidden, self._inner = (-(-size // PANEL) * PANEL for size in (shape.hidden_size, shape.intermediate_size))
-        self._tiles = -(-self._inner // _TILE_INNER)
-        gate_up = (shape.num_experts, *packed_shape(self._tiles * TILE, self._hidden, dtype))
-        down = (shape.num_experts, *packed_shape(self._hidden, self._inner, dtype))
-        self._gate_up, self._down = empty_for_streaming(gate_up, dtype), empty_for_streaming(down, dtype)
-        self._gate_up_bias = self._down_bias = torch.empty(0)
-        if shape.bias:
-            self._gate_up_bias = torch.zeros(shape.num_experts, self._tiles, 2, _TILE_INNER)
-            self._down_bias = torch.zeros(shape.num_experts, -(-self._hidden // TILE) * TILE)
-        is_native = dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16"
-        self._factor_type = dtype if is_native else torch.float32
+        self._dtype = dtype
+        self._gate_up, self._down = gate_up, down
+        self._tile_inner = tile // 2
+        self._arguments = kernel.arguments(
+            hidden=padded_width(shape.hidden_size),
+            inner=padded_width(shape.intermediate_size),
+            num_experts=shape.num_experts,
+            top_k=shape.top_k,
+            activation=shape.activation,
+            limit=shape.swiglu_limit,
+            alpha=shape.swiglu_alpha,
+        )
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in (self._gate_up, self._down, self._gate_up_bias, self._down_bias))
+        return self._gate_up.nbytes + self._down.nbytes
 
     def load(self, experts: Iterable[ExpertWeights]) -> None:
-        dtype = self._down.dtype
-        gate_up = torch.zeros(self._tiles, 2, _TILE_INNER, self._hidden, dtype=dtype)
-        down = torch.zeros(self._hidden, self._inner, dtype=dtype)
+        hidden, inner = self._arguments.hidden, self._arguments.inner
+        gate_up = torch.zeros(-(-inner // self._tile_inner), 2, self._tile_inner, hidden, dtype=self._dtype)
+        down = torch.zeros(hidden, inner, dtype=self._dtype)
         for expert, weights in enumerate(experts):
             for place in range(2):
                 interleave(next(weights.tensors), gate_up[:, place])
-            pack_rows(gate_up.view(-1, self._hidden), self._gate_up[expert])
+            self._gate_up.pack(expert, gate_up.view(-1, hidden))
             down[: self._shape.hidden_size, : self._shape.intermediate_size] = next(weights.tensors)
-            pack_rows(down, self._down[expert])
+            self._down.pack(expert, down)
             if weights.biases is not None:
                 self._load_biases(expert, *weights.biases)
 
     def _load_biases(self, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+        assert self._gate_up.bias is not None
+        assert self._down.bias is not None
+        tiles = self._gate_up.bias[expert].view(-1, 2, self._tile_inner)
         for place, bias in enumerate((gate, up)):
-            interleave(bias[:, None], self._gate_up_bias[expert, :, place, :, None])
-        self._down_bias[expert, : len(down)] = down
+            interleave(bias[:, None], tiles[:, place, :, None])
+        self._down.bias[expert, : len(down)] = down
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        shape, rows = self._shape, x.shape[0]
-        output = empty(rows, self._hidden, x.dtype)
-        gathered = empty(rows, shape.top_k * self._hidden, self._factor_type)
-        activated = empty(rows, shape.top_k * self._inner, self._factor_type)
-        arguments = ExpertsArguments(
-            x.data_ptr(),
-            ids.data_ptr(),
-            weights.data_ptr(),
-            self._gate_up.data_ptr(),
-            self._down.data_ptr(),
-            self._gate_up_bias.data_ptr() if shape.bias else None,
-            self._down_bias.data_ptr() if shape.bias else None,
-            None if residual is None else residual.data_ptr(),
-            output.data_ptr(),
-            gathered.data_ptr(),
-            activated.data_ptr(),
-            None,
-            None,
-            rows,
-            self._hidden,
-            self._inner,
-            shape.num_experts,
-            shape.top_k,
-            shape.activation,
-            NUMBER_TYPES[x.dtype],
-            torch.get_num_threads(),
-            shape.swiglu_limit,
-            shape.swiglu_alpha,
-        )
-        if self._kernels.experts(arguments) != 0:
+        arguments, rows = self._arguments, x.shape[0]
+        output = empty(rows, arguments.hidden, x.dtype)
+        rooms = self._rooms(rows, x.dtype)
+        for name, room in rooms.items():
+            setattr(arguments, name, room.data_ptr())
+        arguments.x, arguments.ids, arguments.weights = x.data_ptr(), ids.data_ptr(), weights.data_ptr()
+        arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.output, arguments.rows = output.data_ptr(), rows
+        arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
+        if self._kernel(arguments) != 0:
             raise MemoryError("no memory for the rows of experts")
         return output
+
+    @abstractmethod
+    def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Room for what is computed in between, by the names in the kernel's arguments; ``dtype``: of the rows."""
+
+
+class NativeExperts(PackedExperts):
+    """Weights in their own type."""
+
+    def __init__(self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
+        hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
+        count, tiles = shape.num_experts, -(-inner // (TILE // 2))
+        gate_up = PackedWeights(count, tiles * TILE, hidden, dtype, bias=shape.bias)
+        down = PackedWeights(count, hidden, inner, dtype, bias=shape.bias)
+        super().__init__(kernels.experts, shape, dtype, gate_up, down, TILE)
+        self._arguments.gate_up, self._arguments.down = gate_up.packed.data_ptr(), down.packed.data_ptr()
+        if gate_up.bias is not None and down.bias is not None:
+            self._arguments.gate_up_bias, self._arguments.down_bias = gate_up.bias.data_ptr(), down.bias.data_ptr()
+        is_native = dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16"
+        self._factor_type = dtype if is_native else torch.float32
+
+    def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        arguments, factors = self._arguments, self._factor_type
+        return {
+            "gathered": empty(rows, arguments.top_k * arguments.hidden, factors),
+            "activated": empty(rows, arguments.top_k * arguments.inner, factors),
+        }

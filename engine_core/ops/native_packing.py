@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.kernels.memory import empty_for_streaming
+
 PANEL = 16
 """Outputs of a panel; the kernels also need a multiple of this many inputs."""
 TILE = 64
@@ -13,6 +15,24 @@ TILE = 64
 def padded_width(width: int) -> int:
     """``width`` rounded up to whole panels."""
     return -(-width // PANEL) * PANEL
+
+
+class PackedWeights:
+    """Weights [N, K] of one size, one after the other, each with a bias [N] or all without."""
+
+    def __init__(self, count: int, outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool) -> None:
+        """Memory for ``count`` weights; their biases are zeros."""
+        self.packed = empty_for_streaming((count, *packed_shape(outputs, inputs, dtype)), dtype)
+        """[count, N / 16, K / P, 16, P]"""
+        self.bias = torch.zeros(count, self.packed.shape[1] * PANEL) if bias else None
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def pack(self, index: int, weight: torch.Tensor) -> None:
+        """Copy ``weight`` [N, K]."""
+        pack_rows(weight, self.packed[index])
 
 
 def packed_shape(num_rows: int, width: int, dtype: torch.dtype) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Which backend computes a model's layers on CPU, and why; and how its linear layers are quantized."""
+"""Which backend computes a model's ops on CPU, and why; and how its linear layers are quantized."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_core.quantization.base import QuantMethod
 from engine_core.quantization.int8 import Int8
 
 
-def choose_layers(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> tuple[OpsBackend, str]:
+def choose_ops(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None = None) -> tuple[OpsBackend, str]:
     """The fastest backend for heads of that size and type, and its description for a person."""
     try:
         kernels = load_kernels_for(head_dim, dtype, library)

@@ -1,4 +1,4 @@
-"""Layers by plain torch: the reference in tests, and the fallback where no native kernels could be built.
+"""Ops by plain torch: the reference in tests, and the fallback where no native kernels could be built.
 
 A row's bits may depend on the other rows here: torch chooses its kernels by the number of rows.
 """
@@ -165,17 +165,15 @@ class TorchExperts(ExpertsOp):
     def _compute(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         (gate, up, down), biases = self._weights[expert], self._biases[expert]
         gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
-        linear = torch.nn.functional.linear
-        activated = self._activated(linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float())
-        return linear(activated.to(x.dtype), down, down_bias)
-
-    def _activated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        shape = self._shape
-        if shape.activation is not Activation.CLAMPED_SWIGLU:
-            return shape.activation(gate) * up
-        gate = gate.clamp(max=shape.swiglu_limit)
-        up = up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
-        return (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
+        shape, linear = self._shape, torch.nn.functional.linear
+        gated, inner = linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float()
+        if shape.activation is Activation.CLAMPED_SWIGLU:
+            gated = gated.clamp(max=shape.swiglu_limit)
+            inner = (inner.clamp(-shape.swiglu_limit, shape.swiglu_limit) + 1) * gated
+            inner = inner * torch.sigmoid(shape.swiglu_alpha * gated)
+        else:
+            inner = shape.activation(gated) * inner
+        return linear(inner.to(x.dtype), down, down_bias)
 
 
 class TorchBackend(OpsBackend):
@@ -224,17 +222,6 @@ class TorchBackend(OpsBackend):
 
     def rotary(self, shape: HeadsShape, norms: HeadNorms | None) -> RotaryOp:
         return TorchRotary(shape, norms)
-
-    def act_and_mul(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return self.activate(gate, activation, up)
-
-    def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
-        y = activation(x.float())
-        return (y if up is None else y * up.float()).to(x.dtype)
-
-    def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return (residual.float() + logits.sigmoid() * x.float()).to(x.dtype)
 
 
 def _greatest(x: torch.Tensor, count: int) -> torch.return_types.sort:

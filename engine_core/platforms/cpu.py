@@ -15,7 +15,7 @@ from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
-from engine_core.ops.selector import choose_layers, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quant_method
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import (
     instruction_sets,
@@ -56,7 +56,7 @@ class CpuPlatform(Platform):
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
         self.usable = usable_memory()
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.ops, ops = choose_layers(head_dim, dtype, library)
+        self.ops, ops = choose_ops(head_dim, dtype, library)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant

@@ -15,6 +15,7 @@ import torch
 
 from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
 from engine_core.worker.forward import PendingTokens, Rows
 from engine_core.worker.input_batch import BatchLimits, StepInputs
@@ -194,7 +195,8 @@ class DeviceForward:
         if size is None or self._hidden is None:
             self._attention.plan(any_group)
             loaded = self._inputs.load(inputs, pending)
-            return self._model.forward(loaded.input_ids, loaded.positions, kv_caches, loaded.metadata, wanted)
+            context = ForwardContext(kv_caches, loaded.metadata, wanted)
+            return self._model.forward(loaded.input_ids, loaded.positions, context)
         self._attention.plan(any_group, size)
         self._inputs.load_padded(inputs, size, pending)
         self._graphs[size].replay()
@@ -231,7 +233,8 @@ class DeviceForward:
         """A step of ``size`` rows, whose result is left in memory that all sizes share."""
         inputs = self._inputs.padded(size)
         assert self._kv_caches is not None
-        hidden = self._model.forward(inputs.input_ids, inputs.positions, self._kv_caches, inputs.metadata)
+        context = ForwardContext(self._kv_caches, inputs.metadata)
+        hidden = self._model.forward(inputs.input_ids, inputs.positions, context)
         if self._hidden is None:  # the largest size comes first
             self._hidden = torch.empty_like(hidden)
         self._hidden[:size].copy_(hidden)

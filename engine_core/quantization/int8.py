@@ -8,23 +8,27 @@ row's result has the same bits whatever the other rows, the threads and the proc
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.kernels.arguments import NUMBER_TYPES, Int8Call
+from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import empty
-from engine_core.kernels.library import Int8Kernels
+from engine_core.kernels.library import Kernels
+from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
 from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
-from engine_core.quantization.base import LinearShape, QuantMethod, take_bias, take_weight
-from engine_core.quantization.int8_experts import Int8Experts, experts_bytes, padded_sizes
+from engine_core.ops.native_packing import padded_width
+from engine_core.quantization.base import QuantMethod, take_bias, take_weight
+from engine_core.quantization.int8_experts import Int8Experts, experts_bytes
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes, require_summable
 
 
 class Int8(QuantMethod):
     """Linear layers, the head and experts among them, with 8-bit weights."""
 
-    def __init__(self, kernels: Int8Kernels | None) -> None:
+    def __init__(self, kernels: Kernels | None) -> None:
         """``kernels`` is None where weights are only counted, not loaded."""
         self._kernels = kernels
 
@@ -44,9 +48,9 @@ class Int8(QuantMethod):
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
         assert self._kernels is not None
-        for place, inputs in zip(("gate", "down"), padded_sizes(shape), strict=True):
-            require_summable(f"the {place} projection of experts", inputs)
-        if backend.padded(shape.hidden_size) != padded_sizes(shape)[0]:
+        for place, inputs in (("gate", shape.hidden_size), ("down", shape.intermediate_size)):
+            require_summable(f"the {place} projection of experts", padded_width(inputs))
+        if backend.padded(shape.hidden_size) != padded_width(shape.hidden_size):
             raise UnsupportedModelError(
                 f"--quantization int8 of experts with hidden_size={shape.hidden_size} needs native kernels, which are "
                 "not used here: leave the option out"
@@ -60,19 +64,19 @@ class Int8(QuantMethod):
 class Int8Linear(LinearOp):
     """W and x are rounded to 8 bits. A row of x with an infinity or a NaN in it becomes NaN, alone."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Int8Kernels) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         """Round and pack ``weight`` [N, K] on CPU, to compute with ``kernels``. It is not kept.
 
         A channel with an infinity or a NaN in it becomes NaN.
         """
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._kernels = kernels
-        sizes = (self.out_features, self.in_features)
-        self._weights = Int8Weights(1, *sizes, bias=bias is not None, kernels=kernels)
+        self._kernel = kernels.int8_linear
+        self._weights = Int8Weights(1, self.out_features, self.in_features, bias=bias is not None, kernels=kernels)
         self._weights.pack(0, weight)
         if bias is not None and self._weights.bias is not None:
             self._weights.bias[0, : self.out_features] = bias
+        self._arguments = self._kernel.arguments(weight=ctypes.addressof(self._weights.structure))
 
     @property
     def nbytes(self) -> int:
@@ -89,18 +93,13 @@ class Int8Linear(LinearOp):
         if x.stride(1) != 1:
             x = x.contiguous()
         y = empty(x.shape[0], self.out_features, dtype or x.dtype)
-        call = Int8Call(
-            x.data_ptr(),
-            x.stride(0),
-            None if residual is None else residual.data_ptr(),
-            y.data_ptr(),
-            x.shape[0],
-            NUMBER_TYPES[x.dtype],
-            NUMBER_TYPES[y.dtype],
-            torch.get_num_threads(),
-            scale,
-        )
-        if self._kernels.linear(self._weights.arguments, call) != 0:
+        arguments = self._arguments
+        arguments.input, arguments.input_stride = x.data_ptr(), x.stride(0)
+        arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.output, arguments.rows, arguments.scale = y.data_ptr(), x.shape[0], scale
+        arguments.input_type, arguments.output_type = NUMBER_TYPES[x.dtype], NUMBER_TYPES[y.dtype]
+        arguments.num_threads = torch.get_num_threads()
+        if self._kernel(arguments) != 0:
             raise MemoryError("no memory for the rounded inputs of a linear layer")
         return y
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.kernels.arguments import NUMBER_TYPES, Int8Packing, Int8Weight
-from engine_core.kernels.library import Int8Kernels
+from engine_core.kernels.arguments import NUMBER_TYPES, structures
+from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 
 PANEL = 32
@@ -37,23 +37,24 @@ class Int8Weights:
     A channel with an infinity or a NaN in it becomes NaN.
     """
 
-    def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Int8Kernels) -> None:
+    def __init__(self, count: int, outputs: int, inputs: int, *, bias: bool, kernels: Kernels) -> None:
         """Memory for ``count`` weights, all zeros."""
         assert inputs <= MOST_INPUTS
-        self._kernels = kernels
+        self._kernel = kernels.int8_pack
         panels, words = -(-outputs // PANEL), -(-inputs // WORD)
         self.weight = empty_for_streaming((count, panels, words, PANEL, WORD), torch.int8).zero_()
         self.scales = torch.zeros(count, panels * PANEL)
         self._column_sums = torch.zeros(count, panels * PANEL, dtype=torch.int32)
         self.bias = torch.zeros(count, panels * PANEL) if bias else None
-        self.arguments = Int8Weight(
-            self.weight.data_ptr(),
-            self.scales.data_ptr(),
-            self._column_sums.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            inputs,
-            outputs,
+        self.structure = structures()["RinglineInt8Weight"](
+            weight=self.weight.data_ptr(),
+            scales=self.scales.data_ptr(),
+            column_sums=self._column_sums.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            in_features=inputs,
+            out_features=outputs,
         )
+        """What kernels that multiply with them take the address of."""
 
     @property
     def nbytes(self) -> int:
@@ -63,15 +64,12 @@ class Int8Weights:
     def pack(self, index: int, weight: torch.Tensor) -> None:
         """Round ``weight`` [N, K] on CPU. It is not kept."""
         weight = weight.contiguous()
-        self._kernels.pack(
-            Int8Packing(
-                weight.data_ptr(),
-                self.weight[index].data_ptr(),
-                self.scales[index].data_ptr(),
-                self._column_sums[index].data_ptr(),
-                self.arguments.in_features,
-                self.arguments.out_features,
-                NUMBER_TYPES[weight.dtype],
-                torch.get_num_threads(),
-            )
+        self._kernel.run(
+            input=weight,
+            weight=self.weight[index],
+            scales=self.scales[index],
+            column_sums=self._column_sums[index],
+            in_features=self.structure.in_features,
+            out_features=self.structure.out_features,
+            input_type=NUMBER_TYPES[weight.dtype],
         )

@@ -20,7 +20,7 @@ from engine_core.config import ModelSpec
 from engine_core.kv_cache.manager import KVCacheManager
 from engine_core.request import Finish, Request
 from engine_core.scheduling.outputs import end_of, output_of_end
-from engine_core.scheduling.request_queue import DeadlineHeap, WaitingQueue
+from engine_core.scheduling.request_queue import Deadlines, WaitingQueue
 from engine_core.scheduling.stats import Counters
 from engine_core.scheduling.step_in_flight import StepInFlight
 from engine_core.sequence import NEVER, Sequence, SequenceGroup, SequenceState
@@ -51,7 +51,7 @@ class Lifecycle:
         """Requests that the next step begins to compute, for the first time or again; emptied as they are told."""
         self.ended: list[SequenceOutput] = []
         """Ends that no step caused; emptied as they are told."""
-        self.deadlines = DeadlineHeap()
+        self.deadlines = Deadlines()
         self.num_choices = 0
         """Live choices, running or not."""
         self._kv = kv
@@ -86,7 +86,7 @@ class Lifecycle:
         group.cost = group.num_prompt_tokens + len(group.unstarted) * group.max_output
         self.num_choices += len(group.unstarted)
         self.groups[request.request_id] = group
-        self.deadlines.add(group)
+        self.deadlines.add(request)
         self._queue.append(self._next_choice(group, SequenceState.QUEUED))
 
     def start(self, seq: Sequence, now: float) -> None:
@@ -245,5 +245,5 @@ class Lifecycle:
         if group.num_waiting == 0:
             self._drop_prompt(group)
             if not group.members:
-                self.deadlines.discard(group)
+                self.deadlines.remove(group.request)
                 del self.groups[group.request.request_id]

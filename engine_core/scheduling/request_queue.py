@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
-from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 
+from engine_core.request import Request
 from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
 
@@ -176,42 +176,21 @@ class WaitingQueue:
         return level
 
 
-class DeadlineHeap:
-    """The deadlines of live groups, as a heap.
-
-    Entries of ended groups (without the groups) stay in it until they reach the top or outnumber the others.
-    """
-
-    __slots__ = ("_heap", "_live", "_serial")
+class Deadlines:
+    """The deadlines of live requests."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._live: dict[int, SequenceGroup] = {}
-        """Live groups keyed by the number of their entry."""
-        self._serial = count()
+        self._entries: list[tuple[float, str]] = []
+        """Deadline and id of each live request that has a deadline, in order."""
 
-    def add(self, group: SequenceGroup) -> None:
-        """Watch a group's deadline, if it has one."""
-        if group.request.deadline is not None:
-            group.deadline_entry = next(self._serial)
-            self._live[group.deadline_entry] = group
-            heappush(self._heap, (group.request.deadline, group.deadline_entry))
+    def add(self, request: Request) -> None:
+        if request.deadline is not None:
+            insort(self._entries, (request.deadline, request.request_id))
 
-    def discard(self, group: SequenceGroup) -> None:
-        """Stop watching a group."""
-        if group.deadline_entry is None:
-            return
-        self._live.pop(group.deadline_entry, None)
-        if len(self._heap) > 2 * len(self._live) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._live]
-            heapify(self._heap)
+    def remove(self, request: Request) -> None:
+        if request.deadline is not None:
+            del self._entries[bisect_left(self._entries, (request.deadline, request.request_id))]
 
-    def pop_expired(self, now: float) -> list[SequenceGroup]:
-        """Remove and return the groups whose deadline is not after ``now``; the caller ends each."""
-        expired = []
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            group = self._live.pop(heappop(heap)[1], None)
-            if group is not None:
-                expired.append(group)
-        return expired
+    def expired(self, now: float) -> list[str]:
+        """Requests whose deadline is not after ``now``, earliest first."""
+        return [request_id for _, request_id in takewhile(lambda entry: entry[0] <= now, self._entries)]

@@ -132,8 +132,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan a step; None when there is nothing to compute."""
         now = self._clock()
-        for group in self._sequences.deadlines.pop_expired(now):
-            self.cancel(group.request.request_id, finish_reason=FinishReason.DEADLINE)
+        for request_id in self._sequences.deadlines.expired(now):
+            self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)

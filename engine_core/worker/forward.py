@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.forward_context import ForwardContext
 from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import StepInputs
@@ -67,7 +68,8 @@ class HostForward:
         if pending is not None:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
-        return self._model.forward(inputs.input_ids, inputs.positions, kv_caches, inputs.metadata, wanted)
+        context = ForwardContext(kv_caches, inputs.metadata, wanted)
+        return self._model.forward(inputs.input_ids, inputs.positions, context)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with outputs_in(self._logits):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import BatchLimits
 
@@ -82,7 +83,7 @@ def _logits(
             for group in range(num_groups)
         ]
         ids = torch.cat([tokens[sequence][places] for (sequence, _), places in zip(step, ranges, strict=True)])
-        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), caches, metadata)
+        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), ForwardContext(caches, metadata))
         parts = torch.split(model.compute_logits(hidden), [count for _, count in step])
         for (sequence, count), part in zip(step, parts, strict=True):
             logits[sequence].append(part)

@@ -6,7 +6,8 @@ All state belongs to one link: it is built from a request's first frame on that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -103,15 +104,16 @@ class EngineDecoder:
             self._open(opened)
         self._prompts(outputs)
         finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finished}
-        for request_id, epoch, choice, first_position, ids, logprobs in _entries(outputs):
-            request = self._requests.get(request_id)
-            if request is not None and request.epoch == epoch and choice in request.choices:
-                finish = finishes.pop((request_id, choice), None) if finishes else None
-                self._advance(request_id, request, choice, first_position, ids, logprobs, finish, stops)
-        for (request_id, choice), finish in finishes.items():
-            request = self._requests.get(request_id)
-            if request is not None and request.epoch == finish.epoch and choice in request.choices:
-                self._advance(request_id, request, choice, finish.position, (), None, finish, stops)
+        for entry in _entries(outputs):
+            request = self._find(entry)
+            if request is not None and entry.choice in request.choices:
+                finish = finishes.pop((entry.request_id, entry.choice), None) if finishes else None
+                self._advance(request, entry, finish, stops)
+        for finish in finishes.values():
+            request = self._find(finish)
+            if request is not None and finish.choice in request.choices:
+                entry = _Entry(finish.request_id, finish.epoch, finish.choice, finish.position, (), None)
+                self._advance(request, entry, finish, stops)
         for closed in outputs.closed:
             self._close(closed)
         return stops
@@ -164,32 +166,34 @@ class EngineDecoder:
         delivered = {one.choice: one.count for one in opened.delivered}
         for choice in opened.choices:
             end = ChoiceEnd(FinishReason.ERROR, delivered.get(choice, 0), error=status)
-            subscriber.outbox.end(opened.request_id, opened.epoch, choice, end)
+            subscriber.outbox.end(opened.request_id, choice, end, epoch=opened.epoch)
+
+    def _find(
+        self, part: _Entry | engine_pb2.Finished | engine_pb2.Prefill | engine_pb2.PromptLogprobs
+    ) -> _Request | None:
+        """The request that a part of a frame is of; None if there is none with its epoch."""
+        request = self._requests.get(part.request_id)
+        return request if request is not None and request.epoch == part.epoch else None
 
     def _prompts(self, outputs: engine_pb2.StepOutputs) -> None:
         for prefill in outputs.prefills:
-            request = self._requests.get(prefill.request_id)
-            if request is not None and request.epoch == prefill.epoch:
+            if (request := self._find(prefill)) is not None:
                 progress = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
-                request.subscriber.outbox.prefill(prefill.request_id, prefill.epoch, progress)
+                request.subscriber.outbox.prefill(prefill.request_id, progress, epoch=prefill.epoch)
         for scored in outputs.prompt_logprobs:
-            request = self._requests.get(scored.request_id)
-            if request is not None and request.epoch == scored.epoch:
+            if (request := self._find(scored)) is not None:
                 scores = read_logprobs(scored.logprobs)
-                request.subscriber.outbox.prompt_logprobs(scored.request_id, scored.epoch, scored.offset, scores)
+                request.subscriber.outbox.prompt_logprobs(scored.request_id, scored.offset, scores, epoch=scored.epoch)
 
     def _advance(
         self,
-        request_id: str,
         request: _Request,
-        choice: int,
-        first_position: int,
-        ids: Sequence[int],
-        logprobs: PackedLogprobs | None,
+        entry: _Entry,
         finish: engine_pb2.Finished | None,
         stops: list[engine_pb2.Command],
     ) -> None:
         """Decode the next ids of one choice, and its end if it has one."""
+        request_id, epoch, choice, first_position, ids, logprobs = entry
         state = request.choices[choice]
         decoder = state.decoder
         if first_position != decoder.received:
@@ -214,7 +218,7 @@ class EngineDecoder:
             return
         if delta is not None and (delta.token_ids or delta.text):
             scores = state.take_logprobs(delta)
-            outbox.delta(request_id, epoch, choice, delta.first_position, delta.token_ids, delta.text, scores)
+            outbox.delta(request_id, choice, delta.first_position, delta.token_ids, delta.text, scores, epoch=epoch)
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
@@ -223,7 +227,7 @@ class EngineDecoder:
             end = _end_of(finish)
         else:
             return
-        outbox.end(request_id, epoch, choice, end)
+        outbox.end(request_id, choice, end, epoch=epoch)
         request.ends[choice] = end
         del request.choices[choice]
         if not request.choices:
@@ -236,7 +240,7 @@ class EngineDecoder:
         del self._requests[request_id]
         for choice, state in request.choices.items():
             end = ChoiceEnd(FinishReason.ERROR, state.decoder.delivered, error=_internal_error(request_id))
-            request.subscriber.outbox.end(request_id, request.epoch, choice, end)
+            request.subscriber.outbox.end(request_id, choice, end, epoch=request.epoch)
 
     def _finished(self, request_id: str, request: _Request) -> None:
         """Log a request that ended or was closed, and export its span."""
@@ -265,13 +269,19 @@ def _internal_error(request_id: str) -> Status:
     return Status(Code.INTERNAL, f"internal error; find {request_id} in the detokenizer's log")
 
 
-def _entries(
-    outputs: engine_pb2.StepOutputs,
-) -> Iterable[tuple[str, int, int, int, Sequence[int], PackedLogprobs | None]]:
-    """(request id, epoch, choice, first position, ids, log probabilities) of every entry.
+class _Entry(NamedTuple):
+    """The next ids of one choice."""
 
-    Repeated fields are copied to lists first: iterating over protobuf's own is slow.
-    """
+    request_id: str
+    epoch: int
+    choice: int
+    first_position: int
+    ids: Sequence[int]
+    logprobs: PackedLogprobs | None
+
+
+def _entries(outputs: engine_pb2.StepOutputs) -> Iterator[_Entry]:
+    """Every entry, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
     ids = outputs.token_ids[:]
     logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
     arrays = zip(
@@ -284,11 +294,11 @@ def _entries(
     )
     start = 0
     for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
-        yield request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index)
+        yield _Entry(request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index))
         start += count
 
 
 def _end_of(finish: engine_pb2.Finished) -> ChoiceEnd:
-    finish_reason, error = finish_from_proto(finish.finish_reason, finish.error if finish.HasField("error") else None)
+    finish_reason, error = finish_from_proto(finish)
     stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
     return ChoiceEnd(finish_reason, finish.position, stop_token_id=stop_token_id, error=error)

@@ -9,9 +9,8 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 
 from services.common.config.settings import DetokenizerSettings
 from services.common.links.channels import Endpoint
-from services.common.links.discovery import Discovery
+from services.common.links.discovery import Discovery, PeerDedup
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service

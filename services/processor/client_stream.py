@@ -50,7 +50,7 @@ class ClientStream(OutputStream):
         self._by_request_id: dict[str, Request] = {}
         self._refusals: list[inference_pb2.GenerateResponse] = []
         self._closed_traces: list[RequestTrace] = []
-        """Ids of requests whose end was taken but is not written yet."""
+        """Of requests whose end was taken but is not written yet."""
         self.room_for_refusals = asyncio.Event()
 
     @property
@@ -91,14 +91,13 @@ class ClientStream(OutputStream):
 
     def written(self) -> None:
         """The frame that was taken last has been handed to gRPC."""
-        if self._closed_traces:
-            traces, self._closed_traces = self._closed_traces, []
-            for trace in traces:
-                trace.delivered()
+        traces, self._closed_traces = self._closed_traces, []
+        for trace in traces:
+            trace.delivered()
 
     def clear(self) -> None:
         """The stream is over: drop all unwritten responses."""
-        self._closed_traces += [request.trace for request in self._by_request_id.values() if request.trace is not None]
+        self._closed_traces += [request.trace for request in self._by_request_id.values()]
         self.written()
         self._by_client_request_id.clear()
         self._by_request_id.clear()
@@ -118,8 +117,7 @@ class ClientStream(OutputStream):
             request = self._by_request_id[update.request_id]
             write_update(frame, update, request.client_request_id, request.ordinal)
             if update.closing is not None:
-                if request.trace is not None:
-                    self._closed_traces.append(request.trace)
+                self._closed_traces.append(request.trace)
                 del self._by_request_id[request.request_id]
                 del self._by_client_request_id[request.client_request_id]
         return frame if frame.responses else None

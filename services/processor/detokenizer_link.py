@@ -9,7 +9,8 @@ import grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 
 from services.common.links.channels import Endpoint
-from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
 

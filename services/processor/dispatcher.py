@@ -1,19 +1,22 @@
 """Sends requests in flight on their routes, by Submit and Redirect, and keeps which request is on which route.
 
-``services.ring.routing_logic`` chooses a route; ``failover`` decides when a request changes it.
+``services.ring.routing_logic`` chooses a route; ``failover`` decides when a request changes it. A request that finds no
+route waits here for one.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections import Counter
 
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import sampling_pb2
 
-from services.processor.peers import Peers
+from services.processor.linked_peers import LinkedPeers
 from services.processor.request import Request
+from services.ring.deadline_queue import DeadlineQueue
 from services.ring.errors import Reason, Status, invalid_field
 from services.ring.identity import PeerId
 from services.ring.routing_logic import Route, RouteIndex, Routes
@@ -33,12 +36,30 @@ class Change(enum.Enum):
 class Dispatcher:
     """Sends the requests of one processor on their routes."""
 
-    def __init__(self, peers: Peers, routes: Routes) -> None:
+    def __init__(self, peers: LinkedPeers, routes: Routes, *, route_timeout: float) -> None:
+        """``route_timeout``: seconds that a request may be without a route, per outage."""
         self._peers = peers
         self._routes = routes
+        self.route_timeout = route_timeout
         self.routed: RouteIndex[Request] = RouteIndex()
         """The requests that have a route."""
+        self.unrouted: DeadlineQueue[Request] = DeadlineQueue()
+        """Requests without a route; due at the route timeout, or earlier to look for a route even if none changed."""
         self.failovers: Counter[Change] = Counter(dict.fromkeys(Change, 0))
+
+    def route(self, request: Request, reason: str) -> Status | None:
+        """Send a request on a route that takes it; if there is none, it waits. Returns the error of ``submit``."""
+        if (route := self.choose(request)) is not None:
+            return self.submit(request, route, reason)
+        self.wait(request, reason)
+        return None
+
+    def wait(self, request: Request, reason: str, due: float = math.inf) -> None:
+        """Let a request wait for a route; ``due``: when to look for one even if none has changed."""
+        request.route_lost_reason = reason
+        now = time.monotonic()
+        timeout_at = now + self.route_timeout - request.route_timeout.waited(now)
+        self.unrouted.put(request.request_id, request, min(due, timeout_at))
 
     def choose(self, request: Request, engine: PeerId | None = None) -> Route | None:
         """A route for a request, on ``engine`` if given; None if there is none. The request counts in its load."""
@@ -57,7 +78,7 @@ class Dispatcher:
         ``reason``: why it left its last route. Returns an error if the message is larger than the engine accepts.
         """
         submit = submit_of(request, route.detokenizer.name)
-        if (size := submit.ByteSize()) > (most := self._peers.max_command_bytes(route.engine)):
+        if (size := submit.ByteSize()) > (most := self._peers.engines[route.engine].link.max_command_bytes):
             # A message that is too large would end the link, and every other request on it.
             problem = (
                 f"{size} bytes with the output so far: expected at most {most}, the largest message the engine takes"
@@ -73,7 +94,13 @@ class Dispatcher:
 
     def redirect(self, request: Request, route: Route, reason: str) -> None:
         """Have the engine replay a request's output to a detokenizer, which skips the part already delivered."""
-        redirect = redirect_of(request, route.detokenizer.name)
+        delivered = request.delivery.delivered()
+        redirect = engine_pb2.Redirect(
+            request_id=request.request_id,
+            epoch=request.delivery.next_epoch(),
+            deliver_to=route.detokenizer.name,
+            delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in delivered.items()],
+        )
         self._record(request, route, Change.REPLAY if route == request.route else Change.DETOKENIZER, reason)
         self._set_route(request, route)
         self._peers.send(route.engine, engine_pb2.Command(redirect=redirect))
@@ -93,10 +120,12 @@ class Dispatcher:
         """A request has ended: send Done to its engine, and remove it here."""
         self.send_done(request)
         self.clear_route(request)
+        self.unrouted.discard(request.request_id)
         self._routes.release(request.request_id, request.cached_prefixes())
 
     def _set_route(self, request: Request, route: Route) -> None:
         request.route = route
+        self.unrouted.discard(request.request_id)
         self.routed.put(request.request_id, request, route)
         request.route_timeout.routed(time.monotonic())
 
@@ -104,9 +133,8 @@ class Dispatcher:
         """Count and trace a route; ``change`` is None for a request's first route."""
         if change is not None:
             self.failovers[change] += 1
-        if request.trace is not None:
-            changed = change.value if change is not None else ""
-            request.trace.routed(route, request.delivery.epoch, changed, reason)
+        changed = change.value if change is not None else ""
+        request.trace.routed(route, request.delivery.epoch, changed, reason)
 
 
 def submit_of(request: Request, deliver_to: str) -> engine_pb2.Submit:
@@ -124,14 +152,3 @@ def submit_of(request: Request, deliver_to: str) -> engine_pb2.Submit:
             sampling_pb2.ResumedChoice(choice=choice, token_ids=ids) for choice, ids in unfinished.items()
         )
     return submit
-
-
-def redirect_of(request: Request, deliver_to: str) -> engine_pb2.Redirect:
-    """The Redirect that has the engine replay its log under a new epoch, with the counts of what was delivered."""
-    delivered = request.delivery.delivered()
-    return engine_pb2.Redirect(
-        request_id=request.request_id,
-        epoch=request.delivery.next_epoch(),
-        deliver_to=deliver_to,
-        delivered=[engine_pb2.Delivered(choice=choice, count=count) for choice, count in delivered.items()],
-    )

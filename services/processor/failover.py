@@ -1,33 +1,32 @@
-"""Routing of requests and failover: retry, resubmit, redirect, replay, and the route timeout.
+"""Failover: retry, resubmit, redirect, replay, and the route timeout.
 
 A request is resubmitted when its engine is lost or silent, redirected when its detokenizer is, and retried when an
 engine rejects it but another may accept it. Without a route it waits, until the route timeout. A request that cannot
-continue is returned with its error, and its owner ends it.
+continue ends with what was delivered.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 
 import structlog
+from ringline.types.v1 import link_pb2
 
+from services.common.rpc.shared_messages import status_from_proto
 from services.processor.dispatcher import Dispatcher
-from services.processor.peers import Peers
+from services.processor.in_flight import InFlightRequests
+from services.processor.linked_peers import LinkedPeers
 from services.processor.request import Request
 from services.processor.served_models import no_route
-from services.ring.deadline_queue import DeadlineQueue
 from services.ring.errors import Code, Reason, Status
+from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.poison import Blame
 from services.ring.routing_logic import Route, Routes
 
 log = structlog.get_logger(__name__)
-
-Failed = tuple[Request, Status]
-"""A request that cannot continue, and its error."""
 
 MAX_REDIRECTS = 5
 """Replays without an accepted delta after which a request fails: some peer violates the protocol."""
@@ -40,25 +39,26 @@ _BLAME_INTERVAL = 0.25
 
 
 class Failover:
-    """Moves the requests of one processor.
+    """Moves the requests in flight, and ends those that cannot continue.
 
-    Exhaust the generators, and end each failed request before taking the next: its load then no longer counts.
+    A ``reason``, here and below, is why a request lost its last route, as human-readable text.
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, peers: Peers, routes: Routes, *, route_timeout: float, max_crash_resubmits: int
+        self,
+        in_flight: InFlightRequests,
+        dispatcher: Dispatcher,
+        peers: LinkedPeers,
+        routes: Routes,
+        *,
+        max_crash_resubmits: int,
     ) -> None:
-        """``route_timeout``: seconds that a request may be without a route, per outage.
-
-        ``max_crash_resubmits``: a request that this many engines were computing when they died is not resubmitted.
-        """
+        """``max_crash_resubmits``: a request that this many engines were computing when they died is poison."""
+        self._in_flight = in_flight
         self._dispatcher = dispatcher
         self._peers = peers
         self._routes = routes
-        self._route_timeout = route_timeout
         self._max_crash_resubmits = max_crash_resubmits
-        self._unrouted: DeadlineQueue[Request] = DeadlineQueue()
-        """Requests without a route; due at the route timeout, or earlier to look for a route even if none changed."""
         self._revision = -1
         """``Routes.revision`` at the last ``tick``."""
         self._partitions_due = math.inf
@@ -66,80 +66,50 @@ class Failover:
 
     # Events of peers
 
-    def routes_changed(self) -> Iterator[Failed]:
-        """Look for routes for the requests that have none."""
-        for request in self._unrouted.items():
-            if error := self.route(request, request.route_lost_reason):
-                yield request, error
+    def routes_changed(self) -> None:
+        """A pair may have been joined: look for routes for the requests that have none."""
+        for request in self._dispatcher.unrouted.items():
+            self._route(request, request.route_lost_reason)
 
-    def engine_lost(self, engine: PeerId, *, crashed: bool) -> Iterator[Failed]:
+    def engine_lost(self, engine: PeerId, *, crashed: bool) -> None:
+        """The link to an engine ended; ``crashed`` unless it was draining or had hung."""
         now = time.monotonic()
         for request in self._dispatcher.routed.at_engine(engine):
             self._dispatcher.clear_route(request)
             request.route_timeout.lost(now)
             if crashed:
                 request.poison.engine_died(engine, now, computing=request.computing)
-            if error := self.route(request, f"engine {engine.name} was lost"):
-                yield request, error
+            self._route(request, f"engine {engine.name} was lost")
 
-    def detokenizer_lost(self, detokenizer: PeerId) -> Iterator[Failed]:
+    def detokenizer_lost(self, detokenizer: PeerId) -> None:
         for request in self._dispatcher.routed.at_detokenizer(detokenizer):
             request.route_timeout.lost(time.monotonic())
-            if error := self.route(request, f"detokenizer {detokenizer.name} was lost"):
-                yield request, error
+            self._route(request, f"detokenizer {detokenizer.name} was lost")
 
-    def tick(self, now: float) -> Iterator[Failed]:
-        """Apply the route timeout, look for routes again, and move requests away from silent peers.
-
-        A request that found no route tries again once it is due or routes have changed: until then it would find none.
-        """
-        changed, self._revision = self._revision != self._routes.revision, self._routes.revision
-        due = self._unrouted.due(now)
-        for request in self._unrouted.items() if changed else due:
-            error: Status | None = None
-            if request.route_timeout.waited(now) > self._route_timeout:
-                error = self._timeout_error(request)
-            elif now >= request.retry_at:
-                error = self.route(request, request.route_lost_reason)
-            else:
-                self._wait_for_route(request, request.route_lost_reason, request.retry_at)
-            if error:
-                yield request, error
-        if changed or now > self._partitions_due:
-            yield from self._leave_silent_peers(now)
-
-    # One request
-
-    def route(self, request: Request, reason: str) -> Status | None:
-        """Give a request a route: another detokenizer if its engine is linked, else another engine.
-
-        ``reason``: why it lost its last route, as human-readable text. Returns an error if it cannot continue.
-        """
-        if request.route is not None and self._peers.has_engine(request.route.engine):
-            return self._route_from(request, request.route.engine, reason)
-        return self._route_anew(request, reason)
-
-    def rejected(self, request: Request, status: Status) -> Status | None:
-        """An engine rejected a request: it waits for another route if that may help; else its error is returned."""
+    def rejected(self, rejection: link_pb2.Rejection) -> None:
+        """An engine refused a Submit or Redirect: try another route if that may help, else end the request."""
+        if (request := self._in_flight.find(rejection.request_id, rejection.epoch)) is None:
+            return
+        status = status_from_proto(rejection.status)
         retry = status.code in (Code.UNAVAILABLE, Code.NOT_FOUND) or status.reason in _TRY_ANOTHER_ENGINE
         delay_ms = status.retry_after_ms or 0
         if status.code is Code.RESOURCE_EXHAUSTED and request.was_in_flight:
             # A full engine (its queue or its ledgers) is no reason to end the request.
             retry, delay_ms = True, status.retry_after_ms or RETRY_AFTER_MS
         if not retry:
-            return status
+            self._in_flight.end(request, FinishReason.ERROR, status)
+            return
         now = time.monotonic()
         request.retry_at = now + delay_ms / 1000
         self._dispatcher.send_done(request)  # the engine may still have it, under an earlier epoch
         self._dispatcher.clear_route(request)
         request.route_timeout.refused(now)
-        self._wait_for_route(request, status.message, request.retry_at)
-        return None
+        self._dispatcher.wait(request, status.message, request.retry_at)
 
-    def replay(self, request: Request) -> Status | None:
-        """A frame did not fit: have the output replayed. Returns an error after too many replays in a row."""
-        if request.request_id in self._unrouted:
-            return None  # the next route includes a replay
+    def replay(self, request: Request) -> None:
+        """A frame did not fit: have the output replayed; too many replays in a row end the request."""
+        if request.request_id in self._dispatcher.unrouted:
+            return  # the next route includes a replay
         delivery = request.delivery
         delivery.redirects += 1
         log.warning("frames did not continue the output", request_id=request.request_id, redirects=delivery.redirects)
@@ -148,21 +118,36 @@ class Failover:
                 f"output frames did not continue what was delivered, {delivery.redirects} times in a row: expected at "
                 f"most {MAX_REDIRECTS}; send the request again"
             )
-            return Status(Code.INTERNAL, message)
-        if request.route is not None:
-            self._redirect(request, request.route, "frames did not continue the output")
-        return None
+            self._in_flight.end(request, FinishReason.ERROR, Status(Code.INTERNAL, message))
+        elif request.route is not None:
+            self._dispatcher.redirect(request, request.route, "frames did not continue the output")
 
-    def forget(self, request: Request) -> None:
-        self._unrouted.discard(request.request_id)
-        self._dispatcher.forget(request)
+    def tick(self, now: float) -> None:
+        """Apply the route timeout, look for routes again, and move requests away from silent peers.
 
-    def _timeout_error(self, request: Request) -> Status:
+        A request that found no route tries again once it is due or routes have changed: until then it would find none.
+        Call a few times a second.
+        """
+        changed, self._revision = self._revision != self._routes.revision, self._routes.revision
+        unrouted = self._dispatcher.unrouted
+        due = unrouted.due(now)
+        for request in unrouted.items() if changed else due:
+            if request.route_timeout.waited(now) > self._dispatcher.route_timeout:
+                self._end_without_route(request)
+            elif now >= request.retry_at:
+                self._route(request, request.route_lost_reason)
+            else:
+                self._dispatcher.wait(request, request.route_lost_reason, request.retry_at)
+        if changed or now > self._partitions_due:
+            self._leave_silent_peers(now)
+
+    def _end_without_route(self, request: Request) -> None:
         reasons = filter(None, (request.route_lost_reason, self._peers.no_route_reason()))
-        wanted = request.resolved.generation
-        return no_route(self._routes.preferred(), wanted, self._route_timeout, "; ".join(reasons)).status
+        served, wanted = self._routes.preferred(), request.resolved.generation
+        refused = no_route(served, wanted, self._dispatcher.route_timeout, "; ".join(reasons))
+        self._in_flight.end(request, FinishReason.ERROR, refused.status)
 
-    def _leave_silent_peers(self, now: float) -> Iterator[Failed]:
+    def _leave_silent_peers(self, now: float) -> None:
         """Move requests from suspected peers and partitioned pairs to other routes, if there are any.
 
         A false alarm is harmless: late output of the old route has an earlier epoch.
@@ -170,9 +155,7 @@ class Failover:
         routed, suspects = self._dispatcher.routed, self._peers.suspects
         for peer in suspects:
             for request in routed.at_engine(peer):
-                _, error = self._resubmit(request, f"engine {peer.name} gave no sign of life")
-                if error:
-                    yield request, error
+                self._resubmit(request, f"engine {peer.name} gave no sign of life")
             for request in routed.at_detokenizer(peer):
                 if request.route is not None and request.route.engine not in suspects:
                     self._leave_detokenizer(request, request.route)
@@ -182,75 +165,57 @@ class Failover:
                 continue
             for request in routed.on(route):
                 if not self._leave_detokenizer(request, route) and now - since > BEAT_LIMIT:
-                    _, error = self._resubmit(request, f"engine {route.engine.name} is heard by no detokenizer")
-                    if error:
-                        yield request, error
+                    self._resubmit(request, f"engine {route.engine.name} is heard by no detokenizer")
             if now - since <= BEAT_LIMIT and routed.on(route):  # the two may be about to join again
                 self._partitions_due = min(self._partitions_due, since + BEAT_LIMIT)
+
+    # One request
+
+    def _route(self, request: Request, reason: str) -> None:
+        """Give a request a route: another detokenizer if its engine is linked, else another engine."""
+        if request.route is None or request.route.engine not in self._peers.engines:
+            self._route_anew(request, reason)
+            return
+        engine = request.route.engine
+        if (route := self._dispatcher.choose(request, engine)) is not None:
+            self._dispatcher.redirect(request, route, reason)
+            return
+        now = time.monotonic()
+        stay_until = now + BEAT_LIMIT - request.route_timeout.waited(now)  # another detokenizer may be about to join
+        if now <= stay_until:
+            self._dispatcher.wait(request, reason, stay_until)
+        elif not self._resubmit(request, f"engine {engine.name} has no detokenizer"):
+            self._dispatcher.wait(request, reason)
+
+    def _route_anew(self, request: Request, reason: str) -> None:
+        self._dispatcher.clear_route(request)
+        error, now = None, time.monotonic()
+        blame = request.poison.blame(now, self._max_crash_resubmits, self._peers.engines)
+        if blame is Blame.POISON:
+            message = f"{request.poison.count} engines died while they had this request; it is not submitted again"
+            error = Status(Code.INTERNAL, message, given_reason=Reason.POISON)
+        elif blame is Blame.UNSURE:
+            self._dispatcher.wait(request, reason, now + _BLAME_INTERVAL)
+        else:
+            error = self._dispatcher.route(request, reason)
+        if error is not None:
+            self._in_flight.end(request, FinishReason.ERROR, error)
 
     def _leave_detokenizer(self, request: Request, route: Route) -> bool:
         """Redirect to another detokenizer of the same engine; returns whether there is one."""
         if (other := self._dispatcher.choose(request, route.engine)) is None:
             return False
         request.route_timeout.lost(time.monotonic())
-        self._redirect(
-            request,
-            other,
-            f"detokenizer {route.detokenizer.name} does not hear {route.engine.name}, or is not heard itself",
-        )
+        reason = f"detokenizer {route.detokenizer.name} does not hear {route.engine.name}, or is not heard itself"
+        self._dispatcher.redirect(request, other, reason)
         return True
 
-    def _resubmit(self, request: Request, reason: str) -> tuple[bool, Status | None]:
-        """Move a request from an engine that may be alive to another one.
-
-        Returns whether there is another one, and the error if the request could not be submitted there.
-        """
+    def _resubmit(self, request: Request, reason: str) -> bool:
+        """Move a request from an engine that may be alive to another one; returns whether there is another one."""
         if (route := self._dispatcher.choose(request)) is None:
-            return False, None
+            return False
         self._dispatcher.send_done(request)
         request.route_timeout.lost(time.monotonic())
-        return True, self._submit(request, route, reason)
-
-    def _route_from(self, request: Request, engine: PeerId, reason: str) -> Status | None:
-        if (route := self._dispatcher.choose(request, engine)) is not None:
-            self._redirect(request, route, reason)
-            return None
-        now = time.monotonic()
-        stay_until = now + BEAT_LIMIT - request.route_timeout.waited(now)  # another detokenizer may be about to join
-        if now <= stay_until:
-            self._wait_for_route(request, reason, stay_until)
-            return None
-        moved, error = self._resubmit(request, f"engine {engine.name} has no detokenizer")
-        if not moved:
-            self._wait_for_route(request, reason)
-        return error
-
-    def _route_anew(self, request: Request, reason: str) -> Status | None:
-        self._dispatcher.clear_route(request)
-        blame = request.poison.blame(time.monotonic(), self._max_crash_resubmits, self._peers.has_engine)
-        if blame is Blame.POISON:
-            message = f"{request.poison.count} engines died while they had this request; it is not submitted again"
-            return Status(Code.INTERNAL, message, given_reason=Reason.POISON)
-        if blame is Blame.UNSURE:
-            self._wait_for_route(request, reason, time.monotonic() + _BLAME_INTERVAL)
-        elif (route := self._dispatcher.choose(request)) is not None:
-            return self._submit(request, route, reason)
-        else:
-            self._wait_for_route(request, reason)
-        return None
-
-    def _submit(self, request: Request, route: Route, reason: str) -> Status | None:
-        if (error := self._dispatcher.submit(request, route, reason)) is None:
-            self._unrouted.discard(request.request_id)
-        return error
-
-    def _redirect(self, request: Request, route: Route, reason: str) -> None:
-        self._dispatcher.redirect(request, route, reason)
-        self._unrouted.discard(request.request_id)
-
-    def _wait_for_route(self, request: Request, reason: str, due: float = math.inf) -> None:
-        """``due``: when to look for a route even if none has changed."""
-        request.route_lost_reason = reason
-        now = time.monotonic()
-        timeout_at = now + self._route_timeout - request.route_timeout.waited(now)
-        self._unrouted.put(request.request_id, request, min(due, timeout_at))
+        if error := self._dispatcher.submit(request, route, reason):
+            self._in_flight.end(request, FinishReason.ERROR, error)
+        return True

@@ -123,9 +123,7 @@ def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, in
     """Every (request id, epoch, choice, end), in order."""
     for finished in outputs.finished:
         stop = finished.WhichOneof("stop")
-        finish_reason, error = finish_from_proto(
-            finished.finish_reason, finished.error if finished.HasField("error") else None
-        )
+        finish_reason, error = finish_from_proto(finished)
         yield (
             finished.request_id,
             finished.epoch,

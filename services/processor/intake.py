@@ -1,4 +1,4 @@
-"""Receives, checks and cancels the requests of all client streams; passes them to tokenization, then in flight.
+"""Receives, checks and cancels the requests of all client streams; passes them to admission, and that to in flight.
 
 Cheap checks come first: the request's id, its deadline, the limits on live and waiting requests.
 """
@@ -13,15 +13,13 @@ from collections.abc import Iterable
 from ringline.inference.v1 import inference_pb2
 
 from services.common.telemetry.tracing import carrier_of
-from services.processor.admission.backlog import Backlog
-from services.processor.admission.rate_limiter import RateLimiter
-from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.admission.admission import Admission
 from services.processor.admission.validation import MAX_REQUEST_ID_BYTES, check_request_id, refuse
 from services.processor.client_stream import ClientStream
 from services.processor.in_flight import InFlightRequests
 from services.processor.metrics import ProcessorMetrics
 from services.processor.principal import Principal
-from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.processor.request import Request
 from services.processor.tracing import RequestTraces
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import FinishReason
@@ -35,55 +33,47 @@ class Intake:
     def __init__(
         self,
         me: PeerId,
-        backlog: Backlog,
-        rate_limiter: RateLimiter,
-        queue: TokenizationQueue,
+        admission: Admission,
         in_flight: InFlightRequests,
         metrics: ProcessorMetrics,
         *,
         max_live_requests: int,
-        outboxes: Outboxes | None = None,
-        traces: RequestTraces | None = None,
+        outboxes: Outboxes,
+        traces: RequestTraces,
     ) -> None:
-        """``max_live_requests``: per session. ``outboxes`` bound the clients' unread output.
-
-        Without ``traces`` nothing is traced.
-        """
+        """``max_live_requests``: per session. ``outboxes`` bound the clients' unread output."""
         self._me = me
-        self._backlog = backlog
-        self._rate_limiter = rate_limiter
-        self._queue = queue
+        self._admission = admission
         self._in_flight = in_flight
         self._metrics = metrics
         self._max_live_requests = max_live_requests
-        self._outboxes = outboxes or Outboxes()
+        self._outboxes = outboxes
         self._traces = traces
         self._counter = itertools.count(1)
-        self._streams: set[ClientStream] = set()
+        self.streams: set[ClientStream] = set()
         self.draining = False
 
     def drain(self) -> None:
         """Refuse new requests, and wake every stream's writer to inform its client."""
         self.draining = True
-        for stream in self._streams:
+        for stream in self.streams:
             stream.wake.set()
 
     @property
     def num_open(self) -> int:
         """Requests whose ends have not been taken by their clients."""
-        return sum(stream.num_live for stream in self._streams)
+        return sum(stream.num_live for stream in self.streams)
 
     def open(self, principal: Principal, metadata: Iterable[tuple[str, str | bytes]] = ()) -> ClientStream:
-        carrier = carrier_of(metadata) if self._traces is not None else None
-        stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier)
-        self._streams.add(stream)
+        stream = ClientStream(principal.tenant, principal.is_valid, self._outboxes, carrier_of(metadata))
+        self.streams.add(stream)
         return stream
 
     def close(self, stream: ClientStream) -> None:
         """The stream is over: cancel its requests and free its state."""
-        self._streams.discard(stream)
+        self.streams.discard(stream)
         for request in stream.requests():
-            self._end(request, FinishReason.CANCELLED)
+            self._in_flight.end(request, FinishReason.CANCELLED)
         stream.clear()
 
     def begin(
@@ -114,13 +104,14 @@ class Intake:
             case "cancel":
                 request = stream.find(frame.cancel.request_id)
                 if request is not None:
-                    self._end(request, FinishReason.CANCELLED)
+                    self._in_flight.end(request, FinishReason.CANCELLED)
             case _:
-                self.refuse_frame(stream, ordinal, refuse("frame", "none is set: expected generate or cancel").status)
+                self.refuse(stream, "", ordinal, refuse("frame", "none is set: expected generate or cancel").status)
 
-    def refuse_frame(self, stream: ClientStream, ordinal: int, status: Status) -> None:
-        """Answer a session's frame from which no request id can be read."""
-        self._refuse(stream, "", ordinal, status)
+    def refuse(self, stream: ClientStream, client_request_id: str, ordinal: int, status: Status) -> None:
+        """Answer a session's frame that does not become a request; the id is empty if it cannot be read."""
+        self._metrics.request_refused(status.code.name, stream.tenant)
+        stream.refuse(client_request_id, ordinal, status)
 
     def _session_request(
         self, stream: ClientStream, message: inference_pb2.GenerateRequest, ordinal: int, arrived_at: float
@@ -138,7 +129,7 @@ class Intake:
                 raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=100, reason=Reason.QUOTA)
             self._receive(stream, message, ordinal, arrived_at, None)
         except Refused as refused:
-            self._refuse(stream, usable_id(message), ordinal, refused.status)
+            self.refuse(stream, usable_id(message), ordinal, refused.status)
 
     def _receive(
         self,
@@ -165,18 +156,17 @@ class Intake:
             arrived_at=arrived_at,
             deadline=min(deadlines, default=None),
         )
-        if self._traces is not None:
-            request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
+        request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
         try:
-            self._enqueue(request, message, now)
+            self._admission.enter(request, message, now, self._in_flight.start)
         except Refused as refused:
-            if request.trace is not None:
-                request.trace.refused_at_once(refused.status)
+            request.trace.refused_at_once(refused.status)
             raise
         stream.add(request)
         if request.deadline is not None:
-            loop = asyncio.get_running_loop()
-            request.deadline_timer = loop.call_later(request.deadline - now, self._end, request, FinishReason.DEADLINE)
+            request.deadline_timer = asyncio.get_running_loop().call_later(
+                request.deadline - now, self._in_flight.end, request, FinishReason.DEADLINE
+            )
 
     def _check_open(self, stream: ClientStream) -> None:
         """Raise ``Refused`` if the stream takes no new requests; the client may retry on another one or elsewhere."""
@@ -190,41 +180,6 @@ class Intake:
         else:
             return
         raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)
-
-    def _enqueue(self, request: Request, message: inference_pb2.GenerateRequest, now: float) -> None:
-        """Check the limits and send the request to be tokenized; raises ``Refused``."""
-        timeout = None if request.deadline is None else request.deadline - now
-        stopping, tenant = message.stopping, request.tenant
-        self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
-        self._rate_limiter.check(tenant, now)
-        request.message = RequestMessage(
-            message.SerializeToString(), message.model, message.resume.model_digest, message.priority
-        )
-        self._queue.add(request, self._resolved)
-        self._backlog.enter(request.request_id, tenant, now)
-        self._rate_limiter.enter(request.request_id, tenant, now)
-
-    def _resolved(self, request: Request, outcome: ResolvedRequest | Status) -> None:
-        """Called with the tokenized request, or with the error that ends it."""
-        if isinstance(outcome, Status):
-            self._in_flight.end(request, FinishReason.ERROR, outcome)
-        elif request.deadline is not None and time.monotonic() >= request.deadline:
-            self._in_flight.end(request, FinishReason.DEADLINE)
-        else:
-            try:
-                self._in_flight.start(request, outcome)
-            except Refused as refused:
-                self._in_flight.end(request, FinishReason.ERROR, refused.status)
-
-    def _refuse(self, stream: ClientStream, client_request_id: str, ordinal: int, status: Status) -> None:
-        """Answer a session's frame that does not become a request."""
-        self._metrics.request_refused(status.code.name, stream.tenant)
-        stream.refuse(client_request_id, ordinal, status)
-
-    def _end(self, request: Request, finish_reason: FinishReason) -> None:
-        """End a request at once, whether it waits or is in flight."""
-        self._queue.remove(request)
-        self._in_flight.end(request, finish_reason)
 
 
 def usable_id(message: inference_pb2.GenerateRequest) -> str:

@@ -55,15 +55,19 @@ class JsonWebTokens:
             key = keys[name]
             claims = jwt.decode(
                 token,
-                jwt.PyJWK(key, _algorithm(key, header["alg"])),
+                # An RSA key need not name its algorithm; the others do, or their curve implies it.
+                jwt.PyJWK(key, header["alg"] if key["kty"] == "RSA" and not key.get("alg") else None),
                 algorithms=self._algorithms,
                 audience=self._audience,
                 issuer=self._issuer,
                 leeway=LEEWAY,
                 options={"require": ["exp", "iss", "aud", self._claim]},
             )
+        except jwt.MissingRequiredClaimError as error:
+            raise ValueError(f"the token lacks the claim {error.claim}") from None
         except jwt.PyJWTError as error:
-            raise ValueError(_problem(error)) from None
+            words = (words for kind, words in _PROBLEMS if isinstance(error, kind))
+            raise ValueError(next(words, "the token cannot be read")) from None
         tenant, end = claims[self._claim], float(claims["exp"]) + LEEWAY
         if not isinstance(tenant, str) or not 1 <= len(tenant) <= MAX_TENANT_LENGTH or not tenant.isprintable():
             raise ValueError(
@@ -81,17 +85,6 @@ class JsonWebTokens:
         if not isinstance(name, str) or name not in keys:
             raise ValueError("the token is signed with a key that is not known")
         return name
-
-
-def _problem(error: jwt.PyJWTError) -> str:
-    if isinstance(error, jwt.MissingRequiredClaimError):
-        return f"the token lacks the claim {error.claim}"
-    return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the token cannot be read")
-
-
-def _algorithm(key: JsonWebKey, shown: str) -> str | None:
-    """The algorithm to verify with; None: the one that the key names or that its curve implies."""
-    return shown if key["kty"] == "RSA" and not key.get("alg") else None
 
 
 def _parse_keys(contents: Mapping[str, bytes]) -> Mapping[str, JsonWebKey]:

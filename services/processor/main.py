@@ -11,9 +11,8 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.config.settings import ProcessorSettings
 from services.common.links.channels import Endpoint
-from services.common.links.discovery import Discovery
+from services.common.links.discovery import Discovery, PeerDedup
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
 from services.common.process.drain import wait_until_idle
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, new_incarnation, run_service
@@ -22,6 +21,7 @@ from services.common.security.credentials import certificate_authorizers, dialli
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
+from services.processor.admission.admission import Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -35,10 +35,11 @@ from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
-from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
-from services.processor.peers import KnownAddresses, Peers
+from services.processor.linked_peers import KnownAddresses, LinkedPeers
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
 from services.processor.served_models import ServedModels
 from services.processor.service import InferenceService, SessionLimits
+from services.processor.text_output import TextOutput
 from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
@@ -72,7 +73,7 @@ def run(settings: ProcessorSettings) -> int:
 
 
 class _Processor:
-    """The parts of the process, constructed bottom up: peers, routing, requests in flight, admission, service."""
+    """The parts of the process, constructed bottom up: each calls only those constructed before it."""
 
     def __init__(self, settings: ProcessorSettings) -> None:
         server = settings.server
@@ -90,47 +91,41 @@ class _Processor:
         self._metrics = ProcessorMetrics(lambda: self._server.open_calls)
         self._routes = Routes(random.Random())
         self._dedup = PeerDedup()
-        self._peers = Peers(self._routes, self._known_addresses)
+        self._peers = LinkedPeers(self._routes, self._known_addresses)
         self._models = ServedModels(
             settings.rollout.max_generations, self._routes.preferred, self._peers.no_route_reason
         )
-        self._dispatcher = Dispatcher(self._peers, self._routes)
-        failover = Failover(
-            self._dispatcher,
-            self._peers,
-            self._routes,
-            route_timeout=settings.patience,
-            max_crash_resubmits=settings.max_crash_resubmits,
-        )
-        rate_limiter = RateLimiter(policies)
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
         )
-        limits = BacklogLimits(settings.max_queued_requests, settings.max_queue_time)
-        self._backlog = Backlog(limits, self._queue.left_backlog)
-        self._in_flight = InFlightRequests(
-            self._models,
-            self._peers,
-            failover,
-            self._backlog,
-            rate_limiter,
-            self._metrics,
+        self._admission = Admission(
+            Backlog(BacklogLimits(settings.max_queued_requests, settings.max_queue_time)),
+            RateLimiter(policies),
+            self._queue,
             max_live_bytes=server.memory_budget // _BUDGET_PER_LIVE,
         )
-        self._link_events = LinkEvents(self._models, self._peers, self._in_flight)
+        self._dispatcher = Dispatcher(self._peers, self._routes, route_timeout=settings.patience)
+        self._in_flight = InFlightRequests(self._models, self._admission, self._dispatcher, self._metrics)
+        self._failover = Failover(
+            self._in_flight,
+            self._dispatcher,
+            self._peers,
+            self._routes,
+            max_crash_resubmits=settings.max_crash_resubmits,
+        )
+        text_output = TextOutput(self._in_flight, self._failover, self._admission, self._peers, self._metrics)
+        self._link_events = LinkEvents(self._models, self._routes, self._peers, self._failover, text_output)
         self._intake = Intake(
             me,
-            self._backlog,
-            rate_limiter,
-            self._queue,
+            self._admission,
             self._in_flight,
             self._metrics,
             max_live_requests=settings.max_live_requests,
             outboxes=Outboxes(settings.readers.max_unread_bytes),
-            traces=RequestTraces(self._tracing) if self._tracing is not None else None,
+            traces=RequestTraces(self._tracing),
         )
         self._discoveries = self._discover_peers(me)
-        self._snapshot = DashboardSnapshot(me.name, self._peers, self._metrics)
+        self._snapshot = DashboardSnapshot(me.name, self._peers, self._routes, self._metrics)
         session_limits = SessionLimits(
             max_live_requests=settings.max_live_requests,
             max_message_bytes=server.max_message_bytes,
@@ -194,8 +189,8 @@ class _Processor:
                 await asyncio.sleep(_TICK)
                 now = time.monotonic()
                 self._link_events.check_liveness(now)
-                self._in_flight.tick(now)
-                self._queue.release()
+                self._failover.tick(now)
+                self._admission.tick(now)
                 reading = self._reading()
                 self._metrics.update(reading)
                 self._snapshot.tick(now, reading, self._metrics.serving)
@@ -209,17 +204,18 @@ class _Processor:
                     log.info("serving" if serving else "not serving", address=self._server.address)
 
     def _reading(self) -> ProcessorReading:
-        engines, detokenizers = self._peers.counts()
         return ProcessorReading(
-            live_requests=self._in_flight.num_live,
-            waiting_requests=self._backlog.num_waiting,
-            engines=engines,
-            detokenizers=detokenizers,
+            live_requests=len(self._in_flight),
+            waiting_requests=self._admission.num_waiting,
+            engines=len(self._peers.engines),
+            detokenizers=len(self._peers.detokenizers),
             suspected=len(self._peers.suspects),
-            generations=len(self._models),
+            generations=len(self._models.held),
             failovers={change.value: count for change, count in self._dispatcher.failovers.items()},
             losses=dict(self._peers.losses),
-            routing=Routing.of(self._routes),
+            decisions={decision.value: count for decision, count in self._routes.decisions.items()},
+            loads=self._routes.loads(),
+            prefixes=len(self._routes.prefixes),
         )
 
     async def _drain(self, grace: float) -> None:

@@ -12,7 +12,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from services.common.telemetry.metrics import GAP_SECONDS, REQUEST_SECONDS, Histogram, ServiceMetrics
 from services.ring.errors import Code
 from services.ring.events import FinishReason
-from services.ring.routing_logic import Routes
 
 MAX_TENANTS = 50
 """The most tenants with their own counters."""
@@ -86,24 +85,6 @@ class TenantCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """Routing decisions and the data that they are based on."""
-
-    decisions: Mapping[str, int]
-    """Number of decisions since the start, keyed by reason: prefix, overload or load."""
-    loads: Mapping[str, int]
-    """Last known number of choices at each engine, keyed by engine name."""
-    prefixes: int
-    """Prompt prefixes that are remembered."""
-
-    @classmethod
-    def of(cls, routes: Routes) -> Routing:
-        """A copy of the counts so far."""
-        decisions = {decision.value: count for decision, count in routes.decisions.items()}
-        return cls(decisions, routes.loads(), len(routes.prefixes))
-
-
-@dataclass(frozen=True, slots=True)
 class ProcessorReading:
     """The state of a processor at one moment."""
 
@@ -120,7 +101,12 @@ class ProcessorReading:
     """Since the start, by what changed for a request: engine, detokenizer, or neither (replay)."""
     losses: Mapping[str, int] = field(default_factory=dict)
     """Peers lost since the start without having drained, keyed by service."""
-    routing: Routing = field(default_factory=lambda: Routing({}, {}, 0))
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Routing decisions since the start, keyed by reason: prefix, overload or load."""
+    loads: Mapping[str, int] = field(default_factory=dict)
+    """Last known number of choices at each engine, keyed by engine name."""
+    prefixes: int = 0
+    """Prompt prefixes that are remembered."""
 
 
 class ProcessorMetrics(ServiceMetrics):
@@ -129,7 +115,7 @@ class ProcessorMetrics(ServiceMetrics):
     def __init__(self, open_calls: Callable[[], int] = lambda: 0) -> None:
         """``open_calls``: RPCs that gRPC still holds; called from another thread."""
         self._now = ProcessorReading()
-        self._first_token = Histogram(
+        self.first_token_times = Histogram(
             "vllm:time_to_first_token_seconds",
             "From a request's arrival to a choice's first token.",
             _FIRST_TOKEN_SECONDS,
@@ -152,7 +138,8 @@ class ProcessorMetrics(ServiceMetrics):
         self._prompt = Histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
         self._generation = Histogram("vllm:request_generation_tokens", "Output tokens per request.", _TOKENS)
         self._prompt_tokens = 0
-        self._generation_tokens = 0
+        self.generation_tokens = 0
+        """Output tokens delivered since the start."""
         # Every kind starts at zero, so that Prometheus sees the first one as an increase.
         self._ends = Counter({_reason(finish_reason.name.lower()): 0 for finish_reason in FinishReason})
         self._refusals = Counter({code.name: 0 for code in Code})
@@ -175,13 +162,13 @@ class ProcessorMetrics(ServiceMetrics):
 
     def first_token(self, seconds: float, tokens: int = 1) -> None:
         """A choice's first ``tokens`` are delivered, ``seconds`` after the request arrived."""
-        self._generation_tokens += tokens
-        self._first_token.observe(seconds)
+        self.generation_tokens += tokens
+        self.first_token_times.observe(seconds)
 
     def tokens(self, count: int, seconds: float) -> None:
         """``count`` more tokens of a choice are delivered, ``seconds`` after the ones before."""
         if count:
-            self._generation_tokens += count
+            self.generation_tokens += count
             self._itl.observe(seconds / count, count)
 
     def choice_ended(self, finish_reason: str) -> None:
@@ -209,22 +196,12 @@ class ProcessorMetrics(ServiceMetrics):
         self._tenants.ended(tenant, prompt_tokens, completion_tokens)
 
     @property
-    def generation_tokens(self) -> int:
-        """Output tokens delivered since the start."""
-        return self._generation_tokens
-
-    @property
     def ended_requests(self) -> int:
         """Requests that have ended since the start, answered or refused; however many choices they had."""
         return sum(self._latency.counts) + self._refusals.total()
 
-    @property
-    def first_token_times(self) -> Histogram:
-        """Seconds from arrival to first token."""
-        return self._first_token
-
     def collect(self) -> Iterator[Metric]:
-        now, routing = self._now, self._now.routing
+        now = self._now
         yield from self._service()
         yield self._gauge("ringline_live_requests", "Requests this process holds.", now.live_requests)
         yield self._gauge("ringline_waiting_requests", "Requests no engine has begun.", now.waiting_requests)
@@ -234,20 +211,20 @@ class ProcessorMetrics(ServiceMetrics):
         yield self._gauge("ringline_generations", "Models held side by side.", now.generations)
         yield self._counters("ringline_peers_lost", "Peers lost without having drained.", "service", now.losses)
         yield self._counters("ringline_failovers", "Requests that went on elsewhere.", "changed", now.failovers)
-        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", routing.decisions)
-        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", routing.loads)
-        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", routing.prefixes)
+        yield self._counters("ringline_routes", "Requests sent to an engine.", "reason", now.decisions)
+        yield self._gauges("ringline_engine_load", "Choices that an engine has.", "engine", now.loads)
+        yield self._gauge("ringline_prefixes", "Beginnings of prompts remembered.", now.prefixes)
         yield self._counter(
             "vllm:prompt_tokens", "Prompt tokens of requests that had their first token.", self._prompt_tokens
         )
-        yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self._generation_tokens)
+        yield self._counter("vllm:generation_tokens", "Output tokens delivered.", self.generation_tokens)
         yield self._counters(
             "vllm:request_success", "Ends of choices, by finish reason.", "finished_reason", self._ends
         )
         yield self._counters(
             "ringline_requests_refused", "Requests refused before they had choices.", "code", self._refusals
         )
-        yield from self._histograms(self._first_token, self._itl, self._latency)
+        yield from self._histograms(self.first_token_times, self._itl, self._latency)
         yield from self._histograms(self._admission, self._prefill, self._decode, self._prompt, self._generation)
         yield from self._tenants.families(self.model_name)
 

@@ -1,8 +1,8 @@
 """One request of a client, from the frame that asks for it to its end.
 
 Its fields are set in stages. Received: ``Intake`` makes it. Admitted: its prompt is tokenized and every default
-resolved. Routed: ``Failover`` gives it a route, and another one when peers are lost. Finished: its end is in the
-client's outbox.
+resolved. Routed: ``Dispatcher`` sends it on a route, ``Failover`` on another one when peers are lost. Finished: its end
+is in the client's outbox.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.slow_readers import OutputStream
 from services.processor.served_models import generation_of
-from services.processor.tracing import RequestTrace
+from services.processor.tracing import NO_TRACE, RequestTrace
 from services.ring.delivery import Delivery
 from services.ring.model_generations import Generation
 from services.ring.poison import PoisonTracker
@@ -118,8 +118,7 @@ class Request:
     arrived_at: float
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
-    trace: RequestTrace | None = None
-    """None if it is not traced."""
+    trace: RequestTrace = NO_TRACE
     message: RequestMessage | None = None
     """The client's message; None until the limits are checked, and again from admission on."""
 
@@ -187,6 +186,8 @@ class Request:
     def finish(self) -> None:
         """The end is in the outbox. Free the large fields now: a slow client may take the end much later."""
         self.finished = True
+        if self.deadline_timer is not None:
+            self.deadline_timer.cancel()
         self.message = self._resolved = self._delivery = None
 
     def heard(self) -> None:

@@ -109,27 +109,19 @@ class ServedModels:
         preferred: Callable[[], Sequence[Generation]],
         no_route_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``preferred``: the generations that take new requests at present, the best first.
-
-        ``no_route_reason``: why no request can be routed; None if requests can be.
-        """
+        """``no_route_reason``: why no request can be routed; None if requests can be."""
         self._max_generations = max_generations
-        self._preferred = preferred
-        self._no_route_reason = no_route_reason
-        self._held: Generations[Generation, ServedModel] = Generations(max_generations)
-        self._fetches = TokenizerFetcher(_codec_of)
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def preferred(self) -> Sequence[Generation]:
+        self.preferred = preferred
         """The generations that take new requests at present, the best first."""
-        return self._preferred()
+        self._no_route_reason = no_route_reason
+        self.held: Generations[Generation, ServedModel] = Generations(max_generations)
+        """Every model that is held; requests in flight enter and leave it."""
+        self._fetches = TokenizerFetcher(_codec_of)
 
     @property
     def no_route_reason(self) -> str:
         """Why no new request can be routed at present; empty if requests can be."""
-        return "" if self._preferred() else self._no_route_reason() or "no engine is attached"
+        return "" if self.preferred() else self._no_route_reason() or "no engine is attached"
 
     def refuse_without_model(self) -> Refused:
         """Refuses a request while no model is known."""
@@ -139,12 +131,12 @@ class ServedModels:
     @property
     def request_limits(self) -> MessageLimits:
         """Limits of a message with a request: the widest of all models."""
-        return _widest(held.limits.request for held in self._held.values())
+        return _widest(held.limits.request for held in self.held.values())
 
     @property
     def lookup_limits(self) -> MessageLimits:
         """Limits of a message to ``Tokenize`` or ``Detokenize``: the widest of all models."""
-        return _widest(held.limits.lookup for held in self._held.values())
+        return _widest(held.limits.lookup for held in self.held.values())
 
     async def learn(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Ask an engine for its model, and fetch the tokenizer if it is new.
@@ -153,7 +145,7 @@ class ServedModels:
         answer.
         """
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
-        if generation_of(model) not in self._held:
+        if generation_of(model) not in self.held:
             digest = model.tokenizer_digest
             await self._fetches.get(digest, stub, lambda: self._codec(model), lambda codec: self.add(model, codec))
             if (codec := self._codec(model)) is not None:
@@ -163,11 +155,11 @@ class ServedModels:
     def add(self, model: engine_pb2.GetModelResponse, codec: TextCodec) -> None:
         """Hold an engine's model; raises ``LinkRefused`` while there is no room for one more."""
         generation = generation_of(model)
-        if generation in self._held:
+        if generation in self.held:
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
         served_model = ServedModel(model, codec.tokenizer, codec.chat, limits)
-        if not self._held.learn(generation, PeerId(model.name, model.incarnation), served_model):
+        if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
             raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
         log.info(
             "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
@@ -175,18 +167,15 @@ class ServedModels:
 
     def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """An engine was linked; raises ``LinkRefused`` if its model was dropped since it was learned."""
-        if not self._held.engine_up(engine, generation_of(model)):
+        if not self.held.engine_up(engine, generation_of(model)):
             raise LinkRefused(f"its model was dropped for later ones: {self._limit()} reached")
 
     def _limit(self) -> str:
         return f"limit of {self._max_generations} models (--max-generations)"
 
-    def engine_down(self, engine: PeerId) -> None:
-        self._held.engine_down(engine)
-
     def served(self) -> list[ServedModel]:
         """The models of engines that take work, the newest first; every model held if there are none."""
-        preferred, held = set(self._preferred()), self._held.values()
+        preferred, held = set(self.preferred()), self.held.values()
         return [each for each in held if each.generation in preferred] or held
 
     @property
@@ -196,7 +185,7 @@ class ServedModels:
 
     def for_new(self, name: str = "") -> ServedModel | None:
         """The model for a new request that asks for ``name``; None while no engine takes work."""
-        return find_model(name, [held for generation in self._preferred() if (held := self._held.get(generation))])
+        return find_model(name, [held for generation in self.preferred() if (held := self.held.get(generation))])
 
     def for_resume(self, name: str, digest: str) -> ServedModel | None:
         """The model that a request began on; None if it is not held.
@@ -204,24 +193,14 @@ class ServedModels:
         Engines may serve one model under several names: a request for any of them (``name`` is empty) goes to one that
         takes work, if there is one.
         """
-        held = [each for each in self._held.values() if each.model.model_digest == digest]
+        held = [each for each in self.held.values() if each.model.model_digest == digest]
         named = [each for each in held if name in ("", each.limits.name)]
-        preferred = self._preferred()
+        preferred = self.preferred()
         return next((each for each in named if each.generation in preferred), named[0] if named else None)
-
-    def holds(self, generation: Generation) -> bool:
-        return generation in self._held
-
-    def enter(self, generation: Generation) -> None:
-        """A request was admitted to a generation, which is held until ``leave``."""
-        self._held.enter(generation)
-
-    def leave(self, generation: Generation) -> None:
-        self._held.leave(generation)
 
     def _codec(self, model: engine_pb2.GetModelResponse) -> TextCodec | None:
         """The codec of another generation with the same tokenizer; None if there is none."""
-        for held in self._held.values():
+        for held in self.held.values():
             if held.model.tokenizer_digest == model.tokenizer_digest:
                 return TextCodec(held.tokenizer, held.chat)
         return None

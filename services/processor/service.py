@@ -65,7 +65,7 @@ class InferenceService:
         self._intake = intake
         self._queue = queue
         self._metrics = metrics
-        self._limits = limits
+        self.limits = limits
         self._tenant_header = tenant_header
         self._policies = policies
 
@@ -123,7 +123,7 @@ class InferenceService:
 
     async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
-        loop, age, grace = asyncio.get_running_loop(), self._limits.max_age, self._limits.drain_grace
+        loop, age, grace = asyncio.get_running_loop(), self.limits.max_age, self.limits.drain_grace
         timers = loop.call_later(age, stream.drain), loop.call_later(age + grace, stream.end_when_idle)
         try:
             end = await self._serve_session(stream, incoming, context)
@@ -164,7 +164,7 @@ class InferenceService:
             try:
                 frame = await self._parse(inference_pb2.SessionRequest, data, stream.tenant)
             except Refused as refused:
-                self._intake.refuse_frame(stream, ordinal, refused.status)
+                self._intake.refuse(stream, "", ordinal, refused.status)
             else:
                 self._intake.session_frame(stream, frame, ordinal, arrived_at)
                 del frame  # the queue keeps its own copy
@@ -201,9 +201,9 @@ class InferenceService:
         self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], reader: asyncio.Task[None]
     ) -> None:
         limits = inference_pb2.SessionLimits(
-            max_live_requests=self._limits.max_live_requests,
-            max_message_bytes=self._limits.max_message_bytes,  # not the model's limit: a session outlives models
-            stall_timeout_ms=round(self._limits.stall_timeout * 1000),
+            max_live_requests=self.limits.max_live_requests,
+            max_message_bytes=self.limits.max_message_bytes,  # not the model's limit: a session outlives models
+            stall_timeout_ms=round(self.limits.stall_timeout * 1000),
         )
         await self._send(stream, context, inference_pb2.SessionResponse(limits=limits))
         reader.add_done_callback(lambda _: stream.wake.set())
@@ -214,7 +214,7 @@ class InferenceService:
             if (self._intake.draining or stream.draining) and not draining_sent:
                 draining_sent = True
                 draining = inference_pb2.SessionResponse()
-                draining.draining.grace_ms = round(self._limits.drain_grace * 1000)
+                draining.draining.grace_ms = round(self.limits.drain_grace * 1000)
                 await self._send(stream, context, draining)
             while (frame := stream.take()) is not None:
                 packed, frame = frame.SerializeToString(), None
@@ -232,10 +232,10 @@ class InferenceService:
             await abort(context, refused.status)
 
     async def _send(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
-        await stream.write(context.write, response, self._limits.stall_timeout)
+        await stream.write(context.write, response, self.limits.stall_timeout)
 
     def _stalled(self, stream: ClientStream) -> Status:
-        reason = stream.stall_reason(self._limits.stall_timeout)
+        reason = stream.stall_reason(self.limits.stall_timeout)
         log.info("client stalled", reason=reason)
         end_call_soon()
         return Status(Code.RESOURCE_EXHAUSTED, f"the client does not read: {reason}", given_reason=Reason.STALLED)

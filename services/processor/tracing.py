@@ -29,28 +29,54 @@ _NO_ERRORS = {Code.CANCELLED: FinishReason.CANCELLED, Code.DEADLINE_EXCEEDED: Fi
 class RequestTraces:
     """Decides which requests are traced, and begins their traces."""
 
-    def __init__(self, tracing: Tracing) -> None:
+    def __init__(self, tracing: Tracing | None) -> None:
+        """Without ``tracing`` no request is traced."""
         self._tracing = tracing
 
-    def begin(
-        self, carrier: Mapping[str, str], traceparent: str, request_id: str, arrived_at: float
-    ) -> RequestTrace | None:
-        """The trace of a request; None if it is not sampled.
+    def begin(self, carrier: Mapping[str, str], traceparent: str, request_id: str, arrived_at: float) -> RequestTrace:
+        """The trace of a request; ``NO_TRACE`` if it is not sampled.
 
         ``traceparent`` is the request's own, and takes precedence over the ``carrier`` of its stream.
         """
+        if self._tracing is None:
+            return NO_TRACE
         if 0 < len(traceparent) <= MAX_TRACEPARENT:
             carrier = {"traceparent": traceparent}
         span = self._tracing.begin("request", carrier, arrived_at)
         if span is None:
-            return None
+            return NO_TRACE
         span.set_attribute("ringline.request_id", request_id)
-        return RequestTrace(self._tracing, span, arrived_at)
+        return _SampledTrace(self._tracing, span, arrived_at)
 
 
 class RequestTrace:
-    """The trace of one request, from its arrival until its end is written."""
+    """The trace of one request, from its arrival until its end is written. This one records nothing."""
 
+    traceparent = ""
+    """Sent on to engines and detokenizers."""
+
+    def admitted(self, prompt_tokens: int, model: str) -> None: ...
+
+    def routed(self, route: Route, epoch: int, changed: str = "", reason: str = "") -> None:
+        """The request was given a route; ``changed``: what differs from its last route (empty for the first)."""
+
+    def finished(self, usage: inference_pb2.Usage, delivery: Delivery, first_delta_at: float | None) -> None:
+        """Every choice has ended; its end is still to be delivered."""
+
+    def refused(self, refused: inference_pb2.Refused) -> None:
+        """The request ended before it was admitted; its end is still to be delivered."""
+
+    def refused_at_once(self, status: Status) -> None:
+        """The request was refused on arrival: the trace ends here."""
+
+    def delivered(self) -> None:
+        """The request's end is written, or its client has gone."""
+
+
+NO_TRACE = RequestTrace()
+
+
+class _SampledTrace(RequestTrace):
     def __init__(self, tracing: Tracing, span: Span, arrived_at: float) -> None:
         self._tracing = tracing
         self._span = span
@@ -59,7 +85,6 @@ class RequestTrace:
         self._first_delta_at: float | None = None
         self._tokens = 0
         self.traceparent = tracing.traceparent(span)
-        """Sent on to engines and detokenizers."""
 
     def admitted(self, prompt_tokens: int, model: str) -> None:
         tokens = {"gen_ai.usage.input_tokens": prompt_tokens}
@@ -67,7 +92,6 @@ class RequestTrace:
         self._span.set_attributes({**tokens, "gen_ai.request.model": model})
 
     def routed(self, route: Route, epoch: int, changed: str = "", reason: str = "") -> None:
-        """The request was given a route; ``changed``: what differs from its last route (empty for the first)."""
         self._events += 1
         if self._events > MAX_EVENTS:
             return
@@ -81,7 +105,6 @@ class RequestTrace:
         self._span.add_event("failover" if changed else "submitted", attributes, self._now())
 
     def finished(self, usage: inference_pb2.Usage, delivery: Delivery, first_delta_at: float | None) -> None:
-        """Every choice has ended; its end is still to be delivered."""
         self._first_delta_at, self._tokens = first_delta_at, usage.completion_tokens
         ends = [state.end for state in delivery.choices.values() if state.end is not None]
         self._span.set_attributes(
@@ -97,16 +120,13 @@ class RequestTrace:
             self._failed(FinishReason.ERROR.name, error.code)
 
     def refused(self, refused: inference_pb2.Refused) -> None:
-        """The request ended before it was admitted; its end is still to be delivered."""
         self._refused(status_from_proto(refused.status))
 
     def refused_at_once(self, status: Status) -> None:
-        """The request was refused on arrival: the trace ends here."""
         self._refused(status)
         self._span.end(self._now())
 
     def delivered(self) -> None:
-        """The request's end is written, or its client has gone."""
         now = time.monotonic()
         if self._first_delta_at is not None:
             attributes = {"gen_ai.usage.output_tokens": self._tokens}

@@ -69,14 +69,6 @@ class Delivery:
         """The number of ids of each unfinished choice, as a Redirect carries them."""
         return {choice: len(ids) for choice, ids in self.unfinished().items()}
 
-    def prefilled(self, epoch: int, cached_tokens: int) -> bool:
-        """Record prompt progress; the first report sets ``cached_tokens``. Returns whether ``epoch`` is current."""
-        if epoch != self.epoch:
-            return False
-        if self.cached_tokens is None:
-            self.cached_tokens = cached_tokens
-        return True
-
     def delta(self, epoch: int, choice: int, first_position: int, ids: Sequence[int]) -> Verdict:
         """Judge a delta, and keep its ids if it is accepted."""
         state = self._unfinished_choice(epoch, choice)

@@ -49,7 +49,7 @@ class DynamicThreshold:
                 del self._held[tenant]
 
 
-class TenantMemoryQuota:
+class TenantMemoryQuota(DynamicThreshold):
     """A dynamic threshold over the bytes that requests hold in memory; refuses with RESOURCE_EXHAUSTED."""
 
     def __init__(self, field: str, who: str, what: str, most: int, retry_after_ms: Callable[[str], int]) -> None:
@@ -58,34 +58,19 @@ class TenantMemoryQuota:
         The message of a refusal names the request's ``field``, the process (``who``) and what the bytes hold
         (``what``).
         """
+        super().__init__(most)
         self._field, self._who, self._what = field, who, what
         self._retry_after_ms = retry_after_ms
-        self._threshold = DynamicThreshold(most)
-
-    def resize(self, most: int) -> None:
-        self._threshold.most = most
-
-    @property
-    def most(self) -> int:
-        """Bytes that all tenants together may hold."""
-        return self._threshold.most
 
     def check(self, tenant: str, wanted: int, freed: int = 0) -> None:
         """Raise ``Refused`` unless a tenant may hold ``wanted`` more bytes after giving back ``freed``."""
-        threshold = self._threshold
-        if not threshold.has_room(tenant, wanted, freed):
-            free = max(0, threshold.most - threshold.total + freed)
+        if not self.has_room(tenant, wanted, freed):
+            free = max(0, self.most - self.total + freed)
             raise Refused(
                 Code.RESOURCE_EXHAUSTED,
                 f"{self._field}: this request takes {wanted} bytes of {self._what}, and this tenant's others "
-                f"{threshold.held(tenant) - freed}; together they may take no more than {self._who} has free, "
-                f"now {free} of {threshold.most} bytes; retry later or ask for less",
+                f"{self.held(tenant) - freed}; together they may take no more than {self._who} has free, "
+                f"now {free} of {self.most} bytes; retry later or ask for less",
                 retry_after_ms=self._retry_after_ms(tenant),
                 reason=Reason.QUOTA,
             )
-
-    def take(self, tenant: str, size: int) -> None:
-        self._threshold.take(tenant, size)
-
-    def give_back(self, tenant: str, size: int) -> None:
-        self._threshold.give_back(tenant, size)

@@ -68,7 +68,7 @@ class Reason(enum.IntEnum):
     UNSUPPORTED = 24
 
 
-_USUAL_REASONS = {
+USUAL_REASONS = {
     Code.CANCELLED: Reason.CANCELLED,
     Code.UNKNOWN: Reason.INTERNAL,
     Code.INVALID_ARGUMENT: Reason.INVALID_FIELD,
@@ -83,11 +83,7 @@ _USUAL_REASONS = {
     Code.UNAVAILABLE: Reason.NOT_READY,
     Code.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
 }
-
-
-def usual_reason(code: Code) -> Reason:
-    """The reason of an error that gives only a code."""
-    return _USUAL_REASONS[code]
+"""The reason of an error that gives only a code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ class Status:
 
     @property
     def reason(self) -> Reason:
-        return self.given_reason or usual_reason(self.code)
+        return self.given_reason or USUAL_REASONS[self.code]
 
 
 class Refused(Exception):

@@ -69,12 +69,9 @@ def check_requires(required: Sequence[str], known: Collection[str]) -> None:
     if len(required) > MAX_REQUIRED_CAPABILITIES:
         raise invalid_field("requires", f"{len(required)} names: expected at most {MAX_REQUIRED_CAPABILITIES}")
     for index, name in enumerate(required):
-        if len(name.encode()) > MAX_CAPABILITY_BYTES:
-            raise invalid_field(
-                f"requires[{index}]", f"{len(name.encode())} bytes: expected at most {MAX_CAPABILITY_BYTES}"
-            )
+        field, size = f"requires[{index}]", len(name.encode())
+        if size > MAX_CAPABILITY_BYTES:
+            raise invalid_field(field, f"{size} bytes: expected at most {MAX_CAPABILITY_BYTES}")
         if name not in known:
-            field = f"requires[{index}]"
-            problem = f"{name!r} is not known here: expected some of {', '.join(sorted(known))}"
-            message = f"{field}: {problem}"
+            message = f"{field}: {name!r} is not known here: expected some of {', '.join(sorted(known))}"
             raise Refused(Code.FAILED_PRECONDITION, message, reason=Reason.CAPABILITY_MISSING, field=field)

@@ -194,8 +194,8 @@ class Ledgers:
 
     def resize(self, *, max_logprob_bytes: int, max_id_bytes: int) -> None:
         """Set the bounds, known only after the engine has measured its memory."""
-        self._logprobs.resize(max_logprob_bytes)
-        self._ids.resize(max_id_bytes)
+        self._logprobs.most = max_logprob_bytes
+        self._ids.most = max_id_bytes
 
     def __len__(self) -> int:
         return len(self._entries)

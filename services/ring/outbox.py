@@ -29,10 +29,10 @@ class ChoiceUpdate:
     """Deltas of one choice that the reader has not been sent yet, and its end."""
 
     first_position: int
-    ids: list[int]
-    texts: list[str]
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     """One text per delta."""
-    counts: list[int]
+    counts: list[int] = field(default_factory=list)
     """Number of ids, one per delta."""
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
@@ -120,17 +120,15 @@ class RequestUpdate:
 
     def cut(self, room: int) -> tuple[RequestUpdate | None, int]:
         """Keep about ``room`` bytes, at least one item; returns the remainder, if any, and the bytes kept."""
-        used = _REQUEST_BYTES + self.opening_bytes
+        begun = _REQUEST_BYTES + self.opening_bytes
+        whole = begun + sum(part.wire_bytes for part in self.choices.values())
         if self.prompt_logprobs is not None:
-            used += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
-        whole = used
-        for part in self.choices.values():
-            whole += part.wire_bytes
+            whole += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         if whole <= room:
             return None, whole
         rest = RequestUpdate(self.request_id, self.epoch)
         choices, self.choices = self.choices, {}
-        used = _REQUEST_BYTES + self.opening_bytes + self._cut_prompt(rest, room - _REQUEST_BYTES - self.opening_bytes)
+        used = begun + self._cut_prompt(rest, room - begun)
         if rest.prompt_logprobs is not None:
             rest.choices = choices
         else:
@@ -210,7 +208,10 @@ class Outboxes:
 
 
 class Outbox:
-    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``."""
+    """The unread updates for one reader, in the order in which requests first had one. Made by ``Outboxes.open``.
+
+    A client's has no epochs: accepted output is never replaced.
+    """
 
     def __init__(self, outboxes: Outboxes) -> None:
         self._outboxes = outboxes
@@ -230,63 +231,60 @@ class Outbox:
     def delta(
         self,
         request_id: str,
-        epoch: int,
         choice: int,
         first_position: int,
         ids: Sequence[int],
         text: str,
         logprobs: PackedLogprobs | None = None,
+        *,
+        epoch: int = 0,
     ) -> None:
         """Add tokens and the text they complete, following those held. Takes ownership of ``logprobs``."""
         if (update := self._of(request_id, epoch)) is not None:
             size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
-            held = _DELTA_HELD + _ID_HELD * len(ids)
             if logprobs is not None:
                 size += len(logprobs) * logprobs.entry_bytes
-            part = update.choices.get(choice)
-            if part is None:
-                size += _CHOICE_BYTES
-                update.choices[choice] = ChoiceUpdate(first_position, [*ids], [text], [len(ids)], logprobs, size)
-                self._grow(update, size + held + _CHOICE_HELD)
-            else:
-                part.add(ids, text, logprobs, size)
-                self._grow(update, size + held)
+            held = size + _DELTA_HELD + _ID_HELD * len(ids)
+            if (part := update.choices.get(choice)) is None:
+                part = update.choices[choice] = ChoiceUpdate(first_position)
+                held += _CHOICE_HELD + _CHOICE_BYTES
+            part.add(ids, text, logprobs, size)
+            self._grow(update, held)
 
-    def end(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
+    def end(self, request_id: str, choice: int, end: ChoiceEnd, *, epoch: int = 0) -> None:
         """End a choice; nothing may follow."""
         if (update := self._of(request_id, epoch)) is not None:
-            part = update.choices.get(choice)
-            if part is None:
-                part = update.choices[choice] = ChoiceUpdate(end.position, [], [], [])
+            if (part := update.choices.get(choice)) is None:
+                part = update.choices[choice] = ChoiceUpdate(end.position)
                 self._grow(update, _CHOICE_HELD + _CHOICE_BYTES)
             part.end = end
 
-    def open(self, request_id: str, epoch: int, opening: object, size: int) -> None:
+    def open(self, request_id: str, opening: object, size: int) -> None:
         """Set the message that is sent first; ``size``: its bytes on the wire."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.opening, update.opening_bytes = opening, size
             self._grow(update, size)
 
-    def prefill(self, request_id: str, epoch: int, prefill: Prefill) -> None:
+    def prefill(self, request_id: str, prefill: Prefill, *, epoch: int = 0) -> None:
         if (update := self._of(request_id, epoch)) is not None:
             update.prefill = prefill
             self._grow(update, 0)
 
-    def prompt_logprobs(self, request_id: str, epoch: int, offset: int, scores: PackedLogprobs) -> None:
+    def prompt_logprobs(self, request_id: str, offset: int, scores: PackedLogprobs, *, epoch: int = 0) -> None:
         """Takes ownership of ``scores``."""
         if (update := self._of(request_id, epoch)) is not None:
             update.add_prompt_logprobs(offset, scores)
             self._grow(update, update.measure() - max(update.held, _REQUEST_HELD))
 
-    def notice(self, request_id: str, epoch: int, notice: object) -> None:
+    def notice(self, request_id: str, notice: object) -> None:
         """Add a message that is sent before the deltas."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.notices.append(notice)
             self._grow(update, _NOTICE_HELD)
 
-    def close(self, request_id: str, epoch: int, closing: object) -> None:
+    def close(self, request_id: str, closing: object) -> None:
         """Set the message that is sent last."""
-        if (update := self._of(request_id, epoch)) is not None:
+        if (update := self._of(request_id)) is not None:
             update.closing = closing
             self._grow(update, 0)
 
@@ -325,7 +323,7 @@ class Outbox:
                 self._taken -= rest.held
         return taken
 
-    def _of(self, request_id: str, epoch: int) -> RequestUpdate | None:
+    def _of(self, request_id: str, epoch: int = 0) -> RequestUpdate | None:
         """The update to add to; None if closed or a higher epoch is held. What is held of a lower epoch is dropped."""
         update = self._updates.get(request_id)
         if self.closed:

@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Container
 
 from services.ring.identity import PeerId
 
@@ -53,10 +53,10 @@ class PoisonTracker:
         """Engines that died while they had the request."""
         return len(self._computing) + len(self._waiting)
 
-    def blame(self, now: float, limit: int, attached: Callable[[PeerId], bool]) -> Blame:
-        """``limit``: the request is poison once this many engines have died computing it."""
-        self._computing = {engine: at for engine, at in self._computing.items() if not attached(engine)}
-        self._waiting = {engine for engine in self._waiting if not attached(engine)}
+    def blame(self, now: float, limit: int, attached: Container[PeerId]) -> Blame:
+        """``limit``: the request is poison once this many engines have died computing it; those ``attached`` live."""
+        self._computing = {engine: at for engine, at in self._computing.items() if engine not in attached}
+        self._waiting = {engine for engine in self._waiting if engine not in attached}
         if len(self._waiting) >= WAITING_FACTOR * limit:
             return Blame.POISON
         if len(self._computing) < limit:

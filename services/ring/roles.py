@@ -98,7 +98,9 @@ class Identities:
         """The principal of a certificate with these names; raises ``Refused`` if none of them maps to a role."""
         names = sorted(set(names))
         grants = [grant for name in names for grant in self._grants(name)]
-        shown = ", ".join(name[:_SHOWN_LENGTH] for name in _identifying(names)[:_SHOWN_NAMES]) or "no name"
+        # A URI names an identity, a DNS name only a host.
+        identifying = [name for name in names if "://" in name] or names
+        shown = ", ".join(name[:_SHOWN_LENGTH] for name in identifying[:_SHOWN_NAMES]) or "no name"
         if not grants:
             problem = f"the certificate of {shown} has no role in this ring"
             raise Refused(Code.PERMISSION_DENIED, f"{problem}: expected the name {' or '.join(self._roles)}")
@@ -109,8 +111,3 @@ class Identities:
             return [Grant(role) for role in sorted(self._roles[name])]
         identity, _, peer = name.rpartition("/")
         return [Grant(role, peer) for role in sorted(self._roles.get(identity, ())) if PEER_NAME.fullmatch(peer)]
-
-
-def _identifying(names: list[str]) -> list[str]:
-    """Return the URIs if there are any, else all: a URI names an identity, a DNS name only a host."""
-    return [name for name in names if "://" in name] or names

@@ -1,27 +1,22 @@
 """The process of all hostile clients, separate from the one that measures.
 
-Each line of standard input is an ``Order`` as JSON, answered by a line with an ``AttackResult``. Lingering clients stay
-connected until the next line.
+It carries out an ``Order``, answered by an ``AttackResult``. Lingering clients stay connected until the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from tests.abuse.client import Attack, HostileClient
 from tests.abuse.memory_attacks import MEMORY_ATTACKS
 from tests.abuse.stuck_attacks import STUCK_ATTACKS
+from tests.orders import carrying_out, serve
 
 ATTACKS: tuple[Attack, ...] = (*MEMORY_ATTACKS, *STUCK_ATTACKS)
-_LONGEST_LINE = 16 << 20
-DISCONNECT = "disconnect"
-"""Sent instead of an order: close all connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +47,13 @@ class AttackResult:
 @asynccontextmanager
 async def attackers(niceness: int) -> AsyncIterator[Callable[[Order | None], Awaitable[AttackResult | None]]]:
     """Run the process; yields a function that carries out an order, or for None closes all connections."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.abuse.attackers", str(niceness)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LONGEST_LINE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    to, of = process.stdin, process.stdout
+    async with carrying_out("tests.abuse.attackers", niceness) as send:
 
-    async def carry_out(order: Order | None) -> AttackResult | None:
-        to.write(json.dumps(DISCONNECT if order is None else asdict(order)).encode() + b"\n")
-        await to.drain()
-        if not (line := await of.readline()):
-            raise RuntimeError(f"the process of the attackers ended with {await process.wait()}")
-        return None if order is None else AttackResult(**json.loads(line))
+        async def carry_out(order: Order | None) -> AttackResult | None:
+            made = await send(order and asdict(order))
+            return made and AttackResult(**made)
 
-    try:
         yield carry_out
-    finally:
-        to.close()
-        process.kill()
-        await process.wait()
 
 
 def find(name: str, service: str) -> Attack:
@@ -103,22 +82,20 @@ async def _attack(order: Order) -> tuple[AttackResult, list[HostileClient]]:
     return made, clients
 
 
-async def _serve() -> None:
-    """Carry out orders until standard input ends."""
-    loop = asyncio.get_running_loop()
+async def main() -> None:
     clients: list[HostileClient] = []
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        asked = json.loads(line)
+
+    async def carry_out(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+        nonlocal clients
         for client in clients:
             await client.disconnect()
-        answer: object = None
-        if asked != DISCONNECT:
-            asked["attacks"] = [tuple(one) for one in asked["attacks"]]
-            made, clients = await _attack(Order(**asked))
-            answer = asdict(made)
-        print(json.dumps(answer), flush=True)
+        if asked is None:
+            return None
+        made, clients = await _attack(Order(**asked))
+        return asdict(made)
+
+    await serve(carry_out)
 
 
 if __name__ == "__main__":
-    os.nice(int(sys.argv[1]))
-    asyncio.run(_serve())
+    asyncio.run(main())

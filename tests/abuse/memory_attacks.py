@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Iterable
 from functools import cache
+from typing import Any
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
@@ -14,7 +15,7 @@ from ringline.types.v1 import link_pb2, sampling_pb2
 
 from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
-from tests.abuse.wire import Connection, message
+from tests.abuse.wire import Connection, field, message
 
 LARGE = (4 << 20) - 64
 """Bytes of a message just below the default limit."""
@@ -33,76 +34,48 @@ _DECODE_TIME = 1.0
 # To the processor
 
 
-@cache
-def _empty_messages(size: int) -> bytes:
-    """A chat of empty messages, which take two bytes each on the wire."""
-    chat = b"\x0a\x00" * (size // 2)
-    return b"\x32" + _varint(len(chat)) + chat
+_WIDE: tuple[tuple[Callable[[int], inference_pb2.GenerateRequest], int], ...] = (
+    (lambda count: _request(stopping={"stop": ["s"] * count, "bad_words": ["b"] * count}), 1_000_000),
+    (lambda count: _request(sampling={"logit_bias": dict.fromkeys(range(count), 1.0)}), 500_000),
+    (lambda count: _request(resume={"choices": [{}] * count}), 4_000_000),
+    (lambda count: _request(chat={"messages": [{"role": "assistant", "tool_calls": [{}] * count}]}), 4_000_000),
+    (lambda count: _request(token_ids={"ids": [7] * count}), 16_000_000),
+)
+"""Requests with a field of many items, and how many fit."""
+
+
+def _request(**fields: Any) -> inference_pb2.GenerateRequest:
+    prompt = {} if fields.keys() & {"chat", "token_ids"} else {"text": "a"}
+    return inference_pb2.GenerateRequest(**prompt, **fields)
 
 
 @cache
-def _many(make: Callable[[int], inference_pb2.GenerateRequest], count: int) -> bytes:
+def _wide(index: int) -> bytes:
+    make, count = _WIDE[index]
     return make(count).SerializeToString()
 
 
-def _stops(count: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        text="a", stopping=inference_pb2.StoppingParams(stop=["s"] * count, bad_words=["b"] * count)
-    )
+def _asks(method: str, make: Callable[[HostileClient], bytes]) -> Act:
+    """A call with one message."""
+
+    async def act(client: HostileClient) -> None:
+        await client.ask(INFERENCE + method, make(client))
+
+    return act
 
 
-def _biases(count: int) -> inference_pb2.GenerateRequest:
-    sampling = inference_pb2.SamplingParams(logit_bias=dict.fromkeys(range(count), 1.0))
-    return inference_pb2.GenerateRequest(text="a", sampling=sampling)
+def _empty_chat(number: int) -> Callable[[HostileClient], bytes]:
+    """A chat of empty messages, which take two bytes each on the wire, in the field of that number."""
+    return lambda _: field(number, b"\x0a\x00" * (LARGE // 2))
 
 
-def _resumes(count: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(
-        text="a", resume=inference_pb2.Resume(choices=[sampling_pb2.ResumedChoice()] * count)
-    )
-
-
-def _calls(count: int) -> inference_pb2.GenerateRequest:
-    chat = inference_pb2.Chat(
-        messages=[inference_pb2.ChatMessage(role="assistant", tool_calls=[inference_pb2.ToolCall()] * count)]
-    )
-    return inference_pb2.GenerateRequest(chat=chat)
-
-
-def _ids(count: int) -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(token_ids=sampling_pb2.TokenIds(ids=[7] * count))
-
-
-_WIDE: tuple[tuple[Callable[[int], inference_pb2.GenerateRequest], int], ...] = (
-    (_stops, 1_000_000),
-    (_biases, 500_000),
-    (_resumes, 4_000_000),
-    (_calls, 4_000_000),
-    (_ids, 16_000_000),
-)
-
-
-async def _empty_chats(client: HostileClient) -> None:
-    await client.ask(INFERENCE + "Generate", _empty_messages(LARGE))
-
-
-async def _empty_chats_to_tokenize(client: HostileClient) -> None:
-    chat = _empty_messages(LARGE)
-    await client.ask(INFERENCE + "Tokenize", b"\x1a" + chat[1:])
-
-
-async def _wide_fields(client: HostileClient) -> None:
-    await client.ask(INFERENCE + "Generate", _many(*client.rng.choice(_WIDE)))
-
-
-async def _detokenize(client: HostileClient) -> None:
+def _ids(client: HostileClient) -> bytes:
     ids = bytes((5 + client.rng.randrange(100),)) * LARGE
-    await client.ask(INFERENCE + "Detokenize", b"\x12" + _varint(len(ids)) + ids)
+    return field(inference_pb2.DetokenizeRequest.TOKEN_IDS_FIELD_NUMBER, ids)
 
 
-async def _tokenize(client: HostileClient) -> None:
-    text = b"Once upon a time " * (LARGE // 17)
-    await client.ask(INFERENCE + "Tokenize", b"\x12" + _varint(len(text)) + text)
+def _text(size: int) -> bytes:
+    return inference_pb2.TokenizeRequest(text="Once upon a time " * (size // 17)).SerializeToString()
 
 
 async def _unread_answers(client: HostileClient) -> None:
@@ -133,10 +106,9 @@ async def _unread_refusals(client: HostileClient) -> None:
 async def _unread_lookups(client: HostileClient) -> None:
     """Tokenize calls whose answers nobody reads."""
     connection = await client.lasting_connection(window=0, reads=False)
-    text = b"Once upon a time " * (MEDIUM // 17)
     for _ in range(STREAMS):
         stream = await connection.call(INFERENCE + "Tokenize", _tenant(client))
-        await connection.send(stream, message(b"\x12" + _varint(len(text)) + text), last=True)
+        await connection.send(stream, message(_text(MEDIUM)), last=True)
 
 
 # To the engine
@@ -297,20 +269,16 @@ def _tenant(client: HostileClient) -> dict[str, str]:
     return {"x-ringline-tenant": f"hostile-{client.number}"}
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*out, value))
-
-
 MEMORY_ATTACKS = (
-    Attack("empty chats", "processor", _empty_chats),
-    Attack("empty chats to tokenize", "processor", _empty_chats_to_tokenize),
-    Attack("wide fields", "processor", _wide_fields),
-    Attack("detokenize", "processor", _detokenize),
-    Attack("tokenize", "processor", _tokenize),
+    Attack("empty chats", "processor", _asks("Generate", _empty_chat(inference_pb2.GenerateRequest.CHAT_FIELD_NUMBER))),
+    Attack(
+        "empty chats to tokenize",
+        "processor",
+        _asks("Tokenize", _empty_chat(inference_pb2.TokenizeRequest.CHAT_FIELD_NUMBER)),
+    ),
+    Attack("wide fields", "processor", _asks("Generate", lambda client: _wide(client.rng.randrange(len(_WIDE))))),
+    Attack("detokenize", "processor", _asks("Detokenize", _ids)),
+    Attack("tokenize", "processor", _asks("Tokenize", lambda _: _text(LARGE))),
     Attack("unread answers", "processor", _unread_answers, lingers=True, fills=True),
     Attack("unread refusals", "processor", _unread_refusals, rounds=4, lingers=True),
     Attack("unread lookups", "processor", _unread_lookups, rounds=2, lingers=True),

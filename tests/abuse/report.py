@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +147,9 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "latency_ms": {name: round(1000 * quantile(result.latencies, share)) for name, share in _SHARES.items()},
         "first_token_ms": {name: round(1000 * quantile(result.first_tokens, share)) for name, share in _SHARES.items()},
         "services": {name: vars(reading) for name, reading in phase.services.items()},
-        "attack": None if phase.made is None else _made_json(phase.made),
+        "attack": phase.made and asdict(phase.made),
         "seconds_to_release": round(phase.seconds_to_release, 2),
     }
-
-
-def _made_json(made: AttackResult) -> dict[str, Any]:
-    return {"rounds": made.rounds, "sent_bytes": made.sent, "connections_lost": made.lost, "errors": made.errors}
 
 
 _SHARES = {"p50": 0.5, "p99": 0.99}

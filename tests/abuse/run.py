@@ -22,10 +22,10 @@ from tests.abuse.crowd import full_engine
 from tests.abuse.load import OpenLoop
 from tests.abuse.report import Phase, Report, ServiceReading
 from tests.abuse.service import Probe, Service, excess_over
-from tests.chaos.fleet import Process, wait_serving
 from tests.chaos.load import record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.workload import pool
+from tests.processes import Process
 from tests.ring import MODEL
 
 BUDGET = 1 << 30
@@ -116,7 +116,8 @@ async def fleet(directory: Path) -> AsyncIterator[Target]:
     try:
         for process in processes.values():
             process.start()
-        await wait_serving(processes.values())
+        for process in processes.values():
+            await process.wait_serving()
         services = {
             kind: Service(kind, process.address, process.pid, f"http://127.0.0.1:{ports[kind]}/metrics")
             for kind, process in processes.items()

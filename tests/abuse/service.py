@@ -7,15 +7,14 @@ import contextlib
 import os
 import signal
 import time
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
-from prometheus_client.parser import text_string_to_metric_families
 
 from services.common.links.channels import Endpoint, check_health
-from tests.chaos.fleet import held_resources
+from tests.processes import held_resources
+from tests.ring import metric_values
 
 MIB = 1 << 20
 PROBE_PAUSE = 0.5
@@ -68,22 +67,17 @@ class Service:
 
     async def held(self) -> dict[str, int]:
         """Counts of what it holds, by resource."""
-        found = {"fds": _count(f"/proc/{self.pid}/fd"), "threads": _count(f"/proc/{self.pid}/task")}
-        found |= await asyncio.to_thread(self._series)
+        process = Path(f"/proc/{self.pid}")
+        found = {"fds": len(list((process / "fd").iterdir())), "threads": len(list((process / "task").iterdir()))}
+        values = await asyncio.to_thread(metric_values, self.metrics)
+        found |= {what: int(values[series]) for what, series in _SERIES.items() if series in values}
         if self.kind != "processor":
             try:
-                found |= {
-                    what: count for what, count in vars(await held_resources(self.kind, self.address)).items() if count
-                }
+                held = vars(await held_resources(self.kind, self.address))
+                found |= {what: count for what, count in held.items() if count}
             except grpc.aio.AioRpcError:
                 found["refused load queries"] = 1
         return found
-
-    def _series(self) -> dict[str, int]:
-        with urllib.request.urlopen(self.metrics, timeout=60) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        values = {sample.name: sample.value for family in families for sample in family.samples}
-        return {what: int(values[series]) for what, series in _SERIES.items() if series in values}
 
     def _status(self, name: str) -> int:
         """0 if the process has ended."""
@@ -144,7 +138,3 @@ class Probe:
             self.slowest = max(self.slowest, time.monotonic() - start)
             self.failures += said == "UNREACHABLE"
             await asyncio.sleep(PROBE_PAUSE)
-
-
-def _count(directory: str) -> int:
-    return sum(1 for _ in Path(directory).iterdir())

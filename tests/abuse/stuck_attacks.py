@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from ringline.engine.v1 import engine_pb2
 
@@ -19,6 +20,7 @@ _SLOW_PAUSE = 0.5
 """Seconds between two writes of a slow client."""
 _CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(190)
 HEALTH, REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+_SESSION = INFERENCE + "Session"
 _METHODS = {
     "processor": INFERENCE + "ListModels",
     "engine": ENGINE + "GetModel",
@@ -26,28 +28,16 @@ _METHODS = {
 }
 
 
-async def _unread_sessions(client: HostileClient) -> None:
-    """Sessions without window for their first frame."""
-    connection = await client.lasting_connection(window=0, reads=False)
-    for _ in range(SESSIONS):
-        await connection.call(INFERENCE + "Session")
-    await connection.wait_closed()
+def _silent_calls(method: str, count: int, **connection: Any) -> Act:
+    """Calls that never send a message, nor, with a window of 0, take one."""
 
+    async def act(client: HostileClient) -> None:
+        opened = await client.lasting_connection(**connection)
+        for _ in range(count):
+            await opened.call(method)
+        await opened.wait_closed()
 
-async def _silent_sessions(client: HostileClient) -> None:
-    """Sessions that never send a request."""
-    connection = await client.lasting_connection()
-    for _ in range(SESSIONS):
-        await connection.call(INFERENCE + "Session")
-    await connection.wait_closed()
-
-
-async def _silent_attaches(client: HostileClient) -> None:
-    """Attach calls that never send their Hello."""
-    connection = await client.lasting_connection()
-    for _ in range(SESSIONS):
-        await connection.call(ENGINE + "Attach")
-    await connection.wait_closed()
+    return act
 
 
 async def _superseding_attaches(client: HostileClient) -> None:
@@ -78,26 +68,12 @@ async def _storms(client: HostileClient) -> None:
             await connection.send(stream, message(engine_pb2.AttachRequest(commands=commands).SerializeToString()))
 
 
-def _half_open(service: str) -> Act:
-    async def act(client: HostileClient) -> None:
-        """Calls that never send their message."""
-        connection = await client.lasting_connection()
-        for _ in range(HALF_OPEN):
-            await connection.call(_METHODS[service])
-        await connection.wait_closed()
-
-    return act
-
-
-def _open_and_cancel(service: str) -> Act:
-    async def act(client: HostileClient) -> None:
-        async with client.connection() as connection:
-            for _ in range(MANY):
-                stream = await connection.call(_METHODS[service])
-                await connection.send(stream, message(b""))
-                await connection.reset(stream)
-
-    return act
+async def _open_and_cancel(client: HostileClient) -> None:
+    async with client.connection() as connection:
+        for _ in range(MANY):
+            stream = await connection.call(_METHODS[client.service])
+            await connection.send(stream, message(b""))
+            await connection.reset(stream)
 
 
 async def _watches(client: HostileClient) -> None:
@@ -163,13 +139,16 @@ def _on_all(name: str, act: Act, *, lingers: bool = False, rounds: int = 1_000_0
 
 
 STUCK_ATTACKS = (
-    Attack("unread sessions", "processor", _unread_sessions, lingers=True),
-    Attack("silent sessions", "processor", _silent_sessions),
-    Attack("silent attaches", "engine", _silent_attaches, lingers=True),
+    Attack("unread sessions", "processor", _silent_calls(_SESSION, SESSIONS, window=0, reads=False), lingers=True),
+    Attack("silent sessions", "processor", _silent_calls(_SESSION, SESSIONS)),
+    Attack("silent attaches", "engine", _silent_calls(ENGINE + "Attach", SESSIONS), lingers=True),
     Attack("superseding attaches", "engine", _superseding_attaches, rounds=5, lingers=True),
     Attack("storms", "engine", _storms),
-    *(Attack("half-open calls", service, _half_open(service), lingers=True) for service in _METHODS),
-    *(Attack("open and cancel", service, _open_and_cancel(service)) for service in _METHODS),
+    *(
+        Attack("half-open calls", service, _silent_calls(method, HALF_OPEN), lingers=True)
+        for service, method in _METHODS.items()
+    ),
+    *_on_all("open and cancel", _open_and_cancel),
     *_on_all("watches", _watches),
     *_on_all("unread reflection", _reflections, lingers=True),
     *_on_all("slow handshakes", _slow_handshakes, lingers=True),

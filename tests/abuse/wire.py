@@ -41,6 +41,15 @@ def headers(path: str = "/ringline.inference.v1.InferenceService/ListModels", **
     )
 
 
+def field(number: int, data: bytes) -> bytes:
+    """Of bytes, in a message of protobuf."""
+    size, length = len(data), b""
+    while size > 127:
+        length += bytes([size & 127 | 128])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+
 def message(data: bytes) -> bytes:
     """Add gRPC's length prefix."""
     return b"\0" + struct.pack(">I", len(data)) + data

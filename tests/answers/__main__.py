@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from engine_core.llm import LLM, SamplingParams
 from tests.answers.questions import QUESTIONS
 from tests.engine_core.models.greedy import NEAR
-from tests.ring import start_ring, stop_ring
+from tests.ring import running_ring
 
 CACHE = 512 * 2**20
 THREADS = 8
@@ -84,16 +84,12 @@ def served(checkpoint: Path, tokens: int) -> dict[str, list[Answer]]:
         async with ringline.AsyncClient(address) as client:
             return await asyncio.gather(*(client.generate(messages=_asks(each), **options) for each in QUESTIONS))
 
-    with tempfile.TemporaryDirectory() as folder:
-        flags = ("--dtype", "float32", "--kv-cache-memory-bytes", str(CACHE))
-        ring = start_ring(Path(folder), *flags, model=checkpoint.resolve())
-        try:
-            results = {
-                "Client": blocking(ring.address),
-                "AsyncClient": asyncio.run(asynchronous(ring.address)),
-            }
-        finally:
-            stop_ring(ring)
+    flags = ("--dtype", "float32", "--kv-cache-memory-bytes", str(CACHE))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_ring(Path(folder), *flags, model=checkpoint.resolve()) as ring,
+    ):
+        results = {"Client": blocking(ring.address), "AsyncClient": asyncio.run(asynchronous(ring.address))}
     return {
         way: [Answer(tuple(each.request.prompt_token_ids or ()), each.token_ids, each.text) for each in generations]
         for way, generations in results.items()

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
 
 from benchmarks.overload import Turns
 from benchmarks.served.tenant_load import RequestShape, Tally, TenantLoad, background, merged
 from benchmarks.served.usage import Watch
 from tests.ring import Ring
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.01)
+from tests.waiting import until
 
 
 async def test_requests_are_counted_by_what_became_of_them(ring: Ring) -> None:

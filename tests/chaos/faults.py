@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from tests.chaos.fleet import Fleet
+from tests.chaos.relay import Wire
 
 SPARE = 5.0
 """Seconds before a process may be killed again, so that it can serve in between."""
@@ -100,25 +100,27 @@ class Injector:
         async with asyncio.TaskGroup() as tasks:
             for fault in faults:
                 await asyncio.sleep(max(0.0, start + fault.at - asyncio.get_running_loop().time()))
-                tasks.create_task(self._inject(fault))
+                tasks.create_task(self.inject(fault))
 
-    async def _inject(self, fault: Fault) -> None:
-        self.done.update(_labels(fault))
+    async def inject(self, fault: Fault) -> None:
+        self.done[fault.kind] += 1
+        if (wire := self._fleet.wires.get(fault.target)) is not None:
+            await self._disturb(wire, fault)
+            return
+        process = self._fleet.processes[fault.target]
+        self.done[f"{fault.kind} {process.kind}"] += 1
         match fault.kind:
             case Kind.KILL:
-                self._fleet.processes[fault.target].kill()
+                process.kill()
                 await asyncio.sleep(RESTART_AFTER)
-                self._fleet.processes[fault.target].start()
+                process.start()
             case Kind.DRAIN:
-                await self._fleet.processes[fault.target].drain()
-                self._fleet.processes[fault.target].start()
+                await process.drain()
+                process.start()
             case Kind.HANG:
-                await self._fleet.processes[fault.target].hang(fault.seconds)
-            case _:
-                await self._disturb(fault)
+                await process.hang(fault.seconds)
 
-    async def _disturb(self, fault: Fault) -> None:
-        wire = self._fleet.wires[fault.target]
+    async def _disturb(self, wire: Wire, fault: Fault) -> None:
         match fault.kind:
             case Kind.CUT:
                 wire.cut()
@@ -129,9 +131,3 @@ class Injector:
                 wire.hold()
         await asyncio.sleep(fault.seconds)
         wire.release()
-
-
-def _labels(fault: Fault) -> Iterator[str]:
-    yield fault.kind
-    if ">" not in fault.target:
-        yield f"{fault.kind} {fault.target.partition('-')[0]}"

@@ -157,8 +157,10 @@ def find_defects(outcome: Outcome, right: Outcome, *, cancelled: bool) -> dict[D
         _compare(choice, outcome.choices.get(choice, Answer()), expected, partial, found)
     for choice in outcome.choices.keys() - right.choices.keys():
         found[Defect.ALTERED] = f"choice {choice} was not asked for"
-    if not partial:
-        _compare_whole(outcome, right, found)
+    if not partial and outcome.prompt_logprobs != right.prompt_logprobs:
+        found[Defect.ALTERED] = "the prompt has other log probabilities"
+    if not partial and _without_cached(outcome.usage) != _without_cached(right.usage):
+        found[Defect.WRONG_USAGE] = f"{outcome.usage} instead of {right.usage}"
     return found
 
 
@@ -183,13 +185,6 @@ def _compare(choice: int, answer: Answer, expected: Answer, partial: bool, found
         found[Defect.ALTERED] = f"choice {choice} has other text"
     elif answer.end != expected.end:
         found[Defect.ALTERED] = f"choice {choice} ended with {answer.end} instead of {expected.end}"
-
-
-def _compare_whole(outcome: Outcome, right: Outcome, found: dict[Defect, str]) -> None:
-    if outcome.prompt_logprobs != right.prompt_logprobs:
-        found[Defect.ALTERED] = "the prompt has other log probabilities"
-    if _without_cached(outcome.usage) != _without_cached(right.usage):
-        found[Defect.WRONG_USAGE] = f"{outcome.usage} instead of {right.usage}"
 
 
 def _without_cached(usage: Usage | None) -> tuple[int, int] | None:

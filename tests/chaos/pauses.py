@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ringline import AsyncClient
 
-from tests.chaos.faults import RESTART_AFTER, Kind
+from tests.chaos.faults import Fault, Injector, Kind
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import ClosedLoop
 from tests.chaos.outcome import Gap
@@ -50,24 +50,18 @@ async def inject_each(fleet: Fleet, repeats: int, seed: int) -> list[SingleFault
                 name = random_.choice(fleet.names[service])
                 faults.append(SingleFault(service, kind, time.monotonic()))
                 await _inject(fleet, name, kind)
-                await fleet.wait_serving(name)
+                await fleet.processes[name].wait_serving()
                 await asyncio.sleep(REST)
     return faults
 
 
 async def _inject(fleet: Fleet, name: str, kind: Kind) -> None:
-    process = fleet.processes[name]
-    match kind:
-        case Kind.KILL:
-            process.kill()
-            await asyncio.sleep(RESTART_AFTER)
-            process.start()
-        case Kind.HANG:
-            await process.hang(HANG)
-        case _:
-            for wire in fleet.wires.values():
-                if wire.name.startswith(_DIALLED_BY[process.kind]) and wire.name.endswith(f">{name}"):
-                    wire.cut()
+    if kind is not Kind.CUT:
+        await Injector(fleet).inject(Fault(0.0, kind, name, HANG))
+        return
+    for wire in fleet.wires.values():
+        if wire.name.startswith(_DIALLED_BY[fleet.processes[name].kind]) and wire.name.endswith(f">{name}"):
+            wire.cut()
 
 
 def pauses_of(faults: Iterable[SingleFault], gaps: Iterable[Gap], noticed: float) -> list[Pauses]:

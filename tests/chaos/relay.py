@@ -19,7 +19,7 @@ class Wire:
         """Seconds by which each byte is held back, in either direction."""
         self._open = asyncio.Event()
         self._open.set()
-        self._ends: set[_End] = set()
+        self.ends: set[_End] = set()
         self._dialling: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -36,20 +36,20 @@ class Wire:
 
     def cut(self) -> None:
         """Abort every connection; new ones are relayed."""
-        for end in list(self._ends):
+        for end in list(self.ends):
             end.abort()
 
     def hold(self) -> None:
         """Pass nothing on, and close nothing: a half-open link."""
         self._open.clear()
-        for end in list(self._ends):
+        for end in list(self.ends):
             end.flow()
 
     def release(self) -> None:
         """End a delay or a hold."""
         self.delay = 0.0
         self._open.set()
-        for end in list(self._ends):
+        for end in list(self.ends):
             end.flow()
 
     @property
@@ -58,13 +58,10 @@ class Wire:
 
     def add_end(self, end: _End) -> None:
         """Connect a new client's end to the target."""
-        self._ends.add(end)
+        self.ends.add(end)
         task = asyncio.create_task(self._dial(end))
         self._dialling.add(task)
         task.add_done_callback(self._dialling.discard)
-
-    def remove_end(self, end: _End) -> None:
-        self._ends.discard(end)
 
     async def _dial(self, end: _End) -> None:
         await self._open.wait()
@@ -75,7 +72,7 @@ class Wire:
         except OSError:
             end.abort()
         else:
-            self._ends.add(other)
+            self.ends.add(other)
 
 
 class _End(asyncio.Protocol):
@@ -107,7 +104,7 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._wire.remove_end(self)
+        self._wire.ends.discard(self)
         if self._other is not None:
             self._other.abort()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.faults import Injector, schedule
-from tests.chaos.fleet import Fleet, HeldResources
+from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
 from tests.chaos.logs import read_logs
 from tests.chaos.models import make
@@ -19,6 +19,7 @@ from tests.chaos.outcome import Outcome
 from tests.chaos.pauses import measure, prefill_cost
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
+from tests.processes import HeldResources
 from tests.ring import MODEL
 
 CLIENTS = 3
@@ -75,7 +76,9 @@ async def run(options: Options) -> Report:
             cut_share=CUT_SHARE,
         )
         if options.pauses:
-            await _single_faults(options, fleet, load, report)
+            start = time.monotonic()
+            report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
+            report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
         if options.seconds:
             await _chaos(options, fleet, load, report)
         load.pause = options.rolling_pause
@@ -84,7 +87,9 @@ async def run(options: Options) -> Report:
         await load.stop()
         report.add(Phase("after", 0.0, load.next_phase()))
         report.left = await _left(fleet)
-        await _end(fleet, report)
+        # Processors first: one whose engine is gone would log that its requests were cut off.
+        for name in reversed(fleet.processes):
+            await _drain(fleet, name, report)
         report.logs = read_logs(process.log for process in fleet.processes.values())
     return report
 
@@ -93,12 +98,6 @@ def _typical_tokens(answers: Iterable[Outcome]) -> int:
     """Median number of tokens that an engine computes if it takes a request over half-way."""
     usages = [answer.usage for answer in answers if answer.usage is not None]
     return round(quantile([usage.prompt_tokens + usage.completion_tokens / 2 for usage in usages], 0.5))
-
-
-async def _single_faults(options: Options, fleet: Fleet, load: ClosedLoop, report: Report) -> None:
-    start = time.monotonic()
-    report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
-    report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
 
 
 async def _chaos(options: Options, fleet: Fleet, load: ClosedLoop, report: Report) -> None:
@@ -114,10 +113,9 @@ async def _rolling_restart(fleet: Fleet, load: ClosedLoop, report: Report, numbe
     """Drain each process, start it again, and wait until it serves, as an operator would."""
     start = time.monotonic()
     for name, process in fleet.processes.items():
-        if (code := await process.drain()) != 0:
-            report.exit_codes[name] = code
+        await _drain(fleet, name, report)
         process.start()
-        await fleet.wait_serving(name)
+        await process.wait_serving()
         report.replaced += 1
     report.add(Phase(f"rolling restart {number}", time.monotonic() - start, load.next_phase()))
 
@@ -127,15 +125,13 @@ async def _left(fleet: Fleet) -> dict[str, HeldResources]:
     end = time.monotonic() + SETTLE_TIMEOUT
     names = fleet.names["engine"] + fleet.names["detokenizer"]
     while True:
-        held = {name: await fleet.held_resources(name) for name in names}
-        left = {name: one for name, one in held.items() if not one.empty}
+        held = {name: await fleet.processes[name].held() for name in names}
+        left = {name: one for name, one in held.items() if one != HeldResources()}
         if not left or time.monotonic() > end:
             return left
         await asyncio.sleep(0.25)
 
 
-async def _end(fleet: Fleet, report: Report) -> None:
-    """Drain processors first: one whose engine is gone would log that its requests were cut off."""
-    for name, process in reversed(fleet.processes.items()):
-        if (code := await process.drain()) != 0:
-            report.exit_codes[name] = code
+async def _drain(fleet: Fleet, name: str, report: Report) -> None:
+    if (code := await fleet.processes[name].drain()) != 0:
+        report.exit_codes[name] = code

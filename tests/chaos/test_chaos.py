@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
@@ -38,8 +39,8 @@ async def test_nothing_is_lost_in_a_little_chaos() -> None:
     assert moved
 
 
-def answer(ids: list[int], text: str, *, usage: int | None = None) -> Outcome:
-    outcome = Outcome(usage=Usage(3, 0, len(ids) if usage is None else usage))
+def answer(ids: list[int], text: str) -> Outcome:
+    outcome = Outcome(usage=Usage(3, 0, len(ids)))
     for position, token_id in enumerate(ids):
         outcome.add(Delta(0, position, text[position], (token_id,), None))
     outcome.add(Finished(0, FinishReason.LENGTH, None, None))
@@ -49,62 +50,23 @@ def answer(ids: list[int], text: str, *, usage: int | None = None) -> Outcome:
 RIGHT = answer([7, 8, 9], "abc")
 
 
-def fail(outcome: Outcome) -> None:
-    outcome.error = "Unavailable: gone"
-
-
-def cut_short(outcome: Outcome) -> None:
-    outcome.choices[0].ids.pop()
-
-
-def say_again(outcome: Outcome) -> None:
-    outcome.add(Delta(0, 2, "c", (9,), None))
-
-
-def skip(outcome: Outcome) -> None:
-    outcome.add(Delta(0, 4, "c", (9,), None))
-
-
-def change_token(outcome: Outcome) -> None:
-    outcome.choices[0].ids[1] = 1
-
-
-def change_text(outcome: Outcome) -> None:
-    outcome.choices[0].text = "abd"
-
-
-def change_end(outcome: Outcome) -> None:
-    outcome.choices[0].end = (FinishReason.STOP, 9)
-
-
-def change_logprobs(outcome: Outcome) -> None:
-    outcome.prompt_logprobs.append(0.0)
-
-
-def miscount(outcome: Outcome) -> None:
-    outcome.usage = Usage(3, 0, 4)
-
-
-def never_end(outcome: Outcome) -> None:
-    outcome.stuck = True
-
-
 @pytest.mark.parametrize(
     ("harm", "defect"),
     [
-        (fail, Defect.LOST),
-        (cut_short, Defect.LOST),
-        (skip, Defect.LOST),
-        (say_again, Defect.DUPLICATED),
-        (change_token, Defect.ALTERED),
-        (change_text, Defect.ALTERED),
-        (change_end, Defect.ALTERED),
-        (change_logprobs, Defect.ALTERED),
-        (miscount, Defect.WRONG_USAGE),
-        (never_end, Defect.STUCK),
+        (lambda outcome: setattr(outcome, "error", "Unavailable: gone"), Defect.LOST),
+        (lambda outcome: outcome.choices[0].ids.pop(), Defect.LOST),
+        (lambda outcome: outcome.add(Delta(0, 4, "c", (9,), None)), Defect.LOST),
+        (lambda outcome: outcome.add(Delta(0, 2, "c", (9,), None)), Defect.DUPLICATED),
+        (lambda outcome: operator.setitem(outcome.choices[0].ids, 1, 1), Defect.ALTERED),
+        (lambda outcome: setattr(outcome.choices[0], "text", "abd"), Defect.ALTERED),
+        (lambda outcome: setattr(outcome.choices[0], "end", (FinishReason.STOP, 9)), Defect.ALTERED),
+        (lambda outcome: outcome.prompt_logprobs.append(0.0), Defect.ALTERED),
+        (lambda outcome: setattr(outcome, "usage", Usage(3, 0, 4)), Defect.WRONG_USAGE),
+        (lambda outcome: setattr(outcome, "stuck", True), Defect.STUCK),
     ],
+    ids=["fails", "short", "gap", "repeat", "token", "text", "end", "prompt scores", "usage", "no end"],
 )
-def test_the_checker_finds(harm: Callable[[Outcome], None], defect: Defect) -> None:
+def test_the_checker_finds(harm: Callable[[Outcome], object], defect: Defect) -> None:
     outcome = deepcopy(RIGHT)
     assert not find_defects(outcome, RIGHT, cancelled=False)
     harm(outcome)

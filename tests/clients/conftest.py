@@ -1,10 +1,10 @@
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 import ringline
 
+from tests.clients.either_client import answer, connected, events
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Clock, ScriptedInference, Served, serving
 from tests.ring import Ring
@@ -54,37 +54,25 @@ class Outcome:
 Ask = Callable[..., Awaitable[Outcome]]
 
 
-@pytest.fixture(params=["blocking", "session"])
+@pytest.fixture(params=[ringline.Client, ringline.AsyncClient], ids=["blocking", "session"])
 def ask(request: pytest.FixtureRequest, server: Served) -> Ask:
     """One request by either client: Generate calls of the blocking one, the Session of the other."""
-    made: dict = {}
-    if request.param == "blocking":
 
-        def blocking(prompt, client_options, **options) -> Outcome:
-            events = []
-            with ringline.Client(server.address, **client_options) as client, client.stream(prompt, **options) as s:
-                try:
-                    events.extend(s.events())
-                    return Outcome(events, s.result(), None)
-                except ringline.RingError as error:
-                    return Outcome(events, None, error)
-
-        async def run(prompt="Hi", client_options=made, **options) -> Outcome:
-            return await asyncio.to_thread(blocking, prompt, client_options, **options)
-
-    else:
-
-        async def run(prompt="Hi", client_options=made, **options) -> Outcome:
-            events = []
-            async with (
-                ringline.AsyncClient(server.address, **client_options) as client,
-                client.stream(prompt, **options) as s,
-            ):
-                try:
-                    async for event in s.events():
-                        events.append(event)  # noqa: PERF401 (what came before an error is kept)
-                    return Outcome(events, await s.result(), None)
-                except ringline.RingError as error:
-                    return Outcome(events, None, error)
+    async def run(prompt="Hi", client_options=None, **options) -> Outcome:
+        seen: list[ringline.Event] = []
+        async with connected(request.param, server.address, **(client_options or {})) as client:
+            stream = client.stream(prompt, **options)
+            try:
+                async for event in events(stream):
+                    seen.append(event)  # noqa: PERF401 (what came before an error is kept)
+                return Outcome(seen, await answer(client, stream.result), None)
+            except ringline.RingError as error:
+                return Outcome(seen, None, error)
 
     return run
+
+
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between attempts."""
+    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)

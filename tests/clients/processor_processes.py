@@ -6,22 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-from prometheus_client.parser import text_string_to_metric_families
-
-from services.common.links.channels import check_health
 from tests.ports import HeldPort
-from tests.ring import ROOT, Ring
+from tests.processes import Process
+from tests.ring import Ring, metric_values
 
-START_TIMEOUT = 200.0
 ATTEMPTS = 5
 QUIET_LOOKS = 20
 """At the processors, all of which show the same: what was on its way to them has come."""
@@ -30,73 +22,23 @@ SETTLE_TIMEOUT = 100.0
 Asked = TypeVar("Asked", bound=asyncio.Future[Any])
 
 
-class Processor:
-    """One of them, in all of its lives."""
+class Processor(Process):
+    """One of them."""
 
-    def __init__(self, name: str, ring: Ring, log: Path) -> None:
-        self.name, self._log = name, log
+    def __init__(self, name: str, ring: Ring, directory: Path) -> None:
         self._port, self._metrics_port = HeldPort(), HeldPort()
-        self._peers = ["--engines", ring.engine_address, "--detokenizers", ring.state.services["detokenizer"].address]
-        self._process: subprocess.Popen[bytes] | None = None
+        peers = ["--engines", ring.engine_address, "--detokenizers", ring.addresses["detokenizer"]]
+        flags = [*peers, "--metrics-port", str(self._metrics_port.number)]
+        super().__init__(name, f"127.0.0.1:{self._port.number}", directory / f"{name}.log", flags)
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._port.number}"
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Begin a life."""
-        command = [
-            sys.executable,
-            "-m",
-            "services.cli",
-            "processor",
-            "--name",
-            self.name,
-            "--port",
-            str(self._port.number),
-        ]
-        command += ["--metrics-port", str(self._metrics_port.number), "--log-format", "json", *self._peers]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ)
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it without a word."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(90)
-
-    def release(self) -> None:
-        """Let others have its ports."""
+    def release_ports(self) -> None:
         self._port.release()
         self._metrics_port.release()
-
-    def forget(self) -> None:
-        """End it, whether or not the machine does so soon."""
-        if self._process is not None:
-            self._process.kill()
-
-    async def wait_serving(self) -> None:
-        end = time.monotonic() + START_TIMEOUT
-        async with grpc.aio.insecure_channel(self.address) as channel:
-            while await check_health(channel, seconds=1.0) != "SERVING":
-                assert time.monotonic() < end, self._log.read_text()[-4000:]
-                await asyncio.sleep(0.05)
 
     def look(self) -> tuple[float, float]:
         """How many requests it has, and tokens that it delivered in all; 0 of each when it does not say."""
         with contextlib.suppress(OSError):
-            url = f"http://127.0.0.1:{self._metrics_port.number}/metrics"
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                families = text_string_to_metric_families(answer.read().decode())
-            values = {one.name: one.value for family in families for one in family.samples}
+            values = metric_values(f"http://127.0.0.1:{self._metrics_port.number}/metrics")
             return values["ringline_live_requests"], values["vllm:generation_tokens_total"]
         return 0, 0
 
@@ -106,7 +48,7 @@ class Processors:
 
     def __init__(self, ring: Ring, directory: Path) -> None:
         self._supervisor, self._engine = ring.process.pid, ring.pid("engine")
-        self.all = [Processor(name, ring, directory / f"{name}.log") for name in ("one", "other")]
+        self.all = [Processor(name, ring, directory) for name in ("processor-one", "processor-other")]
 
     @property
     def addresses(self) -> list[str]:
@@ -115,8 +57,7 @@ class Processors:
     async def start(self) -> None:
         """Have both serve; one that is dead begins another life."""
         for processor in self.all:
-            if not processor.alive:
-                processor.start()
+            processor.start()
         for processor in self.all:
             await processor.wait_serving()
 
@@ -178,7 +119,5 @@ class Processors:
 
     def stop(self) -> None:
         for processor in self.all:
-            processor.forget()
-        for processor in self.all:
             processor.kill()
-            processor.release()
+            processor.release_ports()

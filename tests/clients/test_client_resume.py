@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
+from tests.clients.either_client import CLIENTS, answer, connected, first
 from tests.clients.scripted_server import (
     Abort,
     Cut,
@@ -31,9 +32,7 @@ LOST = Abort(UNAVAILABLE, "the processor died")
 PROMPT = [4, 5, 6]
 
 
-@pytest.fixture(autouse=True)
-def short_delays(monkeypatch):
-    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)
+pytestmark = pytest.mark.usefixtures("short_delays")
 
 
 def taken(n: int = 1, **output) -> pb.GenerateResponse:
@@ -281,24 +280,19 @@ async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
     assert len(server.service.requests) == 1
 
 
-async def test_patience_bounds_the_search_for_another(server, ask, clock):
+@pytest.mark.parametrize("seconds", [None, 500.0])
+async def test_patience_and_the_timeout_bound_the_search_for_another(server, ask, clock, seconds):
     starting = play(refusal(UNAVAILABLE, "starting"))
     server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
-    outcome = await ask(client_options={"patience": 500.0})
-    assert type(outcome.error) is ringline.Truncated
-    assert "the processor died" in str(outcome.error)
-    assert "starting" in str(outcome.error)
+    outcome = await ask(timeout=seconds, client_options={"patience": 1e6 if seconds else 500.0})
+    if seconds:
+        assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
+    else:
+        assert type(outcome.error) is ringline.Truncated
+        assert "the processor died" in str(outcome.error)
+        assert "starting" in str(outcome.error)
     assert outcome.error.partial.choices[0].text == "a"
     assert len(server.service.requests) == 3
-
-
-async def test_the_timeout_bounds_it_too(server, ask, clock):
-    starting = play(refusal(UNAVAILABLE, "starting"))
-    server.plays(play(taken(), delta(0, [10], "a"), LOST), starting, clock.passes(1000.0, starting))
-    outcome = await ask(timeout=500.0, client_options={"patience": 1e6})
-    assert len(server.service.requests) == 3
-    assert isinstance(outcome.error, ringline.Truncated | ringline.DeadlineExceeded)
-    assert outcome.error.partial.choices[0].text == "a"
 
 
 async def test_nothing_goes_on_without_patience(server, ask):
@@ -309,7 +303,7 @@ async def test_nothing_goes_on_without_patience(server, ask):
     assert not request.output.return_prompt_token_ids, "nor is asked for what it would need"
 
 
-@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+@CLIENTS
 @pytest.mark.parametrize("form", [list, ",".join, ", ".join])
 async def test_a_request_goes_on_at_another_address(kind, form):
     """Whichever was asked first is lost for good; later requests find the other without a failure."""
@@ -324,32 +318,19 @@ async def test_a_request_goes_on_at_another_address(kind, form):
             for end in ended(completion=2):
                 yield end
 
-        async def stop_the_first():
-            (first,) = [served for served in (one, other) if served.service.requests]  # the other is asked meanwhile
-            await first.server.stop(None)
-
-        def blocking():
-            with client, client.stream("Hi") as stream:
-                next(stream)
-                asyncio.run_coroutine_threadsafe(stop_the_first(), loop).result()
-                return stream.result()
-
-        loop = asyncio.get_running_loop()
         for served in (one, other):
             served.plays(script)
-        client = kind(form([one.address, other.address]), timeout=60)
-        if kind is ringline.Client:
-            answer = await asyncio.to_thread(blocking)
-        else:
-            async with client, client.stream("Hi") as stream:
-                await anext(stream)
-                await stop_the_first()
-                answer = await stream.result()
-        assert (answer.text, answer.resumed) == ("ab", 1)
+        async with connected(kind, form([one.address, other.address]), timeout=60) as client:
+            stream = client.stream("Hi")
+            await first(stream)
+            (asked,) = [served for served in (one, other) if served.service.requests]  # the other is asked meanwhile
+            await asked.server.stop(None)
+            generation = await answer(client, stream.result)
+        assert (generation.text, generation.resumed) == ("ab", 1)
         assert sorted(len(served.service.requests) for served in (one, other)) == [1, 1]
 
 
-@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+@CLIENTS
 async def test_a_server_without_an_engine_for_one_request_goes_on_with_others(kind):
     """The request goes elsewhere, but the server that admitted and ended it is not ejected."""
     async with serving(ScriptedInference()) as one, serving(ScriptedInference()) as other:
@@ -362,16 +343,10 @@ async def test_a_server_without_an_engine_for_one_request_goes_on_with_others(ki
 
         for served in (one, other):
             served.plays(script)
-        client = kind([one.address, other.address])
-        if kind is ringline.Client:
-            with client:
-                answer = await asyncio.to_thread(client.generate, "Hi")
-                ejected = [server.ejected for server in client._pool._pool]
-        else:
-            async with client:
-                answer = await client.generate("Hi")
-                ejected = [server.ejected for server in client._pool()._pool]
-        assert answer.resumed == 1
+        async with connected(kind, [one.address, other.address]) as client:
+            assert (await answer(client, lambda: client.generate("Hi"))).resumed == 1
+            pool = client._pool if kind is ringline.Client else client._pool()
+            ejected = [server.ejected for server in pool._pool]
         assert [len(served.service.requests) for served in (one, other)] == [1, 1]
         assert ejected == [False, False]
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import grpc
 import pytest
 import ringline
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
+from ringline import session
 from ringline.connect_errors import connection_failure
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.retry import Deadline, RetryPolicy, RetryState
@@ -16,6 +17,7 @@ from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import ServerPool
 from ringline.types.v1 import output_pb2
 
+from tests.clients.either_client import CLIENTS, answer, connected
 from tests.clients.scripted_server import (
     Abort,
     Cut,
@@ -35,9 +37,7 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-@pytest.fixture(autouse=True)
-def short_delays(monkeypatch):
-    monkeypatch.setattr("ringline.retry._FIRST_DELAY", 0.01)
+pytestmark = pytest.mark.usefixtures("short_delays")
 
 
 @pytest.mark.parametrize("failure", [refusal(UNAVAILABLE, "rerouted"), Abort(UNAVAILABLE)], ids=["refused", "cut"])
@@ -60,8 +60,26 @@ async def test_patience_bounds_the_attempts(server, ask, clock):
     assert len(server.service.requests) == 4
 
 
+async def test_silent_servers_are_not_all_tried_once_patience_has_passed(monkeypatch):
+    """They accept connections and never answer."""
+    now, tried = [1.0], []
+
+    async def never_answers(call, pool, server, names):
+        call.cancel()
+        tried.append(server.address)
+        now[0] += 3.0
+        raise ringline.Unavailable("failed to connect to all addresses; last error: Timeout occurred")
+
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(session.SessionStream, "open", never_answers)
+    async with ringline.AsyncClient([f"unix:/nonexistent/{number}" for number in range(50)], patience=7.0) as client:
+        with pytest.raises(ringline.Unavailable, match="Connection timed out"):
+            await client._session._open_somewhere(None)
+    assert len(tried) == 3
+
+
 @pytest.mark.parametrize("options", [{"patience": -1}, {"patience": float("nan")}, {"retries": -1}])
-@pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
+@CLIENTS
 def test_bounds_that_mean_nothing_are_refused(kind, options):
     with pytest.raises(ringline.InvalidRequest):
         kind("localhost:1", **options)
@@ -177,23 +195,6 @@ async def test_a_later_attempt_has_the_time_that_is_left(server, ask):
     assert first - second >= 200
 
 
-CLIENTS = pytest.mark.parametrize("kind", [ringline.Client, ringline.AsyncClient])
-
-
-async def answer(client, call):
-    """What a call of either client returns or raises."""
-    return await (asyncio.to_thread(call) if isinstance(client, ringline.Client) else call())
-
-
-@asynccontextmanager
-async def connected(kind, address, **options):
-    client = kind(address, **options)
-    try:
-        yield client
-    finally:
-        await answer(client, client.close)
-
-
 @pytest.fixture
 async def attempts(monkeypatch) -> asyncio.Queue[str]:
     """The address of each server to which an attempt failed."""
@@ -232,21 +233,13 @@ async def test_requests_that_fail_together_have_errors_of_their_own():
 
 
 @CLIENTS
-async def test_a_client_that_has_reached_nobody_waits_if_asked_to(kind, attempts, tmp_path):
+@pytest.mark.parametrize("reached", [False, True])
+async def test_a_client_that_was_asked_to_or_has_reached_a_server_waits_for_one(kind, reached, attempts, tmp_path):
     address = f"unix:{tmp_path}/late"
-    async with connected(kind, address, wait_for_ready=True, patience=1000.0) as client:
-        asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
-        await attempts.get()
-        async with serving(ScriptedInference(), address):
-            assert (await asked).text == "Hello, world"
-
-
-@CLIENTS
-async def test_a_client_that_has_reached_a_server_waits_for_its_return(kind, attempts, tmp_path):
-    address = f"unix:{tmp_path}/restarted"
-    async with connected(kind, address, patience=1000.0) as client:
-        async with serving(ScriptedInference(), address):
-            await answer(client, client.models)
+    async with connected(kind, address, wait_for_ready=not reached, patience=1000.0) as client:
+        if reached:
+            async with serving(ScriptedInference(), address):
+                await answer(client, client.models)
         asked = asyncio.ensure_future(answer(client, lambda: client.generate("Hi")))
         await attempts.get()
         async with serving(ScriptedInference(), address):

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import itertools
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,15 +17,13 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1 import inference_pb2_grpc
 from ringline.server_pool import ServerPool
-from ringline.types.v1 import output_pb2
 
 from services.common.security.certificate_authority import CertificateAuthority
+from tests.clients.either_client import CLIENTS, answer, connected, first
 from tests.clients.scripted_server import admitted, delta, ended
 
 HOUR = timedelta(hours=1)
 _SECONDS = itertools.count(1)
-
-FINISH = output_pb2.FINISH_REASON_LENGTH
 
 
 class Mirror(inference_pb2_grpc.InferenceServiceServicer):
@@ -42,7 +42,7 @@ class Mirror(inference_pb2_grpc.InferenceServiceServicer):
         yield delta(0, [10], "a")
         await self.may_end.wait()
         yield delta(1, [11], "b")
-        for end in ended(FINISH, completion=2):
+        for end in ended(completion=2):
             yield end
 
     async def Session(self, requests, context):
@@ -63,71 +63,52 @@ def write(folder: Path, authority: CertificateAuthority, name: str) -> None:
         os.utime(folder / file, ns=(written, written))
 
 
-@pytest.mark.parametrize("kind", ["plain", "tls"])
-async def test_a_token_is_asked_for_with_each_call(kind: str, tmp_path: Path) -> None:
-    authority = CertificateAuthority.make("test", valid=HOUR)
-    write(tmp_path, authority, "first")
-    pair = [((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())]
-    server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(Mirror(), server)
-    if kind == "tls":
-        credentials = grpc.ssl_server_credentials(pair, authority.certificate, require_client_auth=True)
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    else:
-        port = server.add_insecure_port("127.0.0.1:0")
+@asynccontextmanager
+async def mirrored(folder: Path, *, tls: bool) -> AsyncIterator[tuple[Mirror, str, CertificateAuthority]]:
+    """A server that asks for certificates if it speaks TLS; yields it, its address and the authority."""
+    authority, mirror, server = CertificateAuthority.make("test", valid=HOUR), Mirror(), grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(mirror, server)
+    write(folder, authority, "first")
+    pair = [((folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes())]
+    credentials = grpc.ssl_server_credentials(pair, authority.certificate, require_client_auth=True)
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if tls else server.add_insecure_port(address)
     await server.start()
+    try:
+        yield mirror, f"localhost:{port}", authority
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_token_is_asked_for_with_each_call(tls: bool, tmp_path: Path) -> None:
     tokens = iter(["one", "two", "three"])
-    files = {"ca": authority.certificate, "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
-    options = files if kind == "tls" else {}
-    async with ringline.AsyncClient(f"localhost:{port}", token=lambda: next(tokens), timeout=30, **options) as client:
-        told = [(await client.models())[0].name for _ in range(2)]
-        write(tmp_path, authority, "second")
-        told.append((await client.models())[0].name)
-    await server.stop(None)
-    names = ["first", "first", "second"] if kind == "tls" else ["nobody"] * 3
+    async with mirrored(tmp_path, tls=tls) as (_, address, authority):
+        files = {"ca": authority.certificate, "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+        options = files if tls else {}
+        async with ringline.AsyncClient(address, token=lambda: next(tokens), timeout=30, **options) as client:
+            told = [(await client.models())[0].name for _ in range(2)]
+            write(tmp_path, authority, "second")
+            told.append((await client.models())[0].name)
+    names = ["first", "first", "second"] if tls else ["nobody"] * 3
     assert told == [f"{name} with Bearer {token}" for name, token in zip(names, ("one", "two", "three"), strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
-async def test_streams_outlast_any_number_of_replacements(kind: str, tmp_path: Path) -> None:
-    authority, mirror = CertificateAuthority.make("test", valid=HOUR), Mirror()
-    write(tmp_path, authority, "first")
-    pair = [((tmp_path / "key.pem").read_bytes(), (tmp_path / "cert.pem").read_bytes())]
-    server = grpc.aio.server()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(mirror, server)
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair))
-    await server.start()
-    options = {"ca": authority.certificate, "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem", "timeout": 60}
-
-    async def asked(client: ringline.AsyncClient) -> tuple[int, ringline.Generation]:
-        stream = client.stream("x")
-        await anext(aiter(stream))
-        for name in ("second", "third", "fourth"):
-            write(tmp_path, authority, name)
-            await client.models()
-        open_now = len(client._connected.connections())
-        mirror.may_end.set()
-        return open_now, await stream.result()
-
-    def asked_blocking() -> tuple[int, ringline.Generation]:
-        with ringline.Client(f"localhost:{port}", **options) as client:
+@CLIENTS
+async def test_streams_outlast_any_number_of_replacements(kind: type, tmp_path: Path) -> None:
+    async with mirrored(tmp_path, tls=True) as (mirror, address, authority):
+        files = {"ca": authority.certificate, "cert": tmp_path / "cert.pem", "key": tmp_path / "key.pem"}
+        async with connected(kind, address, **files, timeout=60) as client:
             stream = client.stream("x")
-            next(stream)
+            await first(stream)
             for name in ("second", "third", "fourth"):
                 write(tmp_path, authority, name)
-                client.models()
-            open_now = len(client._pool.connections())
-            loop.call_soon_threadsafe(mirror.may_end.set)
-            return open_now, stream.result()
-
-    loop = asyncio.get_running_loop()
-    if kind == "blocking":
-        open_now, answer = await asyncio.to_thread(asked_blocking)
-    else:
-        async with ringline.AsyncClient(f"localhost:{port}", **options) as client:
-            open_now, answer = await asked(client)
-    await server.stop(None)
-    assert (answer.text, answer.resumed) == ("ab", 0)
+                await answer(client, client.models)
+            pool = client._pool if kind is ringline.Client else client._connected
+            open_now = len(pool.connections())
+            mirror.may_end.set()
+            generation = await answer(client, stream.result)
+    assert (generation.text, generation.resumed) == ("ab", 0)
     assert open_now == 3, "the stream's, that of the last call but one, which is idle, and the new one"
 
 

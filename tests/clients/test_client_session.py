@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -28,6 +27,7 @@ from tests.clients.scripted_server import (
     status,
 )
 from tests.ports import HeldPort
+from tests.waiting import until
 
 TOP_P = error_details_pb2.BadRequest(
     field_violations=[error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p")]
@@ -174,9 +174,7 @@ async def test_a_session_that_ended_leaves_nothing_waiting(server):
     server.plays(*[play(Abort(grpc.StatusCode.UNAVAILABLE))] * 5, hello)
     async with ringline.AsyncClient(server.address) as client:
         assert (await client.generate("Hi")).text == "Hello, world"
-        async with asyncio.timeout(60):
-            while link_tasks() != ["SessionStream._read", "SessionStream._write"]:  # noqa: ASYNC110 - of state that tells nobody
-                await asyncio.sleep(0.01)
+        await until(lambda: link_tasks() == ["SessionStream._read", "SessionStream._write"])
 
 
 def link_tasks() -> list[str]:
@@ -341,12 +339,6 @@ async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, way):
             await server.service.cancelled.wait()
         assert (await client.generate("Hi")).text == "Hello, world"
     assert server.service.sessions == 1
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.001)
 
 
 async def close_it(stream, result):

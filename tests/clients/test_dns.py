@@ -6,14 +6,13 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-import grpc
 import pytest
 import ringline
-from ringline.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 
-from tests.clients.scripted_server import ScriptedInference
+from tests.clients.scripted_server import ScriptedInference, Served, serving
+from tests.ports import HeldPort
 
 _A = 1
 """The type of record that is an IPv4 address."""
@@ -44,18 +43,6 @@ class NameServer(asyncio.DatagramProtocol):
         self._transport.sendto(header + question + b"".join(records), peer)
 
 
-@asynccontextmanager
-async def processor(host: str, port: int = 0) -> AsyncIterator[tuple[ScriptedInference, int]]:
-    service, server = ScriptedInference(), grpc.aio.server()
-    add_InferenceServiceServicer_to_server(service, server)
-    port = server.add_insecure_port(f"{host}:{port}")
-    await server.start()
-    try:
-        yield service, port
-    finally:
-        await server.stop(None)
-
-
 @pytest.fixture
 async def names() -> AsyncIterator[NameServer]:
     loop = asyncio.get_running_loop()
@@ -66,18 +53,24 @@ async def names() -> AsyncIterator[NameServer]:
 
 async def test_the_addresses_of_a_name_stand_in_for_each_other_and_new_ones_are_found(names: NameServer) -> None:
     names.addresses = ("127.0.0.1", "127.0.0.2")
+    port = HeldPort()
+
+    def processor(host: str) -> AbstractAsyncContextManager[Served]:
+        return serving(ScriptedInference(), f"{host}:{port.number}")
+
     async with AsyncExitStack() as first, AsyncExitStack() as second:
-        service, port = await first.enter_async_context(processor("127.0.0.1"))
-        other, _ = await second.enter_async_context(processor("127.0.0.2", port))
-        client = ringline.AsyncClient(f"dns://127.0.0.1:{names.port}/processors.test:{port}")
+        one = await first.enter_async_context(processor("127.0.0.1"))
+        other = await second.enter_async_context(processor("127.0.0.2"))
+        client = ringline.AsyncClient(f"dns://127.0.0.1:{names.port}/processors.test:{port.number}")
         assert (await client.generate("Hi")).text == "Hello, world"
-        used, spare, spare_service = (first, second, other) if service.requests else (second, first, service)
-        assert not spare_service.requests
+        used, spare, its = (first, second, other) if one.service.requests else (second, first, one)
+        assert not its.service.requests
         await used.aclose()
         assert (await client.generate("Hi")).text == "Hello, world"
-        assert spare_service.requests
+        assert its.service.requests
         await spare.aclose()
         names.addresses = ("127.0.0.3",)
-        async with client, processor("127.0.0.3", port) as (third, _):
+        async with client, processor("127.0.0.3") as third:
             assert (await client.generate("Hi")).text == "Hello, world"
-            assert third.requests
+            assert third.service.requests
+    port.release()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import ringline
 
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Abort, Served, admitted, delta, ended, play, started
+from tests.programs import output_of
+from tests.ring import ROOT
 
 NODE_CLIENT = Path(__file__).resolve().parent / "node"
-PROTOS = Path(__file__).resolve().parents[2] / "protos"
 BUF = Path(sys.executable).parent / "buf"
 
 pytestmark = [
@@ -26,24 +26,18 @@ pytestmark = [
 ]
 
 
-def run(*command: str | Path) -> str:
-    done = subprocess.run(command, cwd=NODE_CLIENT, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def programs() -> Path:
     """The folder of the clients, compiled against freshly generated stubs."""
     assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
     shutil.rmtree(NODE_CLIENT / "build", ignore_errors=True)
-    run(BUF, "generate", PROTOS)
-    run("node", "node_modules/typescript/bin/tsc", "-p", ".")
+    output_of(BUF, "generate", ROOT / "protos", cwd=NODE_CLIENT)
+    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=NODE_CLIENT)
     return NODE_CLIENT / "build" / "js"
 
 
 def test_node_client(ring, programs: Path) -> None:
-    shown = json.loads(run("node", programs / "smoke.js", ring.address))
+    shown = json.loads(output_of("node", programs / "smoke.js", ring.address))
     assert shown["violations"] == []
     assert [choice["finishReason"] for choice in shown["generate"]["choices"]] == ["LENGTH", "LENGTH"]
     assert [len(choice["tokenIds"]) for choice in shown["generate"]["choices"]] == [12, 12]

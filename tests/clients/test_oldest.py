@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tomllib
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+from tests.programs import output_of
+from tests.ring import ROOT
+
 PYTHON = ROOT / ".venv-oldest" / "bin" / "python"
 CLIENT = ROOT / "clients" / "python"
 
 
 def test_client_with_the_oldest_packages(ring) -> None:
     assert PYTHON.exists(), "run `make setup`, which installs the oldest supported packages"
-    done = subprocess.run(
-        [PYTHON, HERE / "oldest_client.py", ring.address], capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(output_of(PYTHON, ROOT / "tests" / "clients" / "oldest_client.py", ring.address))
     assert result["versions"] == floors(result["versions"])
     assert result["models"] == 1
     answer = result["generate"]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import ringline
 
-from tests.clients.processor_processes import START_TIMEOUT, Processors
-from tests.ring import Ring
+from tests.clients.processor_processes import Processors
+from tests.ring import START_TIMEOUT, Ring
 
 pytestmark = pytest.mark.long
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-PROTOS = Path(__file__).resolve().parents[2] / "protos"
+from tests.programs import output_of
+from tests.ring import ROOT
+
+PROTOS = ROOT / "protos"
 OVERLAY = Path(__file__).resolve().parent / "overlay"
 BUF = Path(sys.executable).parent / "buf"
 
@@ -62,7 +64,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
     with TemporaryDirectory() as folder:
         image = Path(folder) / "image.binpb"
         protos = lay_over(Path(folder) / "protos")
-        subprocess.run([BUF, "build", protos, "--exclude-source-info", "-o", image], check=True, timeout=250)
+        output_of(BUF, "build", protos, "--exclude-source-info", "-o", image)
         return pool_of(image)
 
 

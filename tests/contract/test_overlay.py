@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ from ringline.response_reader import ResponseReader
 
 from services.ring.errors import Code
 from tests.contract.later import BUF, OVERLAY, PROTOS, later, lay_over
-from tests.services.processor.ring_requests import ask, end, expected, ids, moves, settle, usage
-from tests.services.ring.ring_simulation import AttachStream, Detokenizer, RingSimulation
+from tests.programs import output_of
+from tests.services.processor.ring_requests import Ring, ask, expected
+from tests.services.ring.ring_simulation import AttachStream, Detokenizer
 
 UNKNOWN_EVENT = b"\xa2\x06\x02\x08\x01"
 """Field 100 of a GenerateResponse: an event of a version after that."""
@@ -31,8 +31,7 @@ def test_the_overlay_breaks_nothing(tmp_path: Path) -> None:
         ("build", protos, "--exclude-source-info", "-o", image),
         ("breaking", image, "--against", PROTOS / "baseline.binpb", "--config", PROTOS / "buf.yaml"),
     ):
-        result = subprocess.run([BUF, *command], capture_output=True, text=True, timeout=250, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+        output_of(BUF, *command)
 
 
 def test_the_overlay_takes_the_numbers_that_are_planned() -> None:
@@ -76,23 +75,23 @@ def later_peers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("later_peers")
 def test_links_pass_over_what_a_later_version_adds() -> None:
-    world = RingSimulation(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
+    world = Ring(["engine-0", "engine-1"], ["detokenizer-0", "detokenizer-1"])
     world.ask(ask(n=2))
     world.flow(tokens=5)
     world.kill_detokenizer(next(iter(world.detokenizers)))
     world.flow(tokens=5)
     world.kill_engine(next(name for name, engine in world.engines.items() if engine.core.running))
     world.heal()
-    settle(world)
-    assert ids(world, 0) == expected(20, 0)
-    assert ids(world, 1) == expected(20, 1)
-    assert usage(world).completion_tokens == 40
-    assert all(move.identical for move in moves(world))
+    world.settle()
+    assert world.ids(0) == expected(20, 0)
+    assert world.ids(1) == expected(20, 1)
+    assert world.usage().completion_tokens == 40
+    assert all(move.identical for move in world.moves())
     assert world.quiet
 
 
 def test_an_unknown_finish_reason_is_an_error_all_the_way_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = RingSimulation(["engine-0"], ["detokenizer-0"])
+    world = Ring(["engine-0"], ["detokenizer-0"])
     write = AttachStream.write
 
     def unknown(self: AttachStream, *arguments: int) -> None:
@@ -105,17 +104,17 @@ def test_an_unknown_finish_reason_is_an_error_all_the_way_to_the_client(monkeypa
 
     monkeypatch.setattr(AttachStream, "write", unknown)
     world.ask(ask())
-    settle(world)
-    assert ids(world) == expected(20)
-    assert end(world).error.code == Code.UNKNOWN
-    assert "77" in end(world).error.message
-    assert usage(world).completion_tokens == 20
+    world.settle()
+    assert world.ids() == expected(20)
+    assert world.end().error.code == Code.UNKNOWN
+    assert "77" in world.end().error.message
+    assert world.usage().completion_tokens == 20
 
 
 def test_the_client_passes_over_what_a_later_version_adds() -> None:
-    world = RingSimulation(["engine-0"], ["detokenizer-0"])
+    world = Ring(["engine-0"], ["detokenizer-0"])
     world.ask(ask())
-    settle(world)
+    world.settle()
     reader = ResponseReader()
     reader.begin(())
     unknown = inference_pb2.GenerateResponse.FromString(UNKNOWN_EVENT)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorSet
 
-ROOT = Path(__file__).resolve().parents[2]
-PROTOS = ROOT / "protos"
-BUF = Path(sys.executable).parent / "buf"
+from tests.contract.later import BUF, PROTOS
+from tests.programs import output_of, run
 
 REQUESTS = {
     "SamplingParams",
@@ -32,30 +30,23 @@ REQUESTS = {
 UNITS = {"_ms": "milliseconds", "_seconds": "seconds", "_bytes": "bytes"}
 
 
-def buf(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BUF, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-
-
 def build(protos: Path, image: Path, *options: str) -> Path:
     """One image of all modules, which is what a baseline is compared with."""
-    result = buf("build", protos, *options, "-o", image)
-    assert result.returncode == 0, result.stderr
+    output_of(BUF, "build", protos, *options, "-o", image)
     return image
 
 
 def breaking(protos: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     image = build(protos, tmp_path / "image.binpb", "--exclude-source-info")
-    return buf("breaking", image, "--against", PROTOS / "baseline.binpb", "--config", PROTOS / "buf.yaml")
+    return run(BUF, "breaking", image, "--against", PROTOS / "baseline.binpb", "--config", PROTOS / "buf.yaml")
 
 
 def test_lint() -> None:
-    result = buf("lint", PROTOS)
-    assert result.returncode == 0, result.stdout + result.stderr
+    output_of(BUF, "lint", PROTOS)
 
 
 def test_format() -> None:
-    result = buf("format", "--diff", "--exit-code", PROTOS)
-    assert result.returncode == 0, result.stdout + result.stderr
+    output_of(BUF, "format", "--diff", "--exit-code", PROTOS)
 
 
 def test_baseline_is_not_broken(tmp_path: Path) -> None:

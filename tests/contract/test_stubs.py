@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import output_of
+from tests.ring import ROOT
+
 CLIENT = ROOT / "clients" / "python"
 OLDEST_BIN = ROOT / ".venv-oldest" / "bin"
 
@@ -18,12 +19,8 @@ def stubs_below(folder: Path) -> dict[str, bytes]:
 
 def test_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
     assert (OLDEST_BIN / "python").exists(), "run `make setup`, which installs the oldest supported tools"
-    subprocess.run(
-        [OLDEST_BIN / "python", CLIENT / "generate.py", "--out", tmp_path],
-        env={**os.environ, "PATH": f"{OLDEST_BIN}:{os.environ['PATH']}"},
-        check=True,
-        timeout=250,
-    )
+    path = {"PATH": f"{OLDEST_BIN}:{os.environ['PATH']}"}
+    output_of(OLDEST_BIN / "python", CLIENT / "generate.py", "--out", tmp_path, env=path)
     expected, committed = stubs_below(tmp_path), stubs_below(CLIENT)
     assert len(expected) >= 18
     assert expected.keys() == committed.keys()

@@ -24,7 +24,7 @@ import matplotlib
 from ringline.inference.v1 import inference_pb2_grpc
 
 from tests.deploy.prometheus import Prometheus, scraping
-from tests.ring import ROOT, Ring, start_ring, stop_ring
+from tests.ring import ROOT, Ring, running_ring
 from tests.services.streams import ask
 
 matplotlib.use("Agg")
@@ -157,15 +157,14 @@ def written(value: float, panel: dict[str, Any]) -> str:
 def main(picture: Path) -> None:
     """Run the ring and draw."""
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "ringline.json").read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        ring = start_ring(Path(folder), "--max-num-seqs=8")
-        try:
-            with scraping(ring, Path(folder)) as prometheus:
-                begin = time.time()
-                asyncio.run(work(ring, begin))
-                draw(dashboard, prometheus, begin, time.time()).savefig(picture, dpi=70)
-        finally:
-            stop_ring(ring)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_ring(Path(folder), "--max-num-seqs=8") as ring,
+        scraping(ring, Path(folder)) as prometheus,
+    ):
+        begin = time.time()
+        asyncio.run(work(ring, begin))
+        draw(dashboard, prometheus, begin, time.time()).savefig(picture, dpi=70)
 
 
 if __name__ == "__main__":

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 from tests.docs.documents import ROOT, anchors
-from tests.programs import program
+from tests.programs import output_of, program
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
 RULE_TESTS = ROOT / "tests" / "deploy" / "alerts_test.yml"
 NAMES = re.findall(r"- alert: (\w+)", RULES.read_text())
 
 
-def promtool(*arguments: str) -> None:
-    result = subprocess.run(
-        [program("promtool", "prometheus"), *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
 def test_the_rules_are_valid() -> None:
-    promtool("check", "rules", str(RULES))
+    output_of(program("promtool", "prometheus"), "check", "rules", RULES)
 
 
 def test_each_alert_fires_where_it_should_and_nowhere_else() -> None:
-    promtool("test", "rules", str(RULE_TESTS))
+    output_of(program("promtool", "prometheus"), "test", "rules", RULE_TESTS)
     fired = re.findall(r"- alertname: (\w+)\n +eval_time: \w+\n +exp_alerts:\n +- exp_labels", RULE_TESTS.read_text())
     assert set(fired) == set(NAMES)
 

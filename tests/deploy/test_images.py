@@ -6,9 +6,7 @@ What an engine is needed for is tried by ``make compose-test``.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from services.common.rpc.health import Health
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint
 from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
+from tests.programs import output_of, run
 from tests.ring import Ring
 
 HEALTHCHECK = ROOT / "deploy" / "healthcheck"
@@ -113,7 +112,7 @@ async def test_the_health_check_follows_health() -> None:
 @pytest.mark.parametrize("service", ["processor", "detokenizer", "engine"])
 def test_each_service_answers_health_checks_at_its_metrics_port(service: str, ring: Ring) -> None:
     port = urlsplit(ring.state.services[service].metrics or "").port
-    assert subprocess.run([HEALTHCHECK, str(port)], check=False).returncode == 0
+    output_of(HEALTHCHECK, str(port))
 
 
 @pytest.mark.parametrize("kind", ["processor", "detokenizer"])
@@ -290,15 +289,7 @@ def test_grafana_finds_what_is_mounted() -> None:
 
 
 def test_compose_test_says_that_it_needs_an_engine(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compose"],
-        cwd=ROOT,
-        env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "tests.compose", env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     assert done.returncode == 2
     assert done.stderr.startswith("This needs a Docker engine")
     assert "Traceback" not in done.stderr

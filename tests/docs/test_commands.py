@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from services.cli.main import COMMANDS, cli
 from tests.docs.documents import ROOT, command_lines, inline_code
+from tests.programs import output_of, run
 from tests.ring import Ring
 
 SERVERS = ("serve", "engine", "processor", "detokenizer", "demo")
@@ -90,29 +90,14 @@ def test_what_starts_servers_or_needs_certificates_takes_its_options(line: str) 
 def test_what_asks_a_server_is_answered(line: str, ring: Ring) -> None:
     line = line.replace("127.0.0.1:50061", ring.engine_address)
     line += {"bench": SMALL_LOAD, "chat": GREEDY, "generate": GREEDY}.get(subcommand(line), "")
-    done = subprocess.run(
-        line,
-        shell=True,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "RINGLINE_ADDRESS": ring.address,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        },
-        input=CONVERSATION,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.stdout.strip()
-    assert done.returncode == 0, done.stderr
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    told = output_of("sh", "-c", line, env={"RINGLINE_ADDRESS": ring.address, "PATH": path}, input=CONVERSATION)
+    assert told.strip()
 
 
 @pytest.mark.parametrize("line", lines_of("make"))
 def test_make_knows_its_targets(line: str) -> None:
-    done = subprocess.run([*shlex.split(line), "-n"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of(*shlex.split(line), "-n")
 
 
 @pytest.mark.parametrize("line", lines_of("pip"))
@@ -127,18 +112,12 @@ def test_stubs_can_be_made_and_imported(line: str, tmp_path: Path) -> None:
     assert OLDEST.exists(), "run `make setup`, which installs the generator"
     (tmp_path / "protos").symlink_to(ROOT / "protos")
     line = line.replace("python", str(OLDEST), 1)
-    subprocess.run(line, shell=True, cwd=tmp_path, check=True, timeout=250)
+    output_of("sh", "-c", line, cwd=tmp_path)
     use = "from ringline.inference.v1 import inference_pb2_grpc as made; print(made.__file__)"
     (packages,) = OLDEST.parents[1].glob("lib/python*/site-packages")
-    done = subprocess.run(
-        [OLDEST, "-S", "-c", use],  # without site, the client that is installed in editable form is not there
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=250,
-    )
-    assert done.stdout.startswith(str(tmp_path))
+    # Without site, the client that is installed in editable form is not there.
+    made = output_of(OLDEST, "-S", "-c", use, env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"})
+    assert made.startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("line", [line for line in lines_of("python") if " grpc_tools." not in line])
@@ -175,14 +154,7 @@ def test_commands_and_flags_that_are_named_exist() -> None:
 def test_an_engine_where_only_a_cpu_tier_is_installed_says_what_is_missing() -> None:
     ringline = ROOT / ".venv-cpu" / "bin" / "ringline"
     assert ringline.exists(), "run `make setup`, which installs a CPU tier"
-    done = subprocess.run(
-        [ringline, "engine", "checkpoints/tiny", "--log-format", "console"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    done = run(ringline, "engine", "checkpoints/tiny", "--log-format", "console")
     assert done.returncode == 3
     *_, last = done.stderr.splitlines()
     assert re.fullmatch(r"error: the engine needs \w+, which is not installed: .*\[engine\]", last)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.documents import ROOT, Block, blocks
+from tests.programs import output_of
 from tests.ring import Ring
 
 NODE_CLIENT = ROOT / "tests" / "clients" / "node"
@@ -55,11 +55,6 @@ def test_typescript(block: Block, ring: Ring, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(NODE_CLIENT / "node_modules")
     (tmp_path / "smoke.ts").write_text(IMPORTS + with_addresses(block.code, ring))
 
-    def run(*command: str | Path, cwd: Path) -> str:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    run(BUF, "generate", ROOT / "protos", "-o", tmp_path, cwd=NODE_CLIENT)
-    run("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=tmp_path)
-    assert any(run("node", "build/js/smoke.js", cwd=tmp_path).strip() for _ in range(TRIES))
+    output_of(BUF, "generate", ROOT / "protos", "-o", tmp_path, cwd=NODE_CLIENT)
+    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=tmp_path)
+    assert any(output_of("node", "build/js/smoke.js", cwd=tmp_path).strip() for _ in range(TRIES))

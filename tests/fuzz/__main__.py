@@ -18,8 +18,10 @@ from typing import Any
 
 import ringline
 
+from services.cli.bench.measurement import LatencySummary
 from tests.fuzz.sender import Order, SendResult, sender
-from tests.ring import Ring, start_ring, stop_ring
+from tests.processes import resident
+from tests.ring import Ring, running_ring
 
 RATES = {"processor": 300.0, "engine": 300.0, "detokenizer": 100.0}
 """Mutated messages per second. Those to a detokenizer cost the engine most."""
@@ -41,13 +43,9 @@ def main() -> int:
     parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
     parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        ring = start_ring(Path(folder))
-        try:
-            orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
-            return asyncio.run(_fuzz(ring, orders, arguments.niceness))
-        finally:
-            stop_ring(ring)
+    with tempfile.TemporaryDirectory() as folder, running_ring(Path(folder)) as ring:
+        orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
+        return asyncio.run(_fuzz(ring, orders, arguments.niceness))
 
 
 def _orders(ring: Ring, service: str, given: argparse.Namespace) -> list[Order]:
@@ -79,7 +77,7 @@ async def _fuzz_one(
     service, result, busy = orders[0].service, SendResult(0, {}, []), 0.0
     alone: list[float] = []
     beside: list[float] = []
-    before = _resident(ring.pid(service))
+    before = _mib(ring, service)
     for order in orders:
         alone += (await _latencies(client, expected, asyncio.sleep(ALONE)))[0]
         start = time.monotonic()
@@ -87,12 +85,12 @@ async def _fuzz_one(
         busy += time.monotonic() - start
         beside += found
         result += more
-    slower = _quantile(beside, 0.99) / _quantile(alone, 0.99)
-    print(
-        f"{service}: {result.sent} inputs in {busy:.0f} s, {before:.0f} to {_resident(ring.pid(service)):.0f} MiB, "
-        f"{result.codes}\n  alone  {_format(alone)}\n  beside {_format(beside)}   p99 {slower:.2f} times as long",
-        flush=True,
-    )
+    print(f"{service}: {result.sent} inputs in {busy:.0f} s, {before} to {_mib(ring, service)} MiB, {result.codes}")
+    latencies: dict[str, Any] = {"alone": LatencySummary.of(alone), "beside": LatencySummary.of(beside)}
+    for when, one in latencies.items():
+        print(f"  {when:6} p50 {one.p50:6.1f} ms   p99 {one.p99:6.1f} ms")
+    slower = latencies["beside"].p99 / latencies["alone"].p99
+    print(f"  p99 beside it {slower:.2f} times as long", flush=True)
     for line in result.failures[:20]:
         print("  " + line)
     if slower > MAX_SLOWDOWN:
@@ -100,33 +98,22 @@ async def _fuzz_one(
     return len(result.failures) + (slower > MAX_SLOWDOWN)
 
 
+def _mib(ring: Ring, service: str) -> int:
+    return resident(ring.pid(service)) >> 20
+
+
 async def _latencies(client: ringline.AsyncClient, expected: str, work: Awaitable[Any]) -> tuple[list[float], Any]:
-    """Milliseconds of requests sent one after the other while ``work`` runs; and what it returned."""
+    """Seconds of requests sent one after the other while ``work`` runs; and what it returned."""
     task = asyncio.ensure_future(work)
     found = []
     while not task.done():
         start = time.perf_counter()
         answer = await client.generate("Once upon a time", **_ASKED)
-        found.append(1000 * (time.perf_counter() - start))
+        found.append(time.perf_counter() - start)
         if answer.text != expected:
             raise AssertionError(f"the client was told {answer.text!r}, not {expected!r}")
         await asyncio.sleep(0.01)
     return found, await task
-
-
-def _format(found: Sequence[float]) -> str:
-    return f"p50 {_quantile(found, 0.5):6.1f} ms   p99 {_quantile(found, 0.99):6.1f} ms   of {len(found)}"
-
-
-def _quantile(found: Sequence[float], share: float) -> float:
-    ordered = sorted(found)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-def _resident(pid: int) -> float:
-    """Resident MiB."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":

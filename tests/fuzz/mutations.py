@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _DEPTH = 4
@@ -74,7 +74,7 @@ def _mutate_field(rng: random.Random, message: Message, depth: int) -> None:
 def _extend(rng: random.Random, message: Message, field: FieldDescriptor, depth: int) -> None:
     container = getattr(message, field.name)
     count = rng.choice((1, 1, 2, 5, 300))
-    if _is_map(field.message_type):
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         for _ in range(count):
             if value.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
@@ -86,10 +86,6 @@ def _extend(rng: random.Random, message: Message, field: FieldDescriptor, depth:
                 _mutate_field(rng, inner, depth - 1)
     else:
         container.extend(_value(rng, field) for _ in range(count))
-
-
-def _is_map(descriptor: Descriptor | None) -> bool:
-    return descriptor is not None and descriptor.GetOptions().map_entry
 
 
 def _value(rng: random.Random, field: FieldDescriptor) -> Any:

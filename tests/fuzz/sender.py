@@ -1,24 +1,19 @@
 """The process that sends mutated messages, separate from the one that measures.
 
-Each line of standard input is an ``Order`` as JSON, answered by a line with a ``SendResult``.
+It carries out an ``Order``, answered by a ``SendResult``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from tests.fuzz.targets import fuzzing
-
-_READY = "ready\n"
-_LONGEST_LINE = 16 << 20
+from tests.orders import carrying_out, serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,53 +43,25 @@ class SendResult:
 @asynccontextmanager
 async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[SendResult]]]:
     """Run the process; yields a function that carries out an order, and raises ``RuntimeError`` if the process died."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fuzz.sender", str(niceness)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_LONGEST_LINE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    to, of = process.stdin, process.stdout
+    async with carrying_out("tests.fuzz.sender", niceness) as carry_out:
 
-    async def send(order: Order) -> SendResult:
-        to.write(json.dumps(asdict(order)).encode() + b"\n")
-        await to.drain()
-        if not (line := await of.readline()):
-            raise RuntimeError(f"the process that sends ended with {await process.wait()}")
-        return SendResult(**json.loads(line))
+        async def send(order: Order) -> SendResult:
+            return SendResult(**await carry_out(asdict(order)))
 
-    try:
-        if await of.readline() != _READY.encode():
-            raise RuntimeError("the process that sends did not start")
         yield send
-    finally:
-        to.close()
-        await process.wait()
 
 
-async def _all(order: Order) -> SendResult:
-    shares = [_one(order, order.seed * order.streams + number) for number in range(order.streams)]
-    return sum(await asyncio.gather(*shares), SendResult(0, {}, []))
+async def _carry_out(given: dict[str, Any]) -> dict[str, Any]:
+    order = Order(**given)
 
+    async def share(number: int) -> SendResult:
+        async with fuzzing(order.addresses, order.seed * order.streams + number) as fuzzer:
+            rate = None if order.rate is None else order.rate / order.streams
+            await fuzzer.run(order.service, order.inputs // order.streams, rate)
+        return SendResult(fuzzer.sent, fuzzer.codes, fuzzer.failures)
 
-async def _one(order: Order, seed: int) -> SendResult:
-    async with fuzzing(order.addresses, seed) as fuzzer:
-        rate = None if order.rate is None else order.rate / order.streams
-        await fuzzer.run(order.service, order.inputs // order.streams, rate)
-    return SendResult(fuzzer.sent, fuzzer.codes, fuzzer.failures)
-
-
-def main() -> None:
-    """Carry out orders until standard input ends."""
-    os.nice(int(sys.argv[1]))
-    sys.stdout.write(_READY)
-    sys.stdout.flush()
-    for line in sys.stdin:
-        result = asyncio.run(_all(Order(**json.loads(line))))
-        print(json.dumps(asdict(result)), flush=True)
+    return asdict(sum(await asyncio.gather(*map(share, range(order.streams))), SendResult(0, {}, [])))
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(serve(_carry_out))

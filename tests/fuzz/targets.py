@@ -16,6 +16,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
+from services.common.links.channels import Endpoint
 from services.ring.identity import MAX_VERSION, MIN_VERSION
 from tests.fuzz.mutations import mutate, mutate_fields
 
@@ -282,10 +283,8 @@ _TARGETS: dict[str, list[_Round]] = {
 @asynccontextmanager
 async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzzer]:
     """``addresses``: of a ring's services, by name. Concurrent fuzzers must have different seeds."""
-    options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 64 << 20)]
     async with AsyncExitStack() as stack:
         channels = {}
         for service, prefix in _PREFIXES.items():
-            channel = grpc.aio.insecure_channel(addresses[service], options=options)
-            channels[prefix] = await stack.enter_async_context(channel)
+            channels[prefix] = await stack.enter_async_context(Endpoint(addresses[service]).open())
         yield Fuzzer(channels, seed)

@@ -6,6 +6,7 @@ import grpc
 import pytest
 import ringline
 
+from services.common.links.channels import Endpoint
 from tests.fuzz.targets import DETOKENIZER, ENGINE, INFERENCE, PATIENCE, fuzzing
 from tests.ring import Ring
 
@@ -18,7 +19,7 @@ _REFUSES_EMPTY_MESSAGES = {
 
 
 async def _send_empty_message(address: str, method: str) -> grpc.StatusCode:
-    async with grpc.aio.insecure_channel(address, options=[("grpc.default_authority", "localhost")]) as channel:
+    async with Endpoint(address).open() as channel:
         call = channel.stream_unary(method)(iter([b""]), timeout=PATIENCE)
         return await call.code()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import output_of
+from tests.ring import ROOT
+
 BIN = ROOT / ".venv-cpu" / "bin"
 
 PROBE = """
@@ -25,27 +25,22 @@ def _installed() -> None:
     assert (BIN / "python").exists(), "run `make setup`, which installs .venv-cpu"
 
 
-def run(*command: str | Path) -> str:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.parametrize(
     ("module", "entry"),
     [("services.processor.main", "run"), ("services.detokenizer.main", "run"), ("services.cli.main", "main")],
 )
 def test_program_loads_without_torch(module: str, entry: str) -> None:
-    found = json.loads(run(BIN / "python", "-c", PROBE, module, entry))
+    found = json.loads(output_of(BIN / "python", "-c", PROBE, module, entry))
     assert found == {"absent": ["torch", "transformers"], "entry": True}
 
 
 @pytest.mark.parametrize("module", ["config", "errors", "request", "scheduling.scheduler", "step", "validation"])
 def test_planning_loads_without_torch(module: str) -> None:
-    assert json.loads(run(BIN / "python", "-c", PROBE, f"engine_core.{module}"))["absent"] == ["torch", "transformers"]
+    found = json.loads(output_of(BIN / "python", "-c", PROBE, f"engine_core.{module}"))
+    assert found["absent"] == ["torch", "transformers"]
 
 
 def test_commands_are_there() -> None:
-    shown = run(BIN / "ringline", "--help")
+    shown = output_of(BIN / "ringline", "--help")
     for command in ("serve", "engine", "processor", "detokenizer", "generate", "chat", "status", "bench", "demo"):
         assert command in shown

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.programs import output_of
+from tests.ring import ROOT
+
 MISSING = """
 import importlib.machinery
 
@@ -28,9 +27,7 @@ def test_tests_and_benchmarks_on_a_gpu_are_found_without_the_packages_of_service
     options = "-c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu --collect-only -q"
     code = "import benchmarks.gpu, benchmarks.gpu_limits, benchmarks.gpu_parts, pytest\n"
     code += f"raise SystemExit(pytest.main({options.split()!r}))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-c", MISSING + code]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    environment = {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    collected = output_of(sys.executable, "-c", MISSING + code, env=environment, timeout=300)
     for file in ("test_attention_libraries.py", "test_engine.py", "test_kernels.py"):
-        assert file in result.stdout
+        assert file in collected

@@ -113,49 +113,30 @@ def test_further_environments_have_the_python_of_the_first(pythons: Path) -> Non
 
 
 NEEDED = "but Ringline needs Python 3.11, 3.12 or 3.13"
+TAKE = f"{NEEDED}: run `make demo PYTHON=python3.12`"
+REFUSED = {
+    "too old": ({}, ["PYTHON=python3"], f"python3 is Python 3.10, {TAKE}"),
+    "too new": ({"bin/python3.14": "3.14"}, ["PYTHON=python3.14"], f"python3.14 is Python 3.14, {TAKE}"),
+    "does not run": ({}, ["PYTHON=python3.13"], f"python3.13 does not run, {TAKE}"),
+    "none will do": (
+        {"bin/python3.12": "", "bin/python3.11": ""},
+        [],
+        f"python3 is Python 3.10, {NEEDED}: install one of them, then run `make demo`",
+    ),
+    "the environment's is too old": (
+        {".venv/bin/python": "3.10"},
+        [],
+        f".venv has Python 3.10, {NEEDED}: run `make clean`, then `make demo`",
+    ),
+    "the environment's is another": (
+        {".venv/bin/python": "3.11"},
+        ["PYTHON=python3.12"],
+        ".venv has Python 3.11, not 3.12: run `make clean`, then `make demo PYTHON=python3.12`",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("there", "arguments", "refusal"),
-    [
-        pytest.param(
-            {},
-            ["PYTHON=python3"],
-            f"python3 is Python 3.10, {NEEDED}: run `make demo PYTHON=python3.12`",
-            id="too old",
-        ),
-        pytest.param(
-            {"bin/python3.14": "3.14"},
-            ["PYTHON=python3.14"],
-            f"python3.14 is Python 3.14, {NEEDED}: run `make demo PYTHON=python3.12`",
-            id="too new",
-        ),
-        pytest.param(
-            {},
-            ["PYTHON=python3.13"],
-            f"python3.13 does not run, {NEEDED}: run `make demo PYTHON=python3.12`",
-            id="does not run",
-        ),
-        pytest.param(
-            {"bin/python3.12": "", "bin/python3.11": ""},
-            [],
-            f"python3 is Python 3.10, {NEEDED}: install one of them, then run `make demo`",
-            id="none will do",
-        ),
-        pytest.param(
-            {".venv/bin/python": "3.10"},
-            [],
-            f".venv has Python 3.10, {NEEDED}: run `make clean`, then `make demo`",
-            id="the environment's is too old",
-        ),
-        pytest.param(
-            {".venv/bin/python": "3.11"},
-            ["PYTHON=python3.12"],
-            ".venv has Python 3.11, not 3.12: run `make clean`, then `make demo PYTHON=python3.12`",
-            id="the environment's is another",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("there", "arguments", "refusal"), REFUSED.values(), ids=REFUSED)
 def test_a_python_that_will_not_do_is_refused_before_anything_is_installed(
     pythons: Path, there: dict[str, str], arguments: list[str], refusal: str
 ) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.house.pieces import ROOT, imported
+
 ROOMS = ("engine_core", "services", "clients/python", "checkpoints")
 MAX_LINES = 450
 
@@ -22,15 +22,6 @@ def sources(*rooms: str) -> list[Path]:
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Dotted names of all that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("path", sources(*ROOMS), ids=relative)
@@ -57,7 +48,7 @@ def test_protobuf_meets_the_core_in_one_place() -> None:
     """Whoever knows a message of the contract knows no request or step of the core, except ``protobuf.py``."""
     meeting = set()
     for path in sources("services"):
-        names = list(imports(path))
+        names = list(imported(path.read_text()))
         knows_messages = any(name.split(".")[-1].endswith("_pb2") for name in names)
         knows_steps = any(name.startswith(("engine_core.request", "engine_core.step")) for name in names)
         if knows_messages and knows_steps:

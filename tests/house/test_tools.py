@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BIN = Path(sys.executable).parent
+from tests.programs import output_of
 
 
 @pytest.mark.long
@@ -25,5 +23,4 @@ BIN = Path(sys.executable).parent
 )
 def test_is_clean(command: str) -> None:
     tool, *arguments = command.split()
-    result = subprocess.run([BIN / tool, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    output_of(Path(sys.executable).parent / tool, *arguments, timeout=400)

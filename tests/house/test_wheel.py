@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -12,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "checkpoints" / "tiny"
+from tests.programs import output_of
+from tests.ring import MODEL, ROOT
+
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -23,10 +22,7 @@ print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
 
 def build(kind: str, source: Path, output: Path) -> Path:
     """Build ``source`` with the setuptools that is here."""
-    command = [sys.executable, "-c", BUILD, f"build_{kind}", str(output)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return output / done.stdout.splitlines()[-1]
+    return output / output_of(sys.executable, "-c", BUILD, f"build_{kind}", output, cwd=source).splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +44,8 @@ def test_the_bundled_model_is_found_without_the_repository(wheel: Path, tmp_path
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = "from services.cli.commands.serve import bundled_model; print(bundled_model())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path / "services",  # not in it either: the working directory is no place for a model
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = Path(done.stdout.strip())
+    elsewhere = tmp_path / "services"  # not in it either: the working directory is no place for a model
+    found = Path(output_of(sys.executable, "-c", code, cwd=elsewhere, env={"PYTHONPATH": str(tmp_path)}).strip())
     assert found.is_relative_to(tmp_path)
     expected = {path.name for path in MODEL.iterdir() if path.suffix in (".json", ".jinja", ".safetensors")}
     assert len(expected) >= 5

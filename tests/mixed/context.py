@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tests.chaos.fleet import Fleet, Release
+from tests.chaos.fleet import Fleet
 from tests.chaos.outcome import Outcome
 from tests.chaos.workload import RequestSpec
+from tests.processes import Release
 
 
 class Mix(StrEnum):

@@ -36,7 +36,8 @@ def main() -> None:
     from services.cli import main as cli
 
     for stub in (engine_pb2_grpc.EngineServiceStub, detokenizer_pb2_grpc.DetokenizerServiceStub):
-        stub.__init__ = _on_later_channel(stub.__init__)  # type: ignore[method-assign]
+        init = stub.__init__
+        stub.__init__ = lambda made, channel, init=init: init(made, _LaterChannel(channel))  # type: ignore[method-assign]
     cli.main()
 
 
@@ -97,10 +98,6 @@ def _answers() -> dict[str, type[Message]]:
         for service in file.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-
-
-def _on_later_channel(init: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    return lambda stub, channel: init(stub, _LaterChannel(channel))
 
 
 class _LaterChannel:

@@ -12,8 +12,8 @@ from io import BytesIO
 from pathlib import Path
 
 from engine_core.kernels.build import LIBRARY
-from tests.chaos.fleet import Release
 from tests.contract.later import lay_over
+from tests.processes import Release
 from tests.ring import ROOT
 
 BASELINE = "protos/baseline.binpb"

@@ -18,13 +18,14 @@ from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import hello_message, status_from_proto
 from services.ring.errors import Reason, Status
 from services.ring.identity import MAX_VERSION, PeerId, ring_id
-from tests.chaos.fleet import THIS, Fleet, Release
+from tests.chaos.fleet import Fleet
 from tests.chaos.load import ClosedLoop, ask, connect
 from tests.chaos.logs import read_logs
 from tests.chaos.outcome import Defect
 from tests.chaos.workload import RequestSpec
 from tests.mixed.context import Mix, RingResult, RunContext, fleet_of
 from tests.mixed.next_release import CAPABILITY
+from tests.processes import THIS, Release
 
 CLIENTS = 3
 RETRIES = 3
@@ -107,7 +108,7 @@ async def _kill_and_restart(fleet: Fleet, load: ClosedLoop, name: str, context: 
             while tally.requests < requests + 2 * context.options.concurrency:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     process.start()
-    await fleet.wait_serving(name)
+    await process.wait_serving()
     if process.kind == "detokenizer":  # clients are not told of such a move
         return live
     return tally.moved - moved if process.kind == "engine" else tally.resumed - resumed
@@ -117,7 +118,7 @@ async def _wait_for_work(fleet: Fleet, name: str) -> int:
     """Wait until a service has work; returns a detokenizer's number of requests."""
     if fleet.processes[name].kind == "processor":
         return 0
-    while not ((held := await fleet.held_resources(name)).running or held.live_requests):  # noqa: ASYNC110
+    while not ((held := await fleet.processes[name].held()).running or held.live_requests):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     return held.live_requests
 

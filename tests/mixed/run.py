@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.fleet import THIS, Release
 from tests.chaos.load import connect, record_answers
 from tests.chaos.workload import pool
 from tests.mixed.context import Mix, Options, RingResult, RunContext, fleet_of
 from tests.mixed.releases import frozen, next_release, release_of
 from tests.mixed.rings import numerics_of, one_of_each, two_of_each
+from tests.processes import THIS, Release
 
 
 async def run(options: Options, report: Callable[[RingResult], None]) -> list[RingResult]:

@@ -135,7 +135,7 @@ async def _roll_out(
             problems.append(f"{name} ended with {code}")
         engine.flags = engine_flags(model)
         engine.start()
-        await fleet.wait_serving(name)
+        await engine.wait_serving()
         await asyncio.sleep(options.calm)
     load.cancel()
     answers = [(spec, await task) for spec, task in [*asked, *((LONGEST, task) for task in longest)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -55,32 +56,19 @@ def test_right_answers_are_right() -> None:
     assert rollout.by_model == {"before": 1, "after": 1}
 
 
-def other_tokens(outcome: Outcome) -> None:
-    outcome.choices[0].ids[2] = 6
-
-
-def other_model(outcome: Outcome) -> None:
-    outcome.models.append("new")
-
-
-def unknown_model(outcome: Outcome) -> None:
-    outcome.models = ["unknown"]
-
-
-def lost(outcome: Outcome) -> None:
-    outcome.error, outcome.reason = "Unavailable: no route", "NO_ROUTE"
-
-
-def pause(outcome: Outcome) -> None:
-    outcome.longest_gap = MAX_BACKOFF + 0.1
-
-
-def wait(outcome: Outcome) -> None:
-    outcome.first_token = MAX_BACKOFF + 0.1
-
-
-@pytest.mark.parametrize("harm", [other_tokens, other_model, unknown_model, lost, pause, wait])
-def test_the_checker_finds(harm: Callable[[Outcome], None]) -> None:
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda outcome: operator.setitem(outcome.choices[0].ids, 2, 6),
+        lambda outcome: outcome.models.append("new"),
+        lambda outcome: setattr(outcome, "models", ["unknown"]),
+        lambda outcome: setattr(outcome, "error", "Unavailable: no route"),
+        lambda outcome: setattr(outcome, "longest_gap", MAX_BACKOFF + 0.1),
+        lambda outcome: setattr(outcome, "first_token", MAX_BACKOFF + 0.1),
+    ],
+    ids=["other tokens", "other model", "unknown model", "lost", "pause", "wait"],
+)
+def test_the_checker_finds(harm: Callable[[Outcome], object]) -> None:
     outcome = deepcopy(OLD)
     harm(outcome)
     assert checked(outcome).problems

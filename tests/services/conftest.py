@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import grpc
 import pytest
 from ringline.engine.v1 import engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2_grpc
 
+from services.common.links.channels import Endpoint
 from tests.ring import Ring
 
 
 @pytest.fixture
 async def front(ring: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(ring.address) as channel:
+    async with Endpoint(ring.address).open() as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
 @pytest.fixture
 async def engine(ring: Ring) -> AsyncIterator[engine_pb2_grpc.EngineServiceAsyncStub]:
-    options = [("grpc.default_authority", "localhost")]
-    async with grpc.aio.insecure_channel(ring.engine_address, options=options) as channel:
+    async with Endpoint(ring.engine_address).open() as channel:
         yield engine_pb2_grpc.EngineServiceStub(channel)

@@ -13,7 +13,7 @@ from pathlib import Path
 import ringline
 
 from tests.collector import Received, collecting
-from tests.ring import start_ring, stop_ring
+from tests.ring import running_ring
 
 HOPS = 7
 WIDTH = 48
@@ -48,14 +48,10 @@ def main() -> None:
     """Run the ring, ask, print."""
     trace_id = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder, collecting() as collector:
-        ring = start_ring(
-            Path(folder), "--otlp-traces-endpoint", f"http://127.0.0.1:{collector.port}", "--traces-sample-ratio=0"
-        )
-        try:
+        flags = (f"--otlp-traces-endpoint=http://127.0.0.1:{collector.port}", "--traces-sample-ratio=0")
+        with running_ring(Path(folder), *flags) as ring:
             asyncio.run(ask(ring.address, trace_id))
             print(*lines(collector.trace(trace_id, lambda spans: len(spans) == HOPS)), sep="\n")
-        finally:
-            stop_ring(ring)
 
 
 if __name__ == "__main__":

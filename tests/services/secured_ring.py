@@ -6,15 +6,12 @@ It has two processors: one that takes everybody, and one that asks its clients f
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -34,7 +31,8 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.cli.commands.certs import replace_file
 from services.common.security.certificate_authority import CertificateAuthority
-from tests.ring import MODEL, ROOT, START_TIMEOUT
+from tests.processes import Process
+from tests.ring import MODEL, START_TIMEOUT
 
 SECONDS = 60
 """In which a call must end one way or the other."""
@@ -109,57 +107,30 @@ class Certificates:
         return Path(self.path(name)).read_bytes()
 
 
-@dataclass
-class Service:
-    """A process of a ring."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-    address: str = ""
-
-    def records(self) -> list[dict[str, object]]:
-        """What it has logged: gRPC's own lines are not among them, nor is a line that is just being written."""
-        whole, _, _ = self.log.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+def service_on_any_port(folder: Path, name: str, *flags: str) -> Process:
+    """One that is not started yet."""
+    return Process(name, "127.0.0.1:0", folder / f"{name}.log", ["--no-metrics", *flags])
 
 
-def launch_service(folder: Path, name: str, role: str, *flags: str) -> Service:
-    """Start a service on a free port."""
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "services.cli", role, "--port=0", "--no-metrics", "--log-format=json"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, f"--name={name}-0", *flags],
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-    return Service(process, log)
-
-
-def start_service(folder: Path, name: str, role: str, *flags: str) -> Service:
-    """Start a service and wait until it serves."""
-    service = launch_service(folder, name, role, *flags)
-    end = time.monotonic() + START_TIMEOUT
-    while not service.address:
-        if service.process.poll() is not None or time.monotonic() > end:
-            service.process.kill()
+def start_service(folder: Path, name: str, *flags: str) -> Process:
+    """Start one on a free port and wait until it serves."""
+    service, end = service_on_any_port(folder, name, *flags), time.monotonic() + START_TIMEOUT
+    service.start()
+    while service.address.endswith(":0"):
+        if not service.alive or time.monotonic() > end:
+            service.kill()
             raise AssertionError(f"{name} did not start:\n{service.log.read_text()[-4000:]}")
         time.sleep(0.05)
-        service.address = next((str(line["address"]) for line in service.records() if line["event"] == "serving"), "")
+        served = (str(line["address"]) for line in service.records() if line["event"] == "serving")
+        service.address = next(served, service.address)
     return service
 
 
-def stop_services(services: Iterable[Service]) -> None:
+def stop_services(services: Sequence[Process]) -> None:
     """End them as an operator would."""
     for service in services:
-        service.process.send_signal(signal.SIGTERM)
-    for service in services:
-        try:
-            assert service.process.wait(90) == 0
-        finally:
-            service.process.kill()
+        service.signal(signal.SIGTERM)
+    assert [service.wait() for service in services] == [0] * len(services)
 
 
 ISSUER, AUDIENCE = "https://issuer.test", "ringline"
@@ -186,10 +157,10 @@ class SecuredRing:
     service_token: str
     signing_key: ec.EllipticCurvePrivateKey
     """Of JSON web tokens."""
-    engine: Service
-    detokenizer: Service
-    processor: Service
-    guarded: Service
+    engine: Process
+    detokenizer: Process
+    processor: Process
+    guarded: Process
     """The processor that asks for tokens."""
 
     @property
@@ -232,7 +203,7 @@ def start_secured(folder: Path) -> SecuredRing:
     certificates = Certificates(folder)
     for role in ("engine", "detokenizer", "processor", "operator", "client"):
         certificates.issue(role)
-    certificates.issue("processor", name="guarded", peer="guarded-0")
+    certificates.issue("processor", name="guarded", peer="processor-guarded")
     service_token, key = secrets.token_hex(32), ec.generate_private_key(ec.SECP256R1())
     public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "one", "use": "sig"}
     (folder / "jwks.json").write_text(json.dumps({"keys": [public]}))
@@ -241,18 +212,18 @@ def start_secured(folder: Path) -> SecuredRing:
     write_tokens(folder, {user_token(tenant): tenant for tenant in USERS})
     shared = [f"--service-token-file={folder / 'service-token'}", "--log-level=debug"]
 
-    def start(name: str, role: str, *flags: str) -> Service:
-        return start_service(folder, name, role, *certificates.flags(name), *shared, *flags)
+    def start(name: str, certificate: str, *flags: str) -> Process:
+        return start_service(folder, name, *certificates.flags(certificate), *shared, *flags)
 
     revocations = f"--tls-crl-file={certificates.path('crl')}"
-    engine = start("engine", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB", revocations)
+    engine = start("engine-0", "engine", str(MODEL), "--kv-cache-memory-bytes=64MiB", revocations)
     engines = f"--engines={engine.address}"
-    detokenizer = start("detokenizer", "detokenizer", engines, revocations)
+    detokenizer = start("detokenizer-0", "detokenizer", engines, revocations)
     peers = (engines, f"--detokenizers={detokenizer.address}")
-    processor = start("processor", "processor", *peers)
+    processor = start("processor-0", "processor", *peers)
     guarded = start(
+        "processor-guarded",
         "guarded",
-        "processor",
         *peers,
         f"--auth-token-file={folder / 'tokens'}",
         f"--auth-jwks-file={folder / 'jwks.json'}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import grpc
+from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 
@@ -83,48 +86,72 @@ class Transcript:
         return self.finished is not None or self.refused is not None
 
 
-LONG_CHOICES, LONG_TOKENS = 32, 1500
-
-
-def long_work(name: str = "") -> inference_pb2.GenerateRequest:
-    """A request that takes an engine many seconds on any machine, so that tests can act while it runs, even if this
-    process is not scheduled for a while.
-    """
-    request = ask(name, max_tokens=LONG_TOKENS, n=LONG_CHOICES)
-    request.stopping.ignore_eos = True
+def ask(
+    name: str = "", text: str = "Once upon a time", max_tokens: int = 16, **fields: Any
+) -> inference_pb2.GenerateRequest:
+    """``fields``: of the request, and of its parameters for sampling, stopping and output."""
+    request = inference_pb2.GenerateRequest(request_id=name, text=text)
+    parts = (request.sampling, request.stopping, request.output, request)
+    for name_of_field, value in (fields | {"max_tokens": max_tokens}).items():
+        part = next(part for part in parts if name_of_field in part.DESCRIPTOR.fields_by_name)
+        match value:
+            case list():
+                getattr(part, name_of_field).extend(value)
+            case Message():
+                getattr(part, name_of_field).CopyFrom(value)
+            case _:
+                setattr(part, name_of_field, value)
     return request
 
 
-async def generate(front, request: inference_pb2.GenerateRequest, transcript: Transcript | None = None) -> Transcript:
+LONG_CHOICES, LONG_TOKENS = 32, 1500
+
+
+def long_work(name: str = "", **fields: Any) -> inference_pb2.GenerateRequest:
+    """A request that takes an engine many seconds on any machine, so that tests can act while it runs, even if this
+    process is not scheduled for a while.
+    """
+    return ask(name, max_tokens=LONG_TOKENS, n=LONG_CHOICES, ignore_eos=True, **fields)
+
+
+async def generate(
+    front, request: inference_pb2.GenerateRequest, transcript: Transcript | None = None, **call: Any
+) -> Transcript:
     """Call Generate and read to the end; ``transcript`` is filled also when the call fails."""
     transcript = transcript or Transcript()
-    async for response in front.Generate(request, timeout=250):
+    async for response in front.Generate(request, timeout=250, **call):
         assert response.request_id == request.request_id
         transcript.add(response)
     return transcript
 
 
+async def send(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
+    """On a session."""
+    for request in requests:
+        await call.write(inference_pb2.SessionRequest(generate=request))
+
+
+async def cancel(call: grpc.aio.StreamStreamCall, name: str) -> None:
+    """On a session."""
+    await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id=name)))
+
+
+async def read_until(
+    call: grpc.aio.StreamStreamCall, transcripts: Mapping[str, Transcript], condition: Callable[[], object]
+) -> None:
+    """Read a session until ``condition`` holds."""
+    while not condition():
+        frame = await call.read()
+        missing = [name for name, one in transcripts.items() if not one.complete]
+        assert frame is not grpc.aio.EOF, f"the session ended without {missing}"
+        for response in frame.responses:
+            transcripts[response.request_id].add(response)
+
+
 async def read_session(
-    frames: AsyncIterable[inference_pb2.SessionResponse],
-    names: Iterable[str],
-    before: Mapping[str, Transcript] | None = None,
+    call: grpc.aio.StreamStreamCall, names: Iterable[str], before: Mapping[str, Transcript] | None = None
 ) -> dict[str, Transcript]:
     """Read a session until every named request is complete; ``before``: transcripts that are continued."""
     transcripts = {name: (before or {}).get(name) or Transcript() for name in names}
-    async for frame in frames:
-        for response in frame.responses:
-            transcripts[response.request_id].add(response)
-        if all(one.complete for one in transcripts.values()):
-            return transcripts
-    raise AssertionError(f"the session ended without {[name for name, one in transcripts.items() if not one.complete]}")
-
-
-def ask(
-    name: str = "", text: str = "Once upon a time", max_tokens: int = 16, **sampling
-) -> inference_pb2.GenerateRequest:
-    """``sampling``: fields of SamplingParams."""
-    request = inference_pb2.GenerateRequest(request_id=name, text=text)
-    request.stopping.max_tokens = max_tokens
-    for key, value in sampling.items():
-        setattr(request.sampling, key, value)
-    return request
+    await read_until(call, transcripts, lambda: all(one.complete for one in transcripts.values()))
+    return transcripts

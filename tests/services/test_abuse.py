@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from pathlib import Path
 
 import grpc
 import pytest
@@ -25,14 +24,10 @@ from tests.abuse.wire import (
     frame,
     headers,
 )
+from tests.processes import resident
 from tests.ring import Ring
 
 MAX_STREAMS = 1024
-
-
-def resident(pid: int) -> int:
-    """Resident bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 async def test_attackers_disturb_nobody(ring: Ring) -> None:

@@ -14,14 +14,15 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 from ringline.types.v1 import output_pb2
 
-from tests.ring import Ring, start_ring, stop_ring
-from tests.services.streams import Transcript, ask, generate, read_session
+from services.common.links.channels import Endpoint
+from tests.ring import Ring, running_ring
+from tests.services.streams import Transcript, ask, cancel, generate, read_session, send
 from tests.services.test_engine_attach import begun
 from tests.services.test_resume import CASES, asked
+from tests.services.test_session import nothing_is_left
 
 pytestmark = pytest.mark.usefixtures("ring")
 
-OPTIONS = [("grpc.default_authority", "localhost")]
 ATTEMPTS = 20
 
 
@@ -29,9 +30,8 @@ ATTEMPTS = 20
 def overlapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """Its cache holds 256 tokens, a few requests at a time."""
     flags = ("--async-scheduling", "--max-model-len", "240", "--kv-cache-memory-bytes", str(16 * 40960))
-    running = start_ring(tmp_path_factory.mktemp("overlapped"), *flags)
-    yield running
-    assert stop_ring(running) == 0
+    with running_ring(tmp_path_factory.mktemp("overlapped"), *flags) as running:
+        yield running
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def answer_of(transcript: Transcript) -> tuple[object, ...]:
 
 async def test_a_request_whose_choices_preempt_each_other_shows_no_difference(front, other, overlapped: Ring) -> None:
     """Each of two choices fills most of the cache, and nothing else is there: one must give its blocks up."""
-    request = asked(lambda request: setattr(request.stopping, "max_tokens", 200), n=2)
+    request = asked(max_tokens=200, n=2)
     before = overlapped.load().preemptions
     assert answer_of(await generate(other, request)) == answer_of(await generate(front, request))
     assert overlapped.load().preemptions > before
@@ -75,7 +75,7 @@ async def ends_of_noise(other, expected: dict[str, Transcript], attempt: int) ->
     """Ask for all cases three times at once and compare them; returns how the requests beside them ended."""
     call = other.Session(timeout=250)
     # First of all, so that once nothing waits yet: where it would wait for too long, it would be refused, not late.
-    noise = {name: ask(max_tokens=350, n=16) for name in ("late", "cancelled")}  # neither ends soon by itself
+    noise = {name: ask(max_tokens=350, n=16, ignore_eos=True) for name in ("late", "cancelled")}
     noise["late"].timeout_ms = 50 * (attempt + 1)
     names = []
     for round_ in range(3):
@@ -83,12 +83,10 @@ async def ends_of_noise(other, expected: dict[str, Transcript], attempt: int) ->
             named = inference_pb2.GenerateRequest()
             named.CopyFrom(request)
             named.request_id = f"{name} {attempt}.{round_}"
-            named.stopping.ignore_eos |= name in noise
             names.append(named.request_id)
-            await call.write(inference_pb2.SessionRequest(generate=named))
-        cancel = inference_pb2.CancelRequest(request_id=f"cancelled {attempt}.{round_}")
+            await send(call, named)
         await asyncio.sleep(0.05 * round_)
-        await call.write(inference_pb2.SessionRequest(cancel=cancel))
+        await cancel(call, f"cancelled {attempt}.{round_}")
     ends = set()
     for name, transcript in (await read_session(call, names)).items():
         name = name.rpartition(" ")[0]
@@ -110,20 +108,14 @@ async def test_nothing_is_left_when_nobody_asks(other, overlapped: Ring) -> None
         if response.HasField("delta"):
             break
     call.cancel()
-    for _ in range(600):
-        if not (load := overlapped.load()).running_choices and not load.blocks_used:
-            break
-        await asyncio.sleep(0.1)
-    assert (load.running_choices, load.blocks_used) == (0, 0)
+    await nothing_is_left(overlapped)
 
 
 async def test_a_profile_sees_the_thread_that_computes(other, overlapped: Ring) -> None:
-    async with grpc.aio.insecure_channel(overlapped.engine_address, options=OPTIONS) as channel:
+    async with Endpoint(overlapped.engine_address).open() as channel:
         engine = engine_pb2_grpc.EngineServiceStub(channel)
         profiling = await begun(engine, engine_pb2.ProfileRequest(steps=5))
-        request = ask(max_tokens=20)
-        request.stopping.ignore_eos = True  # else it may end before so many steps
-        await generate(other, request)
+        await generate(other, ask(max_tokens=20, ignore_eos=True))  # else it may end before so many steps
         profile = await profiling
     assert profile.steps == len(profile.step_ms) == 5
     assert list(profile.step_tokens)[1:] == [1, 1, 1, 1]

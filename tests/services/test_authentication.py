@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from secrets import token_hex
@@ -107,6 +109,17 @@ async def test_web_tokens_that_do_not_hold_are_refused_in_words(secured: Secured
         assert told == (grpc.StatusCode.UNAUTHENTICATED, f"authorization: {words}"), name
 
 
+@contextmanager
+def replaced(secured: SecuredRing, name: str, text: str) -> Iterator[None]:
+    """Another file in the place of one, for a while."""
+    before = (secured.folder / name).read_bytes()
+    replace_file(secured.folder / name, text.encode(), 0o600)
+    try:
+        yield
+    finally:
+        replace_file(secured.folder / name, before, 0o600)
+
+
 def tenants_of(secured: SecuredRing, name: str) -> set[object]:
     """Under which tenants the guarded processor logged requests that clients called ``name``."""
     return {line["tenant"] for line in secured.guarded.records() if line.get("client_request_id") == name}
@@ -185,9 +198,7 @@ async def test_a_file_that_cannot_be_used_is_said_and_not_taken(secured: Secured
         "--tenants-file": ("tenants.toml", "[tenants.narrow]\nmax_concurrent = 1"),
     }
     for flag, (name, text) in broken.items():
-        before = (secured.folder / name).read_bytes()
-        replace_file(secured.folder / name, text.encode(), 0o600)
-        try:
+        with replaced(secured, name, text):
             for token in (user_token("blue"), secured.web_token()):
                 async with secured.client(token) as client:
                     await client.generate("Once", max_tokens=1)
@@ -195,25 +206,19 @@ async def test_a_file_that_cannot_be_used_is_said_and_not_taken(secured: Secured
                 assert await client.models() == (), "its policy holds"
             unknown = await refusal(secured, ("authorization", f"Bearer {CANARY_TOKEN}"))
             assert unknown == (grpc.StatusCode.UNAUTHENTICATED, "authorization: the token is not known")
-        finally:
-            replace_file(secured.folder / name, before, 0o600)
         told = [str(line["reason"]) for line in secured.guarded.records() if "not usable" in str(line["event"])]
         assert [reason.split(":")[0] for reason in told].count(flag) == 1
         assert text not in told[-1]
 
 
 async def test_keys_of_web_tokens_are_replaced_in_the_running_process(secured: SecuredRing) -> None:
-    before = (secured.folder / "jwks.json").read_bytes()
     key = ec.generate_private_key(ec.SECP256R1())
     public = {**ECAlgorithm.to_jwk(key.public_key(), as_dict=True), "kid": "one", "use": "sig"}
-    replace_file(secured.folder / "jwks.json", json.dumps({"keys": [public]}).encode(), 0o600)
-    try:
+    with replaced(secured, "jwks.json", json.dumps({"keys": [public]})):
         told = await refusal(secured, ("authorization", f"Bearer {secured.web_token()}"))
         assert told == (grpc.StatusCode.UNAUTHENTICATED, "authorization: the token's signature is not valid")
         async with secured.client(replace(secured, signing_key=key).web_token()) as client:
             await client.generate("Once", max_tokens=1)
-    finally:
-        replace_file(secured.folder / "jwks.json", before, 0o600)
 
 
 async def test_a_tenant_has_so_many_requests_at_a_time(secured: SecuredRing) -> None:

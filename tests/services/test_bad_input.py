@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 from ringline.inference.v1 import inference_pb2
 
 from tests.ring import Ring
-from tests.services.streams import Transcript, ask, generate
+from tests.services.streams import Transcript, ask, generate, read_session, send
 from tests.services.test_session import nothing_is_left
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -109,10 +109,8 @@ async def test_invalid_fields_are_named(front, name: str) -> None:
 
 
 async def test_an_unknown_model_is_not_found(front) -> None:
-    request = ask()
-    request.model = "gpt-17"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(front, request)
+        await generate(front, ask(model="gpt-17"))
     assert caught.value.code() is NOT_FOUND
 
 
@@ -170,7 +168,7 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
         raw = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
         call = raw(timeout=250)
         beside = front.Session(timeout=250)
-        await beside.write(inference_pb2.SessionRequest(generate=ask("beside", max_tokens=30)))
+        await send(beside, ask("beside", max_tokens=30))
         good = ask("x").SerializeToString()
         bad = good.replace(b"Once upon", b"\xff\xfe\xfd upon")[: len(good)]
         await call.read()  # the limits: the error might overtake them
@@ -178,12 +176,7 @@ async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is INVALID
-        transcript = Transcript()
-        async for frame in beside:
-            for response in frame.responses:
-                transcript.add(response)
-            if transcript.complete:
-                break
+        await read_session(beside, ["beside"])
     await works(front)
 
 
@@ -214,9 +207,7 @@ async def test_too_many_live_requests_are_told_when_to_come_back(front, ring: Ri
     async def write() -> None:
         """As many as it takes: the first may end meanwhile, where this process stands still."""
         for index in itertools.count():
-            request = ask(f"r{index}", text="a", max_tokens=1500)
-            request.stopping.ignore_eos = True
-            await call.write(inference_pb2.SessionRequest(generate=request))
+            await send(call, ask(f"r{index}", text="a", max_tokens=1500, ignore_eos=True))
             if refused:
                 return
 

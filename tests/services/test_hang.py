@@ -7,19 +7,20 @@ from pathlib import Path
 
 import grpc
 import pytest
-from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from ringline.inference.v1 import inference_pb2_grpc
 from structlog.testing import capture_logs
 
 from services.cli.commands.serve import ENGINE_SETTINGS
 from services.cli.supervise.runtime_directory import RuntimeDirectory
 from services.cli.supervise.stack import StackOptions, child_specs
 from services.cli.supervise.supervisor import ChildSpec
+from services.common.links.channels import Endpoint, wait_serving
 from tests.ports import HeldPort
 from tests.ring import MODEL, ROOT
 from tests.services.cli.supervise.test_supervisor import Running
-from tests.services.hanging_engine import HANGS, PROCESS, STEP
-from tests.services.streams import Transcript, generate
-from tests.services.test_lifecycle import finish, long_request, wait_until_serving
+from tests.services.failing_engine import HANGS, PROCESS, STEP
+from tests.services.streams import Transcript, generate, send
+from tests.services.test_lifecycle import finish, long_request
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +35,7 @@ def specs(directory: Path, port: int) -> list[ChildSpec]:
     engine, *others = [
         replace(spec, env={**spec.env, **variables}) for spec in child_specs(options, RuntimeDirectory(directory))
     ]
-    argv = ["tests.services.hanging_engine" if word == "services.cli" else word for word in engine.argv]
+    argv = ["tests.services.failing_engine" if word == "services.cli" else word for word in engine.argv]
     return [replace(engine, argv=argv), *others]
 
 
@@ -42,7 +43,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
     port = HeldPort()
     running = Running(*specs(tmp_path, port.number))
     address = f"127.0.0.1:{port.number}"
-    await wait_until_serving(address)
+    await wait_serving(Endpoint(address))
     running.supervisor.allow_restarts()
     async with grpc.aio.insecure_channel(address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -51,8 +52,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
         call = front.Session(timeout=250)
         transcripts = {f"r{i}": Transcript() for i in range(2)}
         with capture_logs() as logs:
-            for name in transcripts:
-                await call.write(inference_pb2.SessionRequest(generate=long_request(name, TOKENS)))
+            await send(call, *(long_request(name, TOKENS) for name in transcripts))
             await finish(call, transcripts)
     for one in transcripts.values():
         assert (one.ids, one.texts, one.ends[0].finish_reason) == (

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from prometheus_client.parser import text_string_to_metric_families
-from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
-from tests.ring import MODEL, ROOT
-from tests.services.common.process.test_run import wait_until
-from tests.services.poisoned_engine import MAY_FAIL, POISON
-from tests.services.streams import Transcript, ask, generate, long_work, read_session
+from tests.processes import THIS, Process, Release
+from tests.programs import run
+from tests.ring import MODEL, ROOT, metric_values
+from tests.services.failing_engine import MAY_FAIL, POISON
+from tests.services.streams import Transcript, ask, generate, long_work, read_session, read_until, send
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
-CPU_TIER = ROOT / ".venv-cpu" / "bin" / "python"
+CPU_TIER = replace(THIS, python=ROOT / ".venv-cpu" / "bin" / "python")
 ENGINE_FLAGS = ("--model", str(MODEL), "--kv-cache-memory-bytes", "32MiB")
 
 
@@ -37,55 +33,29 @@ class Services:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = HeldPort()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Process] = {}
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port.number}"
 
-    def start(self, name: str, *flags: str, python: Path | str = sys.executable, module: str = "services.cli") -> None:
+    def start(self, name: str, *flags: str, release: Release = THIS) -> None:
         engine, detokenizer = (f"unix:{self.directory}/{peer}.sock" for peer in ("engine", "detokenizer"))
-        own = {
-            "engine": ("--uds", engine.removeprefix("unix:"), *ENGINE_FLAGS),
-            "detokenizer": ("--uds", detokenizer.removeprefix("unix:"), "--engines", engine),
-            "processor": ("--port", str(self.port.number), "--engines", engine, "--detokenizers", detokenizer),
+        address, own = {
+            "engine": (engine, ENGINE_FLAGS),
+            "detokenizer": (detokenizer, ("--engines", engine)),
+            "processor": (self.address, ("--engines", engine, "--detokenizers", detokenizer)),
         }[name]
-        command = [python, "-m", module, name, "--name", f"{name}-0", "--no-metrics", "--log-format", "json"]
-        with (self.directory / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [*command, *own, *flags],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            )
+        log = self.directory / f"{name}.log"
+        self.processes[name] = Process(f"{name}-0", address, log, ["--no-metrics", *own, *flags], release)
+        self.processes[name].start()
 
-    def wait_for_log(self, name: str, text: str, seconds: float = 200) -> None:
-        end = time.monotonic() + seconds
-        while text not in (self.directory / f"{name}.log").read_text():
-            assert time.monotonic() < end, f"{name} did not log {text!r}"
-            time.sleep(0.1)
-
-    def blocks_used_at_last(self, seconds: float = 30) -> int:
-        """Of the engine's cache, when it has had the time to hear that nobody wants anything."""
-        end = time.monotonic() + seconds
-        options = [("grpc.default_authority", "localhost")]
-        with grpc.insecure_channel(f"unix:{self.directory}/engine.sock", options=options) as channel:
-            engine = engine_pb2_grpc.EngineServiceStub(channel)
-            while True:
-                used = engine.GetLoad(engine_pb2.GetLoadRequest(), timeout=20).load.blocks_used
-                if not used or time.monotonic() > end:
-                    return used
-                time.sleep(0.1)
-
-    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
-        process = self.processes.pop(name)
-        process.send_signal(number)
-        return process.wait(90)
+    async def wait_serving(self) -> None:
+        await self.processes["processor"].wait_serving()
 
     def stop(self) -> None:
-        for name in list(self.processes):
-            self.kill(name)
+        for process in self.processes.values():
+            process.kill()
         self.port.release()
 
 
@@ -96,59 +66,19 @@ def services(tmp_path: Path) -> Iterator[Services]:
     running.stop()
 
 
-async def wait_until_serving(address: str, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        while time.monotonic() < end:
-            try:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2, wait_for_ready=True)
-            except grpc.aio.AioRpcError:
-                continue
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                return
-            await asyncio.sleep(0.05)
-    raise AssertionError("not serving")
-
-
-def long_request(name: str, max_tokens: int) -> inference_pb2.GenerateRequest:
-    request = ask(name, max_tokens=max_tokens, temperature=0.9, seed=7)
-    request.stopping.ignore_eos = True
-    request.output.logprobs = 5
-    return request
-
-
-async def read_until(
-    call: grpc.aio.StreamStreamCall,
-    transcripts: dict[str, Transcript],
-    condition: Callable[[inference_pb2.SessionResponse], bool],
-) -> None:
-    """Read a session until a frame that is one of those, or brings it about."""
-    async with asyncio.timeout(200):
-        while True:
-            frame = await call.read()
-            for response in frame.responses:
-                take(transcripts, response)
-            if condition(frame):
-                return
+def long_request(name: str, max_tokens: int, logprobs: int = 5) -> inference_pb2.GenerateRequest:
+    return ask(name, max_tokens=max_tokens, temperature=0.9, seed=7, ignore_eos=True, logprobs=logprobs)
 
 
 async def read_until_tokens(call: grpc.aio.StreamStreamCall, transcripts: dict[str, Transcript], count: int) -> None:
     """Read a session until every request has so many tokens."""
-    await read_until(call, transcripts, lambda _: all(len(one.ids.get(0, ())) >= count for one in transcripts.values()))
-
-
-def take(transcripts: dict[str, Transcript], response: inference_pb2.GenerateResponse) -> None:
-    if response.HasField("started"):
-        assert response.started.identical
-    transcripts[response.request_id].add(response)
+    await read_until(call, transcripts, lambda: all(len(one.ids.get(0, ())) >= count for one in transcripts.values()))
 
 
 async def finish(call: grpc.aio.StreamStreamCall, transcripts: dict[str, Transcript]) -> None:
     async with asyncio.timeout(200):
-        while not all(one.complete for one in transcripts.values()):
-            for response in (await call.read()).responses:
-                take(transcripts, response)
+        await read_session(call, transcripts, transcripts)
+    assert all(started.identical for one in transcripts.values() for started in one.started)
 
 
 async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
@@ -156,8 +86,8 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
 
     The first engine computes one step after the other; those that follow it overlap them.
     """
-    services.start("processor", "--patience", "120", python=CPU_TIER)
-    services.start("detokenizer", python=CPU_TIER)
+    services.start("processor", "--patience", "120", release=CPU_TIER)
+    services.start("detokenizer", release=CPU_TIER)
     async with grpc.aio.insecure_channel(services.address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         await channel.channel_ready()
@@ -165,17 +95,16 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
             await generate(front, ask())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         services.start("engine")
-        await wait_until_serving(services.address)
+        await services.wait_serving()
         undisturbed = await generate(front, long_request("", 400))
 
         for victim, *flags in (("detokenizer",), ("engine", "--async-scheduling"), ("engine", "--async-scheduling")):
             call = front.Session(timeout=250)
             transcripts = {f"r{i}": Transcript() for i in range(4)}
-            for name in transcripts:
-                await call.write(inference_pb2.SessionRequest(generate=long_request(name, 400)))
+            await send(call, *(long_request(name, 400) for name in transcripts))
             await read_until_tokens(call, transcripts, 5)
-            services.kill(victim)
-            services.start(victim, *flags, python=CPU_TIER if victim == "detokenizer" else sys.executable)
+            services.processes[victim].kill()
+            services.start(victim, *flags, release=CPU_TIER if victim == "detokenizer" else THIS)
             await finish(call, transcripts)
             for one in transcripts.values():
                 assert one.ends[0].finish_reason == undisturbed.ends[0].finish_reason, one.ends[0]
@@ -184,20 +113,21 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
                 assert one.logprobs == undisturbed.logprobs, "bit for bit"
                 assert one.usage.completion_tokens == 400
             call.cancel()
-    assert services.blocks_used_at_last() == 0
+    async with asyncio.timeout(30):  # for the engine to hear that nobody wants anything
+        while (await services.processes["engine"].held()).blocks:  # noqa: ASYNC110 - it says so only when asked
+            await asyncio.sleep(0.1)
 
 
 async def test_requests_end_unavailable_when_no_engine_comes_back(services: Services) -> None:
     for name, flags in (("engine", ()), ("detokenizer", ()), ("processor", ("--patience", "3"))):
         services.start(name, *flags)
-    await wait_until_serving(services.address)
+    await services.wait_serving()
     async with grpc.aio.insecure_channel(services.address) as channel:
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         transcripts = {f"r{i}": Transcript() for i in range(2)}
-        for name in transcripts:
-            await call.write(inference_pb2.SessionRequest(generate=long_work(name)))
+        await send(call, *map(long_work, transcripts))
         await read_until_tokens(call, transcripts, 3)
-        services.kill("engine")
+        services.processes["engine"].kill()
         await finish(call, transcripts)
         for one in transcripts.values():
             assert {end.error.code for end in one.ends.values()} == {grpc.StatusCode.UNAVAILABLE.value[0]}
@@ -210,17 +140,22 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     """In its very first step: the engine says what it begins, and does not say that it drains."""
     monkeypatch.setenv(MAY_FAIL, str(services.directory / "may-fail"))
     metrics = HeldPort()
-    services.start("engine", module="tests.services.poisoned_engine")
+    services.start("engine", release=replace(THIS, module="tests.services.failing_engine"))
     services.start("detokenizer")
     services.start("processor", "--max-crash-resubmits", "1", "--metrics", "--metrics-port", str(metrics.number))
-    await wait_until_serving(services.address)
+    await services.wait_serving()
     request = inference_pb2.GenerateRequest(token_ids={"ids": [5, POISON]})
     async with grpc.aio.insecure_channel(services.address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await generate(front, long_request("", 5))).usage.completion_tokens == 5
         transcript = Transcript()
         asking = asyncio.create_task(generate(front, request, transcript))
-        await asyncio.to_thread(wait_until, lambda: is_begun(metrics.number))
+        live, waiting = "ringline_live_requests", "ringline_waiting_requests"
+        while True:  # until the processor knows that an engine has begun it
+            values = await asyncio.to_thread(metric_values, f"http://127.0.0.1:{metrics.number}/metrics")
+            if (values[live], values[waiting]) == (1, 0):
+                break
+            await asyncio.sleep(0.01)
         (services.directory / "may-fail").touch()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asking
@@ -228,22 +163,14 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "died while they had this request" in (caught.value.details() or "")
     assert transcript.usage.completion_tokens == 0
-    assert services.processes.pop("engine").wait(90) == 1
-
-
-def is_begun(metrics_port: int) -> bool:
-    """Whether a processor that has one request knows that an engine has begun it."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=60) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    values = {sample.name: sample.value for family in families for sample in family.samples}
-    return (values["ringline_live_requests"], values["ringline_waiting_requests"]) == (1, 0)
+    assert services.processes["engine"].wait() == 1
 
 
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
     services.start("engine")
     services.start("detokenizer")
     services.start("processor", "--max-unread-bytes", "2MiB")
-    await wait_until_serving(services.address)
+    await services.wait_serving()
     options = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
     async with (
         grpc.aio.insecure_channel(services.address, options=options) as narrow,
@@ -251,35 +178,33 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
     ):
         # A client that never reads: its window fills, and when too much waits for it, its session goes.
         deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=250)
-        for index in range(40):
-            request = long_request(f"r{index}", 1500)
-            request.output.logprobs = 20
-            await deaf.write(inference_pb2.SessionRequest(generate=request))
+        await send(deaf, *(long_request(f"r{index}", 1500, logprobs=20) for index in range(40)))
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
-        await call.write(inference_pb2.SessionRequest(generate=long_request("beside", 200)))
+        await send(call, long_request("beside", 200))
         beside = await read_session(call, ["beside"])
         assert beside["beside"].usage.completion_tokens == 200
-        await asyncio.to_thread(services.wait_for_log, "processor", "client stalled")
+        processor, engine = services.processes["processor"], services.processes["engine"]
+        await until(lambda: "client stalled" in processor.log.read_text(), 200)
 
         # SIGTERM: what is under way goes on to its end, then the process exits 0.
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         transcripts = {"last": Transcript()}
-        services.processes["engine"].send_signal(signal.SIGSTOP)  # it cannot end before the processor is told
-        await call.write(inference_pb2.SessionRequest(generate=long_request("last", 300)))
-        await read_until(call, transcripts, lambda _: transcripts["last"].admitted is not None)
-        services.processes["processor"].send_signal(signal.SIGTERM)
-        await read_until(call, transcripts, lambda frame: frame.HasField("draining"))
-        services.processes["engine"].send_signal(signal.SIGCONT)
+        engine.signal(signal.SIGSTOP)  # it cannot end before the processor is told
+        await send(call, long_request("last", 300))
+        await read_until(call, transcripts, lambda: transcripts["last"].admitted)
+        processor.signal(signal.SIGTERM)
+        while not (await call.read()).HasField("draining"):
+            pass
+        engine.signal(signal.SIGCONT)
         await finish(call, transcripts)
         assert transcripts["last"].usage.completion_tokens == 300
-        assert services.processes.pop("processor").wait(90) == 0
+        assert processor.wait() == 0
     for name in ("detokenizer", "engine"):
-        assert services.kill(name, signal.SIGTERM) == 0
+        assert await services.processes[name].drain() == 0
 
 
 def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.cli", "serve", str(tmp_path), "--port", "0", "--no-metrics"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    done = run(sys.executable, "-m", "services.cli", "serve", tmp_path, "--port", "0", "--no-metrics")
     output = done.stdout + done.stderr
     assert done.returncode != 0
     assert "Traceback" not in output

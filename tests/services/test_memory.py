@@ -8,20 +8,12 @@ import ringline
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.main import DESCRIPTION
+from tests.abuse.wire import field
+from tests.processes import resident
 from tests.ring import Ring
-from tests.services.test_abuse import resident
 
 GROWTH = 160 << 20
 """Bytes; what is sent here is 16 MiB at a time, and became 5 GiB before it was refused."""
-
-
-def field(number: int, data: bytes) -> bytes:
-    """Of bytes, in a message."""
-    size, length = len(data), b""
-    while size > 127:
-        length += bytes([size & 127 | 128])
-        size >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + data
 
 
 CHAT = field(5, b"\x0a\x00" * (1 << 20))

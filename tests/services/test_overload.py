@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
-from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
+from ringline.inference.v1 import inference_pb2_grpc
 
 from services.ring.errors import Code
-from tests.ring import Ring, start_ring, stop_ring
-from tests.services.streams import Transcript, ask, read_session
+from tests.ring import Ring, running_ring
+from tests.services.streams import Transcript, ask, read_session, read_until, send
 from tests.services.test_session import DEADLINE, LENGTH, nothing_is_left
 
 pytestmark = pytest.mark.long
@@ -32,9 +32,8 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """A ring that is soon full."""
-    running = start_ring(tmp_path_factory.mktemp("small"), *FLAGS)
-    yield running
-    assert stop_ring(running) == 0
+    with running_ring(tmp_path_factory.mktemp("small"), *FLAGS) as running:
+        yield running
 
 
 @pytest.fixture
@@ -43,43 +42,26 @@ async def front(small: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServic
         yield inference_pb2_grpc.InferenceServiceStub(channel)
 
 
-def request(name: str, max_tokens: int, n: int = 1, **fields: object) -> inference_pb2.GenerateRequest:
-    asked = ask(name, max_tokens=max_tokens, n=n)
-    asked.stopping.ignore_eos = True
-    for key, value in fields.items():
-        setattr(asked, key, value)
-    return asked
-
-
-async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
-    for one in requests:
-        await call.write(inference_pb2.SessionRequest(generate=one))
-
-
 async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not_read(small: Ring, front) -> None:
     text = LONG_WORD * (LARGE // len(LONG_WORD))
     names = [str(i) for i in range(200)]
     transcripts = {name: Transcript() for name in names}
-    asked = iter([request(name, 40, text=text, truncate_prompt_tokens=10) for name in names])
+    asked = iter([ask(name, text, 40, ignore_eos=True, truncate_prompt_tokens=10) for name in names])
     call = front.Session(timeout=250)
-
-    async def read_until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            for response in (await call.read()).responses:
-                transcripts[response.request_id].add(response)
-
-    await write(call, *itertools.islice(asked, PLACES // 8))
-    await read_until(lambda: any(one.ids for one in transcripts.values()))  # so that not all are refused
+    await send(call, *itertools.islice(asked, PLACES // 8))
+    await read_until(
+        call, transcripts, lambda: any(one.ids for one in transcripts.values())
+    )  # so that not all are refused
     unread = [front.Session() for _ in range(4)]
 
     async def flood(deaf_call: grpc.aio.StreamStreamCall) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             for i in range(200):
-                await write(deaf_call, request(str(i), 100, text=text, truncate_prompt_tokens=10))
+                await send(deaf_call, ask(str(i), text, 100, ignore_eos=True, truncate_prompt_tokens=10))
 
     floods = [asyncio.create_task(flood(one)) for one in unread]
-    writer = asyncio.create_task(write(call, *asked))
-    await read_until(lambda: all(one.complete for one in transcripts.values()))
+    writer = asyncio.create_task(send(call, *asked))
+    await read_until(call, transcripts, lambda: all(one.complete for one in transcripts.values()))
     await writer
     refusals = [one.refused.status for one in transcripts.values() if one.refused is not None]
     assert {error.code for error in refusals} == {EXHAUSTED}
@@ -98,14 +80,14 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
 async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, front) -> None:
     flood = front.Session(metadata=(("x-ringline-tenant", "flood"),))
     # Several choices each take the engine many seconds, so that this process may stand still for a while.
-    await write(flood, *(request(str(i), 1500, n=4) for i in range(2 * PLACES)))
+    await send(flood, *(ask(str(i), max_tokens=1500, n=4, ignore_eos=True) for i in range(2 * PLACES)))
     refused = 0
     while refused < PLACES:
         frame = await flood.read()
         refused += sum(one.HasField("refused") and one.refused.status.code == EXHAUSTED for one in frame.responses)
     call = front.Session(timeout=250, metadata=(("x-ringline-tenant", "other"),))
     names = [f"other {i}" for i in range(PLACES // 4)]
-    await write(call, *(request(name, 5) for name in names))
+    await send(call, *(ask(name, max_tokens=5, ignore_eos=True) for name in names))
     transcripts = await read_session(call, names)
     assert Counter(one.ends[0].finish_reason for one in transcripts.values()) == {LENGTH: len(names)}
     assert small.load().waiting_requests > 0, "the flood waits"
@@ -117,7 +99,7 @@ async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, fro
 async def test_work_that_nobody_waits_for_is_dropped_in_the_queue_and_under_way(small: Ring, front) -> None:
     call = front.Session(timeout=250)
     names = [str(i) for i in range(PLACES // 2)]
-    await write(call, *(request(name, 1500, timeout_ms=400) for name in names))
+    await send(call, *(ask(name, max_tokens=1500, ignore_eos=True, timeout_ms=400) for name in names))
     transcripts = await read_session(call, names)
     refusals = [one.refused.status for one in transcripts.values() if one.refused is not None]
     in_vain = [status for status in refusals if status.code == EXHAUSTED]  # they would have waited in vain

@@ -8,8 +8,6 @@ and log probabilities of an undisturbed run, and nobody may hold anything any mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -20,7 +18,6 @@ from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import read_logprobs
 from services.ring.events import FinishReason
-from services.ring.logprobs import PackedLogprobs
 from tests.services.ring.ring_simulation import (
     ALPHABET,
     LARGE,
@@ -35,7 +32,8 @@ from tests.services.ring.ring_simulation import (
     logprob_at,
     prompt_logprob_at,
 )
-from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
+from tests.services.ring.token_logprobs import packed, unpacked
+from tests.services.streams import Transcript
 
 ENGINES = ("engine-0", "engine-1")
 DETOKENIZERS = ("detokenizer-0", "detokenizer-1")
@@ -43,16 +41,6 @@ SIZES = st.sampled_from([1, 300, LARGE, LARGE])
 ROUNDS_TO_HEAL = 100
 PROMPT = "abcabcabcabc"
 SCORES = packed(prompt_logprob_at(position, 2) for position in range(1, len(PROMPT)))
-
-
-@dataclass
-class Outcome:
-    """What became of one choice."""
-
-    ids: list[int] = field(default_factory=list)
-    text: str = ""
-    scores: list[TokenLogprob] = field(default_factory=list)
-    end: inference_pb2.ChoiceFinished | None = None
 
 
 def undisturbed(
@@ -164,7 +152,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def text_comes_again(self, data: st.DataObject) -> None:
         frame = data.draw(st.sampled_from(self.world.history[-5:]))
-        self.world.in_flight.text(detokenizer_pb2.TextOutputs.FromString(frame))
+        self.world.text_output.receive(detokenizer_pb2.TextOutputs.FromString(frame))
 
     @precondition(lambda self: self.losses_left)
     @rule(name=st.sampled_from(DETOKENIZERS))
@@ -250,76 +238,53 @@ class ProtocolMachine(RuleBasedStateMachine):
             world.pass_time(ORPHAN_GRACE / 10)
             if world.quiet:
                 break
-        assert world.client.num_live == world.in_flight.num_live == 0
+        assert world.client.num_live == len(world.in_flight) == 0
         for engine in world.engines.values():
             assert engine.registry.num_ledgers == 0
             assert not engine.core.running
         for detokenizer in world.detokenizers.values():
             assert detokenizer.engines.num_requests == 0
             assert not detokenizer.subscriber.outbox.pending
-        outcomes = self.read()
-        for name, request in self.asked.items():
-            for choice in range(request.sampling.n):
-                self.check(name, request, choice, outcomes[name, choice])
+        for name, transcript in self.read().items():
+            for choice in range(self.asked[name].sampling.n):
+                self.check(name, choice, transcript)
 
-    def read(self) -> dict[tuple[str, int], Outcome]:
-        outcomes: dict[tuple[str, int], Outcome] = {}
-        usages: dict[str, inference_pb2.Usage] = {}
-        scores: dict[str, PackedLogprobs] = {}
+    def read(self) -> dict[str, Transcript]:
+        transcripts = {name: Transcript() for name in self.asked}
         for response in self.world.received:
-            name = response.request_id
-            assert name not in usages, "nothing follows the end of a request"
-            if response.HasField("prompt_logprobs"):
-                assert not any(of == name for of, _ in outcomes), "they come before any delta"
-                part = read_logprobs(response.prompt_logprobs.logprobs)
-                known = scores.setdefault(name, PackedLogprobs(2))
-                assert response.prompt_logprobs.offset == len(known), "gapless"
-                known.extend(part)
-            elif response.HasField("started"):
-                assert response.started.model_digest == self.served[name].digest
+            asked, transcript = self.asked[response.request_id].output, transcripts[response.request_id]
+            transcript.add(response)
+            if response.HasField("started"):
+                assert response.started.model_digest == self.served[response.request_id].digest
             elif response.HasField("delta"):
-                outcome = outcomes.setdefault((name, response.delta.choice), Outcome())
-                assert outcome.end is None, "nothing follows the end of a choice"
-                assert response.delta.first_position == len(outcome.ids)
-                if self.asked[name].output.HasField("prompt_logprobs"):
-                    assert scores[name] == SCORES, "complete before any delta"
-                outcome.ids += response.delta.token_ids
-                outcome.text += response.delta.text
-                outcome.scores += unpacked(read_logprobs(response.delta.logprobs))
-                if self.asked[name].output.HasField("logprobs"):
-                    assert len(outcome.scores) == len(outcome.ids), "one per id, at every delta"
-                else:
-                    assert not outcome.scores
-            elif response.HasField("choice_finished"):
-                outcome = outcomes.setdefault((name, response.choice_finished.choice), Outcome())
-                assert outcome.end is None, "one end per choice"
-                outcome.end = response.choice_finished
-            elif response.HasField("request_finished"):
-                usages[name] = response.request_finished.usage
-        assert usages.keys() == self.asked.keys(), "every request ends once"
-        for name, usage in usages.items():
-            delivered = [outcome.ids for (of, _), outcome in outcomes.items() if of == name]
-            assert usage.completion_tokens == sum(map(len, delivered))
-            assert usage.prompt_tokens == len(PROMPT)
-        return outcomes
+                choice = response.delta.choice
+                if asked.HasField("prompt_logprobs"):
+                    assert transcript.prompt_logprobs is not None
+                    assert read_logprobs(transcript.prompt_logprobs) == SCORES, "complete before any delta"
+                expected = len(transcript.ids[choice]) if asked.HasField("logprobs") else 0
+                assert len(transcript.logprobs[choice]) == expected, "one per id, at every delta"
+        for transcript in transcripts.values():
+            assert transcript.usage.completion_tokens == sum(map(len, transcript.ids.values()))
+            assert transcript.usage.prompt_tokens == len(PROMPT)
+        return transcripts
 
-    def check(self, name: str, request: inference_pb2.GenerateRequest, choice: int, outcome: Outcome) -> None:
+    def check(self, name: str, choice: int, transcript: Transcript) -> None:
+        request, end = self.asked[name], transcript.ends[choice]
         ids, text, finish_reason, stop = undisturbed(request, choice, self.served[name])
-        end = outcome.end
-        assert end is not None
+        found, told = transcript.ids.get(choice, []), transcript.texts.get(choice, "")
         if end.finish_reason == FinishReason.CANCELLED:
             assert name in self.cancelled
-            assert outcome.ids == ids[: len(outcome.ids)]
-            assert text.startswith(outcome.text)
+            assert found == ids[: len(found)]
+            assert text.startswith(told)
         else:
             assert end.finish_reason == finish_reason, end
             assert end.stop_string == stop
-            assert outcome.ids == ids
-            assert outcome.text == text
+            assert found == ids
+            assert told == text
         if request.output.HasField("logprobs"):
             alternatives = request.output.logprobs
-            scores = packed(logprob_at(i, token, alternatives) for i, token in enumerate(outcome.ids))
-            assert outcome.scores == unpacked(scores), "bit for bit"
+            scores = packed(logprob_at(i, token, alternatives) for i, token in enumerate(found))
+            assert transcript.logprobs.get(choice, []) == unpacked(scores), "bit for bit"
 
 
 @pytest.mark.long

@@ -6,8 +6,9 @@ had lost its processor there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from ringline.inference.v1 import inference_pb2
@@ -17,66 +18,15 @@ from services.common.rpc.shared_messages import read_logprobs
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.ring.token_logprobs import unpacked
-from tests.services.streams import Transcript, ask, generate, read_session
+from tests.services.streams import Transcript, ask, generate, read_session, send
 
 GenerateRequest = inference_pb2.GenerateRequest
 
 
-def asked(change: Callable[[GenerateRequest], object] = lambda request: None, **sampling) -> GenerateRequest:
+def asked(**fields: Any) -> GenerateRequest:
     """A request for a sampled continuation, with log probabilities, changed as a case wants it."""
-    request = ask(max_tokens=20, **{"temperature": 0.9, "seed": 3, **sampling})
-    request.stopping.ignore_eos = True
-    request.output.logprobs = 2
-    request.output.return_prompt_token_ids = True
-    change(request)
-    return request
-
-
-def broken_characters(request: GenerateRequest) -> None:
-    """Output of bytes that sometimes make a character, and often do not."""
-    request.sampling.allowed_token_ids.extend(BYTES)
-    request.sampling.temperature = 100.0
-    request.stopping.max_tokens = 40
-
-
-def chat(request: GenerateRequest) -> None:
-    """An answer that the model ends by itself."""
-    request.chat.messages.add(role="user", content="What is 3 plus 4?")
-    request.sampling.temperature = 0.0
-    request.stopping.ClearField("ignore_eos")
-    request.stopping.max_tokens = 60
-
-
-def ends_late(request: GenerateRequest) -> None:
-    """The same, but not so soon."""
-    chat(request)
-    request.stopping.min_tokens = 40
-
-
-def stops(*strings: str, **options) -> Callable[[GenerateRequest], None]:
-    def change(request: GenerateRequest) -> None:
-        request.stopping.stop.extend(strings)
-        for name, value in options.items():
-            setattr(request.stopping, name, value)
-
-    return change
-
-
-def ends_in_a_stop_string(request: GenerateRequest) -> None:
-    """A stop token and a stop string are one and the same; before it are parts of others."""
-    request.stopping.stop_token_ids.extend(BIG)
-    stops(TOKENIZER.decode(BIG), "x big")(request)
-
-
-def shown_end(request: GenerateRequest) -> None:
-    """The model's own end, which is asked for as a stop string too."""
-    chat(request)
-    request.output.skip_special_tokens = False
-    stops("<|im_end|>")(request)
-
-
-def prompt_scores(request: GenerateRequest) -> None:
-    request.output.prompt_logprobs = 1
+    usual = {"max_tokens": 20, "temperature": 0.9, "seed": 3, "ignore_eos": True, "logprobs": 2}
+    return ask(**(usual | {"return_prompt_token_ids": True} | fields))
 
 
 TOKENIZER = Tokenizer.from_directory(MODEL)
@@ -84,33 +34,39 @@ BIG = TOKENIZER.encode(" big", add_special_tokens=False)
 BYTES = sorted(set(TOKENIZER.encode("é€😀x", add_special_tokens=False)))
 """Most of them a byte, which is no character by itself."""
 
+QUESTION = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="What is 3 plus 4?")])
+CHAT = {"chat": QUESTION, "temperature": 0.0, "ignore_eos": False, "max_tokens": 60}
+"""An answer that the model ends by itself."""
+BROKEN_CHARACTERS = {"allowed_token_ids": BYTES, "temperature": 100.0, "max_tokens": 40}
+"""Output of bytes that sometimes make a character, and often do not."""
+ENDS_IN_A_STOP_STRING = {"stop_token_ids": BIG, "stop": [TOKENIZER.decode(BIG), "x big"]}
+"""A stop token and a stop string are one and the same; before it are parts of others."""
+
 CASES = {
     "greedy": asked(temperature=0.0),
     "sampled": asked(),
     "truncated sampling": asked(top_k=20, top_p=0.9, min_p=0.01),
     "two choices": asked(n=2),
-    "five choices of a chat": asked(chat, temperature=0.9, n=5),
+    "five choices of a chat": asked(**(CHAT | {"temperature": 0.9}), n=5),
     "penalties": asked(frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=1.3),
-    "the model's own end": asked(chat),
-    "an end that comes late": asked(ends_late),
-    "a stop token": asked(lambda request: request.stopping.stop_token_ids.extend(BIG)),
-    "a stop token that is a stop string": asked(ends_in_a_stop_string),
-    "some of them, and limits": asked(ends_in_a_stop_string, n=5),
-    "a stop token that is a stop string left in": asked(
-        lambda r: (ends_in_a_stop_string(r), stops(include_stop_str_in_output=True)(r))
-    ),
-    "an end that is a stop string": asked(shown_end),
-    "bad words": asked(lambda request: request.stopping.bad_words.extend(["the", "a little", "e"])),
-    "a stop string": asked(stops("ra lived in", "x")),
-    "a stop string left in": asked(stops("ra lived in", "x", include_stop_str_in_output=True)),
-    "a stop string that comes late": asked(stops("a", "e", min_tokens=12)),
-    "stop strings that only begin": asked(stops(*(first + "\u0001" for first in "abcdefghijklmnopqrstuvwxyz ,."))),
-    "one token": asked(lambda request: setattr(request.stopping, "max_tokens", 1)),
-    "special tokens in the text": asked(lambda request: setattr(request.output, "skip_special_tokens", False)),
-    "log probabilities of the prompt": asked(prompt_scores),
-    "characters of several tokens": asked(broken_characters),
-    "more of them": asked(broken_characters, seed=4, n=4),
-    "a stop string after them": asked(lambda r: (broken_characters(r), stops("x\ufffd", "xx")(r)), seed=5, n=4),
+    "the model's own end": asked(**CHAT),
+    "an end that comes late": asked(**CHAT, min_tokens=40),
+    "a stop token": asked(stop_token_ids=BIG),
+    "a stop token that is a stop string": asked(**ENDS_IN_A_STOP_STRING),
+    "some of them, and limits": asked(**ENDS_IN_A_STOP_STRING, n=5),
+    "a stop token that is a stop string left in": asked(**ENDS_IN_A_STOP_STRING, include_stop_str_in_output=True),
+    "an end that is a stop string": asked(**CHAT, skip_special_tokens=False, stop=["<|im_end|>"]),
+    "bad words": asked(bad_words=["the", "a little", "e"]),
+    "a stop string": asked(stop=["ra lived in", "x"]),
+    "a stop string left in": asked(stop=["ra lived in", "x"], include_stop_str_in_output=True),
+    "a stop string that comes late": asked(stop=["a", "e"], min_tokens=12),
+    "stop strings that only begin": asked(stop=[first + "\u0001" for first in "abcdefghijklmnopqrstuvwxyz ,."]),
+    "one token": asked(max_tokens=1),
+    "special tokens in the text": asked(skip_special_tokens=False),
+    "log probabilities of the prompt": asked(prompt_logprobs=1),
+    "characters of several tokens": asked(**BROKEN_CHARACTERS),
+    "more of them": asked(**BROKEN_CHARACTERS, seed=4, n=4),
+    "a stop string after them": asked(**BROKEN_CHARACTERS, stop=["x\ufffd", "xx"], seed=5, n=4),
 }
 
 
@@ -168,7 +124,7 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
     seen = {}
     for name, cut in cuts.items():
         had = seen[name] = until(whole, cut)
-        await call.write(inference_pb2.SessionRequest(generate=rest_of(name, whole, had, cut)))
+        await send(call, rest_of(name, whole, had, cut))
     for name, rest in (await read_session(call, cuts, seen)).items():
         for choice, end in whole.ends.items():
             if choice in cuts[name].ended:

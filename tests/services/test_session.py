@@ -10,7 +10,6 @@ import time
 import grpc
 import pytest
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import output_pb2
 
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
@@ -18,7 +17,18 @@ from services.common.rpc.shared_messages import read_logprobs
 from services.ring.errors import Code
 from tests.ring import MODEL, Ring
 from tests.services.ring.token_logprobs import unpacked
-from tests.services.streams import LONG_CHOICES, LONG_TOKENS, Transcript, ask, generate, long_work, read_session
+from tests.services.streams import (
+    LONG_CHOICES,
+    LONG_TOKENS,
+    Transcript,
+    ask,
+    cancel,
+    generate,
+    long_work,
+    read_session,
+    read_until,
+    send,
+)
 
 STOP, LENGTH, CANCELLED, DEADLINE, ERROR = range(1, 6)
 HURRIED_MS = 40
@@ -39,9 +49,7 @@ async def test_generate_streams_text_and_ids(front) -> None:
 
 
 async def test_text_is_that_of_the_ids(front) -> None:
-    request = ask(max_tokens=40, temperature=1.5, seed=11)
-    request.output.return_prompt_token_ids = True
-    request.stopping.ignore_eos = True
+    request = ask(max_tokens=40, temperature=1.5, seed=11, return_prompt_token_ids=True, ignore_eos=True)
     transcript = await generate(front, request)
     prompt = list(transcript.admitted.prompt_token_ids)
 
@@ -57,9 +65,12 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     requests = {"long": long_work("long")}
     cancels = {"long"}
     for index in range(500):
-        request = ask(f"r{index}", text="Tell me " + "a story " * rng.randrange(1, 20), temperature=1.0, seed=index)
-        request.stopping.max_tokens = rng.randrange(1, 24)
-        request.sampling.n = rng.choice([1, 1, 1, 2, 3])
+        text, tokens, n = (
+            "Tell me " + "a story " * rng.randrange(1, 20),
+            rng.randrange(1, 24),
+            rng.choice([1, 1, 1, 2, 3]),
+        )
+        request = ask(f"r{index}", text, tokens, temperature=1.0, seed=index, n=n)
         kind = rng.randrange(5)
         if kind == 0:
             request.stopping.stop.extend(["e", "the"])
@@ -72,22 +83,15 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
             cancels.add(request.request_id)
         requests[request.request_id] = request
     call = front.Session(timeout=250)
-    await call.write(inference_pb2.SessionRequest(generate=requests["long"]))
+    await send(call, requests["long"])
     begun = {"long": Transcript()}
-    async for frame in call:
-        for response in frame.responses:
-            begun["long"].add(response)
-        if begun["long"].ids:
-            break
+    await read_until(call, begun, lambda: begun["long"].ids)
 
     async def write() -> None:
-        for request in requests.values():
-            if request.request_id not in begun:
-                await call.write(inference_pb2.SessionRequest(generate=request))
+        await send(call, *(request for name, request in requests.items() if name != "long"))
         await asyncio.sleep(0.3)
         for name in cancels:
-            cancel = inference_pb2.CancelRequest(request_id=name)
-            await call.write(inference_pb2.SessionRequest(cancel=cancel))
+            await cancel(call, name)
 
     writer = asyncio.create_task(write())
     transcripts = await read_session(call, requests, begun)
@@ -96,6 +100,7 @@ async def test_five_hundred_requests_on_one_session(front, ring: Ring) -> None:
     assert await call.code() is grpc.StatusCode.OK
     for name, request in requests.items():
         check(request, transcripts[name], cancelled=name in cancels)
+    assert 0 < transcripts["long"].usage.completion_tokens < LONG_CHOICES * LONG_TOKENS
     assert {end.finish_reason for one in transcripts.values() for end in one.ends.values()} >= {STOP, LENGTH, CANCELLED}
     await nothing_is_left(ring)
 
@@ -104,11 +109,9 @@ async def test_a_request_whose_time_is_over_ends_so(front, ring: Ring) -> None:
     """It is given more time until it is admitted before that is over."""
     for timeout_ms in TIMEOUTS_MS:
         await nothing_is_left(ring)  # where others wait, it may be refused because they will take longer
-        request = long_work()
-        request.timeout_ms = timeout_ms
         transcript = Transcript()
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await generate(front, request, transcript)
+            await generate(front, long_work(timeout_ms=timeout_ms), transcript)
         if transcript.refused is None:
             break
         assert transcript.refused.status.code == Code.DEADLINE_EXCEEDED
@@ -167,10 +170,7 @@ async def nothing_is_left(ring: Ring) -> None:
 
 async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
     call = front.Session()
-    for index in range(20):
-        request = ask(f"r{index}", max_tokens=500)
-        request.stopping.ignore_eos = True
-        await call.write(inference_pb2.SessionRequest(generate=request))
+    await send(call, *(ask(f"r{index}", max_tokens=500, ignore_eos=True) for index in range(20)))
     assert (await call.read()).HasField("limits")
     await call.read()
     call.cancel()
@@ -179,31 +179,25 @@ async def test_a_client_that_leaves_leaves_nothing(front, ring: Ring) -> None:
 
 async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
     call = front.Session(timeout=250)
-    for _ in range(2):
-        await call.write(inference_pb2.SessionRequest(generate=long_work("same")))
+    await send(call, long_work("same"), long_work("same"))
     refused, taken = [], Transcript()
-    async for frame in call:
-        for response in frame.responses:
+    while not (taken.complete and refused):
+        for response in (await call.read()).responses:
             if response.in_reply_to == 2:  # the first is refused, too, if it is cancelled before it is admitted
                 refused.append(response)
-                cancel = inference_pb2.CancelRequest(request_id="same")
-                await call.write(inference_pb2.SessionRequest(cancel=cancel))
+                await cancel(call, "same")
             else:
                 taken.add(response)
-        if taken.complete and refused:
-            break
     assert refused[0].refused.status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert "request_id" in refused[0].refused.status.message
-    await call.write(inference_pb2.SessionRequest(generate=ask("same", max_tokens=2)))
+    await send(call, ask("same", max_tokens=2))
     assert (await read_session(call, ["same"]))["same"].usage.completion_tokens <= 2
 
 
 @pytest.mark.parametrize("logprobs", [0, 3])
 async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> None:
-    request = ask(max_tokens=6, temperature=0.0)
-    request.output.logprobs = logprobs
-    request.output.prompt_logprobs = logprobs
-    transcript = await generate(front, request)
+    asked = ask(max_tokens=6, temperature=0.0, logprobs=logprobs, prompt_logprobs=logprobs)
+    transcript = await generate(front, asked)
     assert len(transcript.logprobs[0]) == len(transcript.ids[0])
     for delta in transcript.deltas[0]:
         assert list(delta.logprobs.ranks) == [1] * len(delta.token_ids)
@@ -217,20 +211,11 @@ async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> N
 @pytest.mark.parametrize("alternatives", [0, 20])
 async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alternatives: int) -> None:
     """All the way from the sampler: as the same model gives them in this process."""
-    request = ask(max_tokens=12, temperature=0.9, seed=7)
-    request.stopping.ignore_eos = request.output.return_prompt_token_ids = True
-    request.output.logprobs = request.output.prompt_logprobs = alternatives
-    transcript = await generate(front, request)
-    params = SamplingParams(
-        temperature=0.9,
-        top_k=transcript.admitted.sampling.top_k or None,
-        top_p=transcript.admitted.sampling.top_p,
-        seed=7,
-        max_tokens=12,
-        ignore_eos=True,
-        logprobs=alternatives,
-        prompt_logprobs=alternatives,
-    )
+    chosen = {"temperature": 0.9, "seed": 7, "max_tokens": 12, "ignore_eos": True}
+    chosen |= {"logprobs": alternatives, "prompt_logprobs": alternatives}
+    transcript = await generate(front, ask(**chosen, return_prompt_token_ids=True))
+    defaults = transcript.admitted.sampling
+    params = SamplingParams(**chosen, top_k=defaults.top_k or None, top_p=defaults.top_p)
     with LLM(str(MODEL), kv_cache_memory_bytes=64 << 20, num_threads=1) as llm:
         [own] = llm.generate([list(transcript.admitted.prompt_token_ids)], params)
     assert transcript.ids[0] == own.choices[0].token_ids
@@ -238,48 +223,8 @@ async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alte
     assert unpacked(read_logprobs(transcript.prompt_logprobs)) == unpacked(own.prompt_logprobs)
 
 
-async def test_resume_goes_on_where_it_was_cut(front) -> None:
-    whole = ask(max_tokens=24, temperature=0.8, seed=5, n=2)
-    whole.output.return_prompt_token_ids = True
-    whole.stopping.ignore_eos = True
-    full = await generate(front, whole)
-    rest = inference_pb2.GenerateRequest(sampling=full.admitted.sampling, stopping=full.admitted.stopping)
-    rest.token_ids.ids.extend(full.admitted.prompt_token_ids)
-    cut = {0: 7, 1: 0}
-    for choice, count in cut.items():
-        rest.resume.choices.add(choice=choice, token_ids=full.ids[choice][:count])
-    (started,) = full.started
-    rest.resume.model_digest, rest.resume.numerics = started.model_digest, started.numerics
-    resumed = Transcript(ids={choice: full.ids[choice][:count] for choice, count in cut.items()})
-    async for response in front.Generate(rest, timeout=250):
-        resumed.add(response)
-    assert resumed.started == [started]
-    assert started.identical
-    assert resumed.ids == full.ids
-    assert full.texts[0].endswith(resumed.texts[0])
-    assert resumed.texts[1] == full.texts[1]
-    assert resumed.usage.completion_tokens == full.usage.completion_tokens == 48
-
-
 async def test_cached_tokens_are_counted(front) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 12
     await generate(front, ask(text=text, max_tokens=1))
     again = await generate(front, ask(text=text, max_tokens=1))
     assert 0 < again.usage.cached_tokens < again.usage.prompt_tokens
-
-
-async def test_usage_of_a_cancelled_request_is_what_was_delivered(front) -> None:
-    call = front.Session(timeout=250)
-    await call.write(inference_pb2.SessionRequest(generate=long_work("c")))
-    transcript = Transcript()
-    cancelled = False
-    async for frame in call:
-        for response in frame.responses:
-            transcript.add(response)
-        if not cancelled and transcript.ids:
-            cancelled = True
-            await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="c")))
-        if transcript.complete:
-            break
-    assert {end.finish_reason for end in transcript.ends.values()} == {output_pb2.FINISH_REASON_CANCELLED}
-    assert 0 < transcript.usage.completion_tokens == sum(map(len, transcript.ids.values())) < LONG_CHOICES * LONG_TOKENS

@@ -13,9 +13,8 @@ import pytest
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.collector import Collector, Received, collecting
-from tests.ring import Ring, start_ring, stop_ring
-from tests.services import streams
-from tests.services.streams import Transcript, generate, read_session
+from tests.ring import Ring, running_ring
+from tests.services.streams import Transcript, ask, generate, read_session, send
 
 pytestmark = pytest.mark.long
 
@@ -46,22 +45,14 @@ def traced(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # of the exporter, milliseconds
         endpoint = f"http://127.0.0.1:{collector.port}"
-        running = start_ring(tmp_path_factory.mktemp("traced"), "--otlp-traces-endpoint", endpoint)
-    yield running
-    assert stop_ring(running) == 0
+        with running_ring(tmp_path_factory.mktemp("traced"), "--otlp-traces-endpoint", endpoint) as running:
+            yield running
 
 
 @pytest.fixture
 async def front(traced: Ring) -> AsyncIterator[inference_pb2_grpc.InferenceServiceAsyncStub]:
     async with grpc.aio.insecure_channel(traced.address) as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
-
-
-def ask(name: str, **fields) -> inference_pb2.GenerateRequest:
-    """A request whose answer has more than its end."""
-    request = streams.ask(name, **fields)
-    request.stopping.ignore_eos = True
-    return request
 
 
 def context(*, sampled: bool = True) -> tuple[str, str, str]:
@@ -76,10 +67,7 @@ def complete(spans: list[Received]) -> bool:
 
 async def ask_as(front, traceparent: str, request: inference_pb2.GenerateRequest) -> Transcript:
     """One Generate call with a traceparent in its metadata."""
-    transcript = Transcript()
-    async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
-        transcript.add(response)
-    return transcript
+    return await generate(front, request, metadata=(("traceparent", traceparent),))
 
 
 def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
@@ -112,7 +100,7 @@ def check_hops(spans: list[Received], parent: str) -> dict[str, Received]:
 
 async def test_every_hop_is_in_the_callers_trace(front, collector: Collector) -> None:
     trace_id, span_id, traceparent = context()
-    transcript = await ask_as(front, traceparent, ask("a", text=PROMPT, max_tokens=20))
+    transcript = await ask_as(front, traceparent, ask("a", PROMPT, max_tokens=20, ignore_eos=True))
     spans = check_hops(collector.trace(trace_id, complete), span_id)
     request = spans["request"].attributes
     assert request["gen_ai.usage.input_tokens"] == transcript.usage.prompt_tokens
@@ -131,9 +119,7 @@ async def test_requests_of_one_session_have_each_their_own(front, collector: Col
     contexts = {name: context() for name in ("a", "b")}
     call = front.Session(timeout=250)
     for name, (_, _, traceparent) in contexts.items():
-        request = ask(name)
-        request.traceparent = traceparent
-        await call.write(inference_pb2.SessionRequest(generate=request))
+        await send(call, ask(name, traceparent=traceparent, ignore_eos=True))
     await read_session(call, contexts)
     for trace_id, span_id, _ in contexts.values():
         check_hops(collector.trace(trace_id, complete), span_id)
@@ -144,9 +130,9 @@ async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(fron
     unwanted, _, refused = context(sampled=False)
     before = {one.span.trace_id.hex() for one in list(collector.spans)}
     for traceparent in (refused, "nonsense"):
-        await ask_as(front, traceparent, ask("a"))
+        await ask_as(front, traceparent, ask(ignore_eos=True))
     last, span_id, traceparent = context()
-    await ask_as(front, traceparent, ask("a"))
+    await ask_as(front, traceparent, ask(ignore_eos=True))
     check_hops(collector.trace(last, complete), span_id)  # each process sends in order, so the others' are here, too
     fresh = {one.span.trace_id.hex() for one in list(collector.spans)} - before
     assert unwanted not in fresh
@@ -156,10 +142,8 @@ async def test_who_does_not_want_a_trace_has_none_and_nonsense_is_no_parent(fron
 
 async def test_a_refused_request_says_so_without_its_words(front, collector: Collector) -> None:
     trace_id, _, traceparent = context()
-    request = ask("a", text=PROMPT, temperature=-1.0)
-    request.traceparent = traceparent
     with pytest.raises(grpc.aio.AioRpcError):
-        await generate(front, request)
+        await generate(front, ask(text=PROMPT, temperature=-1.0, traceparent=traceparent))
     (span,) = collector.trace(trace_id, bool)
     assert (span.name, span.attributes["rpc.grpc.status_code"]) == ("request", 3)
     assert span.span.status.code == 2
@@ -170,7 +154,7 @@ async def test_a_failover_is_an_event_of_its_request(front, traced: Ring, collec
     """A detokenizer is killed; where it had the whole answer before that, another is asked for."""
     for _ in range(TRIES):
         trace_id, span_id, traceparent = context()
-        request = ask("a", max_tokens=1500)
+        request = ask(max_tokens=1500, ignore_eos=True)
         transcript, killed = Transcript(), False
         async for response in front.Generate(request, metadata=(("traceparent", traceparent),), timeout=100):
             transcript.add(response)
@@ -187,5 +171,5 @@ async def test_a_failover_is_an_event_of_its_request(front, traced: Ring, collec
             assert spans["detokenize"].attributes["ringline.epoch"] == 2
             assert spans["decode"].attributes["ringline.epoch"] == 2, "it went on where it was computed"
             return
-        await generate(front, ask("waits until it is there again"))
+        await generate(front, ask(ignore_eos=True))  # waits until it is there again
     raise AssertionError(f"no failover in {TRIES} tries")

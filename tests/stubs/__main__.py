@@ -17,7 +17,7 @@ from pathlib import Path
 from ringline import Client
 
 from tests.contract.later import PROTOS, lay_over
-from tests.ring import Ring, start_ring, stop_ring
+from tests.ring import Ring, running_ring
 from tests.stubs.languages import Stubs, StubsError, answer, missing_packages
 
 
@@ -34,12 +34,9 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="ringline-stubs-") as temporary:
         folder = Path(temporary)
-        ring = start_ring(folder)
-        try:
-            contracts = {"contract": PROTOS, "contract with what is planned": lay_over(folder / "later")}
+        contracts = {"contract": PROTOS, "contract with what is planned": lay_over(folder / "later")}
+        with running_ring(folder) as ring:
             failed = [_try(Stubs(protos, folder / name), name, ring) for name, protos in contracts.items()]
-        finally:
-            stop_ring(ring)
     return 1 if any(failed) else 0
 
 

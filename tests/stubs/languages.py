@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.programs import run
 
 PROGRAMS = Path(__file__).resolve().parent
 _TIMEOUT = 300
@@ -110,16 +109,8 @@ def answer(command: Sequence[str], address: str) -> str:
 
 
 def _run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """Its output; raises ``CalledProcessError``, with what it said."""
-    program = shutil.which(command[0]) or command[0]
-    done = subprocess.run(
-        [program, *command[1:]],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT,
-        check=False,
-    )
+    """Its output; raises ``StubsError`` with what it said."""
+    done = run(*command, env=environment, timeout=_TIMEOUT)
     if done.returncode:
         raise StubsError(f"{' '.join(map(str, command[:3]))} …:\n{(done.stderr or done.stdout)[-4000:]}")
     return done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.report import Report
+from tests.house.pieces import imported
 from tests.verify.__main__ import PATIENCE, ROOT, verify
 from tests.verify.results import Results
 from tests.verify.suites import SUITES, Suite
@@ -186,13 +186,8 @@ def _closure(paths: list[Path]) -> set[Path]:
         if path in found:
             continue
         found.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                paths += [file for alias in node.names for file in _files(alias.name)]
-            elif isinstance(node, ast.ImportFrom):
-                base = [*path.relative_to(ROOT).parent.parts][: 1 - node.level or None] if node.level else []
-                module = ".".join([*base, *([node.module] if node.module else [])])
-                paths += [file for alias in node.names for file in _files(f"{module}.{alias.name}")] + _files(module)
+        for name in imported(path.read_text()):
+            paths += [*_files(name), *_files(name.rpartition(".")[0])]
     return found
 
 

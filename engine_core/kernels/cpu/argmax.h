@@ -74,11 +74,7 @@ int greatest_of_linear(const RinglineLinear& args) {
 }
 
 inline int argmax(const RinglineLinear& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return greatest_of_linear<Float32>(args);
-        case kRinglineFloat16: return greatest_of_linear<Float16>(args);
-        default: return greatest_of_linear<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return greatest_of_linear<decltype(number)>(args); });
 }
 
 }  // namespace

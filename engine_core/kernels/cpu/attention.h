@@ -217,11 +217,7 @@ private:
 };
 
 inline int attention(const RinglineAttention& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return Step<Float32>(args).run();
-        case kRinglineFloat16: return Step<Float16>(args).run();
-        default: return Step<BFloat16>(args).run();
-    }
+    return with_number_type(args.number_type, [&](auto number) { return Step<decltype(number)>(args).run(); });
 }
 
 }  // namespace

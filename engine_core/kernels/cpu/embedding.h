@@ -23,11 +23,7 @@ int read_packed_rows(const RinglineRows& args) {
 }
 
 inline int read_rows(const RinglineRows& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return read_packed_rows<Float32>(args);
-        case kRinglineFloat16: return read_packed_rows<Float16>(args);
-        default: return read_packed_rows<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return read_packed_rows<decltype(number)>(args); });
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // products, and the sum of a row's.
 #pragma once
 
-#include "activation.h"
+#include "elementwise.h"
 #include "memory.h"
 
 namespace {

@@ -140,11 +140,7 @@ int run_experts(const RinglineExperts& args) {
 }
 
 inline int experts(const RinglineExperts& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return run_experts<Float32>(args);
-        case kRinglineFloat16: return run_experts<Float16>(args);
-        default: return run_experts<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return run_experts<decltype(number)>(args); });
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "interface.h"
+
 namespace {
 
 struct Float32 {
@@ -91,5 +93,15 @@ struct BFloat16 {
 };
 
 #endif
+
+// f(a number type): the one that a RinglineNumberType names.
+template <class F>
+int with_number_type(int32_t type, const F& f) {
+    switch (type) {
+        case kRinglineFloat32: return f(Float32{});
+        case kRinglineFloat16: return f(Float16{});
+        default: return f(BFloat16{});
+    }
+}
 
 }  // namespace

@@ -51,11 +51,7 @@ private:
 };
 
 inline int grouped_linear(const RinglineGroupedLinear& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return GroupedLinear<Float32>(args).run();
-        case kRinglineFloat16: return GroupedLinear<Float16>(args).run();
-        default: return GroupedLinear<BFloat16>(args).run();
-    }
+    return with_number_type(args.number_type, [&](auto number) { return GroupedLinear<decltype(number)>(args).run(); });
 }
 
 }  // namespace

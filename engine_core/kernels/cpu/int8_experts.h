@@ -115,11 +115,7 @@ int run_int8_experts(const RinglineExperts& args) {
 }
 
 inline int int8_experts(const RinglineExperts& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return run_int8_experts<Float32>(args);
-        case kRinglineFloat16: return run_int8_experts<Float16>(args);
-        default: return run_int8_experts<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return run_int8_experts<decltype(number)>(args); });
 }
 
 }  // namespace

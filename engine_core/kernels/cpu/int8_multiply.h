@@ -145,13 +145,13 @@ private:
 template <class Input, class Output>
 class Int8Linear {
 public:
-    Int8Linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call)
-        : weight_(weight),
+    explicit Int8Linear(const RinglineInt8Linear& call)
+        : weight_(*call.weight),
           call_(call),
-          panels_(weight),
+          panels_(weight_),
           scales_at_(padded_bytes<int32_t>(call.rows * panels_.words())),
           buffer_(scales_at_ + padded_bytes<float>(call.rows)),
-          rows_(call.rows, weight.in_features, reinterpret_cast<int32_t*>(buffer_.at(0)),
+          rows_(call.rows, weight_.in_features, reinterpret_cast<int32_t*>(buffer_.at(0)),
                 reinterpret_cast<float*>(buffer_.at(scales_at_))) {}
 
     int run() {
@@ -199,25 +199,19 @@ private:
     }
 
     const RinglineInt8Weight& weight_;
-    const RinglineInt8Call& call_;
+    const RinglineInt8Linear& call_;
     const Panels panels_;
     const long scales_at_;  // bytes of the buffer
     const Buffer buffer_;
     const QuantizedRows rows_;
 };
 
-template <class Input>
-int int8_linear_from(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
-    if (call.output_type == kRinglineFloat32) return Int8Linear<Input, Float32>(weight, call).run();
-    return Int8Linear<Input, Input>(weight, call).run();
-}
-
-inline int int8_linear(const RinglineInt8Weight& weight, const RinglineInt8Call& call) {
-    switch (call.input_type) {
-        case kRinglineFloat32: return int8_linear_from<Float32>(weight, call);
-        case kRinglineFloat16: return int8_linear_from<Float16>(weight, call);
-        default: return int8_linear_from<BFloat16>(weight, call);
-    }
+inline int int8_linear(const RinglineInt8Linear& call) {
+    return with_number_type(call.input_type, [&](auto input) {
+        using Input = decltype(input);
+        if (call.output_type == kRinglineFloat32) return Int8Linear<Input, Float32>(call).run();
+        return Int8Linear<Input, Input>(call).run();
+    });
 }
 
 }  // namespace

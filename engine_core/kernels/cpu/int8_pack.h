@@ -38,12 +38,11 @@ private:
     const long words_;
 };
 
-inline void int8_pack(const RinglineInt8Packing& args) {
-    switch (args.input_type) {
-        case kRinglineFloat32: return Int8Packing<Float32>(args).run();
-        case kRinglineFloat16: return Int8Packing<Float16>(args).run();
-        default: return Int8Packing<BFloat16>(args).run();
-    }
+inline int int8_pack(const RinglineInt8Packing& args) {
+    return with_number_type(args.input_type, [&](auto input) {
+        Int8Packing<decltype(input)>(args).run();
+        return 0;
+    });
 }
 
 }  // namespace

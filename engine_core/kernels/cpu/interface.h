@@ -1,4 +1,5 @@
-// The C interface of the kernels, mirrored by engine_core/kernels/arguments.py. Arrays are dense where no stride is given.
+// The C interface of the kernels: what each computes, and the lists of them. engine_core/kernels/arguments.py reads the
+// structures and the lists from this file. Arrays are dense where no stride is given.
 #pragma once
 
 #include <cstdint>
@@ -219,7 +220,8 @@ struct RinglineInt8Packing {
 };
 
 // A linear layer of M rows with such a weight.
-struct RinglineInt8Call {
+struct RinglineInt8Linear {
+    const RinglineInt8Weight* weight;
     const void* input;     // [M, K]
     int64_t input_stride;  // elements from one row to the next
     const void* residual;  // [M, N] of the input's type, added to the output; or null
@@ -231,27 +233,35 @@ struct RinglineInt8Call {
     float scale;  // of the product and its bias
 };
 
-enum RinglineOperationKind {
-    kRinglineAttend,
-    kRinglineMultiply,
-    kRinglineNormalize,
-    kRinglineRotate,
-    kRinglineActivate,
-    kRinglineMultiplyInt8,
-    kRinglineSelect,
-    kRinglineGate,
-    kRinglineMultiplyGroups,
-    kRinglineRoute,
-    kRinglineRunExperts,
-    kRinglineRunInt8Experts,
-};
+// Every kernel: its name and what it takes; it returns 0, or 1 when there was no memory. The tables of kernels
+// (kernel_table.h), their replay (replay.h) and Python follow these lists. `argmax` puts out [M] int64: where each row of
+// a linear layer's result is greatest.
+#define RINGLINE_KERNELS(X)                   \
+    X(attention, RinglineAttention)           \
+    X(linear, RinglineLinear)                 \
+    X(argmax, RinglineLinear)                 \
+    X(grouped_linear, RinglineGroupedLinear)  \
+    X(read_rows, RinglineRows)                \
+    X(normalize, RinglineNorm)                \
+    X(rotate, RinglineRotation)               \
+    X(activate, RinglineActivation)           \
+    X(sigmoid_gate, RinglineSigmoidGate)      \
+    X(select_rows, RinglineSelection)         \
+    X(route, RinglineRouting)                 \
+    X(experts, RinglineExperts)
 
-// A captured call: a kernel of a table (see kernel_table.h) and what it was called with.
+// Those of 8-bit weights are apart, since what multiplies bytes fast is not what multiplies bfloat16 fast: a processor may
+// have either alone.
+#define RINGLINE_INT8_KERNELS(X)        \
+    X(int8_linear, RinglineInt8Linear)  \
+    X(int8_pack, RinglineInt8Packing)   \
+    X(int8_experts, RinglineExperts)
+
+// A captured call of a kernel.
 struct RinglineOperation {
-    int32_t kind;
-    const void* kernels;
+    int32_t kind;  // the kernel's place in both lists, one after the other
+    void* kernel;
     const void* arguments;
-    const void* more_arguments;  // of kernels that take two
 };
 
 // What captured calls get anew: everything that differs from step to step. As in RinglineAttention.

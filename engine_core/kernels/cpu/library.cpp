@@ -1,6 +1,7 @@
 // What the library exports: its kernels, by instruction set.
 #include <cstring>
 
+#include "kernel_table.h"
 #include "replay.h"
 
 #define RINGLINE_EXPORT extern "C" __attribute__((visibility("default")))
@@ -32,13 +33,13 @@ RINGLINE_EXPORT const Kernels* ringline_kernels(const char* instruction_set) {
     return equal(instruction_set, "portable") ? &kernels_portable : nullptr;
 }
 
-// The same for linear layers with 8-bit weights.
+// The same of 8-bit weights.
 RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction_set) {
-#ifdef RINGLINE_INT8_LINEAR_AVX512_VNNI
+#ifdef RINGLINE_INT8_KERNELS_AVX512_VNNI
     if (equal(instruction_set, "avx512_vnni"))
         return has_avx512() && __builtin_cpu_supports("avx512vnni") ? &int8_kernels_avx512_vnni : nullptr;
 #endif
-#ifdef RINGLINE_INT8_LINEAR_AVX2
+#ifdef RINGLINE_INT8_KERNELS_AVX2
     if (equal(instruction_set, "avx2")) return has_avx2() ? &int8_kernels_avx2 : nullptr;
 #endif
     return equal(instruction_set, "portable") ? &int8_kernels_portable : nullptr;

@@ -284,11 +284,7 @@ int written_linear(const RinglineLinear& args) {
 }
 
 inline int linear(const RinglineLinear& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return written_linear<Float32>(args);
-        case kRinglineFloat16: return written_linear<Float16>(args);
-        default: return written_linear<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return written_linear<decltype(number)>(args); });
 }
 
 }  // namespace

@@ -107,11 +107,7 @@ int normalize_as(const RinglineNorm& args) {
 }
 
 inline int normalize(const RinglineNorm& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return normalize_as<Float32>(args);
-        case kRinglineFloat16: return normalize_as<Float16>(args);
-        default: return normalize_as<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return normalize_as<decltype(number)>(args); });
 }
 
 }  // namespace

@@ -1,94 +1,64 @@
 // Runs captured calls of kernels, on the rows and sequences of another step.
 #pragma once
 
+#include "interface.h"
 #include "team.h"
-#include "kernel_table.h"
 
 namespace {
 
-int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
-    const auto& kernels = *static_cast<const Kernels*>(operation.kernels);
+// The kinds of captured calls.
+#define RINGLINE_KIND(name, Arguments) kKind_##name,
+enum : int32_t { RINGLINE_KERNELS(RINGLINE_KIND) RINGLINE_INT8_KERNELS(RINGLINE_KIND) };
+#undef RINGLINE_KIND
+
+// f(arguments), in their type.
+template <class F>
+auto with_arguments(const RinglineOperation& operation, const F& f) {
+#define RINGLINE_CASE(name, Arguments) \
+    case kKind_##name: return f(*static_cast<const Arguments*>(operation.arguments));
     switch (operation.kind) {
-        case kRinglineAttend: {
-            auto call = *static_cast<const RinglineAttention*>(operation.arguments);
-            call.query_starts = step.query_starts;
-            call.seq_lens = step.seq_lens;
-            call.block_tables = step.block_tables[call.group];
-            call.block_table_stride = step.block_table_stride;
-            call.num_seqs = step.num_seqs;
-            call.num_threads = step.num_threads;
-            return kernels.attention(call);
-        }
-        case kRinglineMultiply: {
-            auto call = *static_cast<const RinglineLinear*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.linear(call);
-        }
-        case kRinglineNormalize: {
-            auto call = *static_cast<const RinglineNorm*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.normalize(call);
-        }
-        case kRinglineRotate: {
-            auto call = *static_cast<const RinglineRotation*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.rotate(call);
-        }
-        case kRinglineActivate: {
-            auto call = *static_cast<const RinglineActivation*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.activate(call);
-        }
-        case kRinglineGate: {
-            auto call = *static_cast<const RinglineSigmoidGate*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.sigmoid_gate(call);
-        }
-        case kRinglineMultiplyGroups: {
-            auto call = *static_cast<const RinglineGroupedLinear*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.grouped_linear(call);
-        }
-        case kRinglineRoute: {
-            auto call = *static_cast<const RinglineRouting*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.route(call);
-        }
-        case kRinglineRunExperts: {
-            auto call = *static_cast<const RinglineExperts*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return kernels.experts(call);
-        }
-        case kRinglineRunInt8Experts: {
-            auto call = *static_cast<const RinglineExperts*>(operation.arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            return static_cast<const Int8Kernels*>(operation.kernels)->experts(call);
-        }
-        case kRinglineSelect: {
-            auto call = *static_cast<const RinglineSelection*>(operation.arguments);
-            call.indices = step.selected;
-            call.rows = step.num_selected;
-            call.num_threads = step.num_threads;
-            return kernels.select_rows(call);
-        }
-        default: {  // kRinglineMultiplyInt8
-            auto call = *static_cast<const RinglineInt8Call*>(operation.more_arguments);
-            call.rows = step.rows;
-            call.num_threads = step.num_threads;
-            const auto& weight = *static_cast<const RinglineInt8Weight*>(operation.arguments);
-            return static_cast<const Int8Kernels*>(operation.kernels)->linear(weight, call);
-        }
+        RINGLINE_KERNELS(RINGLINE_CASE)
+        RINGLINE_INT8_KERNELS(RINGLINE_CASE)
     }
+#undef RINGLINE_CASE
+    __builtin_unreachable();
 }
+
+// Gives a call what differs from step to step.
+template <class Arguments>
+void adapt(Arguments& call, const RinglineStep& step) {
+    call.rows = step.rows;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineAttention& call, const RinglineStep& step) {
+    call.query_starts = step.query_starts;
+    call.seq_lens = step.seq_lens;
+    call.block_tables = step.block_tables[call.group];
+    call.block_table_stride = step.block_table_stride;
+    call.num_seqs = step.num_seqs;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineSelection& call, const RinglineStep& step) {
+    call.indices = step.selected;
+    call.rows = step.num_selected;
+    call.num_threads = step.num_threads;
+}
+void adapt(RinglineInt8Packing&, const RinglineStep&) {}  // weights are packed before any step
+
+int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
+    return with_arguments(operation, [&](auto call) {  // a copy
+        adapt(call, step);
+        return reinterpret_cast<int (*)(const decltype(call)&)>(operation.kernel)(call);
+    });
+}
+
+// Products of numbers for one row.
+template <class Arguments>
+long products(const Arguments&) { return 0; }
+long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
+long products(const RinglineGroupedLinear& call) { return call.groups * call.in_features * call.out_features; }
+long products(const RinglineExperts& call) { return 3 * call.top_k * call.hidden * call.inner; }
+long products(const RinglineInt8Linear& call) { return call.weight->in_features * call.weight->out_features; }
 
 // Captured calls, in order.
 struct Replay {
@@ -99,30 +69,16 @@ struct Replay {
 
     // Nanoseconds that the products take one thread, about.
     long cost() const {
-        long products = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            const void* const arguments = operations[i].arguments;
-            if (operations[i].kind == kRinglineMultiply) {
-                const auto& call = *static_cast<const RinglineLinear*>(arguments);
-                products += call.in_features * call.out_features;
-            } else if (operations[i].kind == kRinglineMultiplyGroups) {
-                const auto& call = *static_cast<const RinglineGroupedLinear*>(arguments);
-                products += call.groups * call.in_features * call.out_features;
-            } else if (operations[i].kind == kRinglineRunExperts || operations[i].kind == kRinglineRunInt8Experts) {
-                const auto& call = *static_cast<const RinglineExperts*>(arguments);
-                products += 3 * call.top_k * call.hidden * call.inner;
-            } else if (operations[i].kind == kRinglineMultiplyInt8) {
-                const auto& weight = *static_cast<const RinglineInt8Weight*>(arguments);
-                products += weight.in_features * weight.out_features;
-            }
-        }
-        return products * step.rows / kProductsPerNanosecond;
+        long total = 0;
+        for (int64_t i = 0; i < count; ++i)
+            total += with_arguments(operations[i], [](const auto& call) { return products(call); });
+        return total * step.rows / kProductsPerNanosecond;
     }
 
     void run() {
         for (int64_t i = 0; i < count && !failed; ++i) {
             failed = replay_one(operations[i], step) != 0;
-            if (operations[i].kind == kRinglineSelect) step.rows = step.num_selected;
+            if (operations[i].kind == kKind_select_rows) step.rows = step.num_selected;
         }
     }
 

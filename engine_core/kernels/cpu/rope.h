@@ -66,11 +66,7 @@ int rotate_rows(const RinglineRotation& args) {
 }
 
 inline int rotate(const RinglineRotation& args) {
-    switch (args.number_type) {
-        case kRinglineFloat32: return rotate_rows<Float32>(args);
-        case kRinglineFloat16: return rotate_rows<Float16>(args);
-        default: return rotate_rows<BFloat16>(args);
-    }
+    return with_number_type(args.number_type, [&](auto number) { return rotate_rows<decltype(number)>(args); });
 }
 
 }  // namespace

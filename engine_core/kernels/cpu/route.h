@@ -1,7 +1,7 @@
 // Which experts compute a row, and with which weights. Everything of a row is computed in one order of its experts.
 #pragma once
 
-#include "activation.h"
+#include "elementwise.h"
 #include "memory.h"
 
 namespace {

@@ -14,8 +14,9 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.layers.features import Features
+from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import ParallelLMHead
 from engine_core.models.fallback.modules import (
     ACTIVATIONS,
     Activated,
@@ -27,7 +28,6 @@ from engine_core.models.fallback.modules import (
     RemainingTensors,
     replaced,
 )
-from engine_core.quantization.base import Features
 
 _MIXING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.batchnorm._NormBase, nn.MultiheadAttention)
 """Modules whose rows depend on each other."""
@@ -61,23 +61,23 @@ class Assembly:
         return replaced(self.module, self.decoder_path.split("."), GivenHidden())
 
 
-def assemble(config: PretrainedConfig, layers: PartFactory, implementation: str) -> Assembly:
-    """The model that ``config`` describes, with parts that ``layers`` makes; its other weights are on the meta device.
+def assemble(config: PretrainedConfig, parts: PartFactory, implementation: str) -> Assembly:
+    """The model that ``config`` describes, with parts that ``parts`` makes; its other weights are on the meta device.
 
     ``implementation`` names an attention function of transformers. Raises ``UnsupportedModelError`` for what the
     engine's layers cannot stand in for.
     """
-    module = _build(config, layers.dtype, layers.device, implementation)
+    module = _build(config, parts.dtype, parts.device, implementation)
     for name, each in module.named_modules():
         if isinstance(each, _MIXING):
             raise UnsupportedModelError(
                 f"{name} is a {type(each).__name__}, which mixes rows: expected layers that compute each row alone"
             )
-    builder = _Builder(module, layers)
+    builder = _Builder(module, parts)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     builder.put_in_embeddings_and_head()
     builder.put_in_layers()
-    taken = {name for part in layers.parts for name in part.tensors()}
+    taken = {name for part in parts.parts for name in part.tensors()}
     if lost := sorted(set(builder.names.values()) ^ taken):
         raise UnsupportedModelError(f"{lost[0]} is not a weight of a layer that the engine can replace")
     return Assembly(module, builder.head, builder.names, shapes, builder.tied)
@@ -133,9 +133,9 @@ class _Builder:
 
     head: Head
 
-    def __init__(self, module: PreTrainedModel, layers: PartFactory) -> None:
+    def __init__(self, module: PreTrainedModel, parts: PartFactory) -> None:
         self._module = module
-        self._layers = layers
+        self._parts = parts
         self._places = {id(each): name for name, each in module.named_modules()}
         self.names = _names_in_checkpoint(module)
         self.tied: dict[str, str] = {}
@@ -158,7 +158,7 @@ class _Builder:
                 )
             self.tied = {self.names.pop(f"{head_name}.weight"): self.names[f"{embedding_name}.weight"]}
         stored = self._stored(embedding_name if tied else head_name)
-        part = self._layers.parallel_lm_head(stored, head.out_features, head.in_features, has_bias)
+        part = self._parts.parallel_lm_head(stored, head.out_features, head.in_features, has_bias)
         self.head = Head(part)
         self._put(head_name, self.head)
         rows = self._embedding(embedding_name, embedding, part if tied else None)
@@ -168,7 +168,7 @@ class _Builder:
     def _embedding(self, name: str, embedding: nn.Embedding, tied_to: ParallelLMHead | None = None) -> Embedding:
         """What replaces ``embedding`` at ``name``."""
         count, width = embedding.num_embeddings, embedding.embedding_dim
-        return Embedding(self._layers.vocab_parallel_embedding(self._stored(name), count, width, tied_to), width)
+        return Embedding(self._parts.vocab_parallel_embedding(self._stored(name), count, width, tied_to), width)
 
     def _is_tied(self, head: str, embedding: str) -> bool:
         """Whether the head's weight is the embedding's; no other weights may be tied."""
@@ -185,17 +185,15 @@ class _Builder:
         """Everything else that has weights."""
         for name, each in list(self._module.named_modules()):
             if type(each) is nn.Linear:
-                inputs, bias = Features(1, each.in_features), self._has_bias(name)
-                stored, outputs = self._stored(name), each.out_features
-                self._put(
-                    name, Projection(self._layers.column_parallel_linear(stored, inputs, outputs, bias, fixed=True))
-                )
+                outputs = Features(1, each.out_features, fixed=True)
+                part = self._parts.linear(self._stored(name), each.in_features, outputs, bias=self._has_bias(name))
+                self._put(name, Projection(part))
             elif type(each) is nn.Embedding:
                 self._put(name, self._embedding(name, each))
             elif (activation := ACTIVATIONS.get(type(each))) is not None:
-                self._put(name, Activated(activation, self._layers))
+                self._put(name, Activated(activation, self._parts.backend))
             elif names := self._own_names(name, each):
-                self._layers.parts.append(RemainingTensors(each, names))
+                self._parts.parts.append(RemainingTensors(each, names))
 
     def _own_names(self, place: str, module: nn.Module) -> dict[str, str]:
         """The checkpoint's names of what ``module`` itself, at ``place``, keeps in one, by its own."""

@@ -16,8 +16,9 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from engine_core.attention.base import AttentionMetadata, AttentionOptions
+from engine_core.attention.base import AttentionOptions
 from engine_core.errors import UnsupportedModelError
+from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import MOST_POSITIONS
@@ -77,13 +78,13 @@ class TransformersForCausalLM(LanguageModel):
             outline=outline,
         )
 
-    def __init__(self, config: FallbackConfig, layers: PartFactory, max_model_len: int) -> None:
+    def __init__(self, config: FallbackConfig, parts: PartFactory, max_model_len: int) -> None:
         """Build the module, without weights."""
-        super().__init__(config, layers, max_model_len)
+        super().__init__(config, parts, max_model_len)
         with refusing(architecture_of(config.source)):
-            self._assembly = assemble(config.source, layers, IMPLEMENTATION)
+            self._assembly = assemble(config.source, parts, IMPLEMENTATION)
         self._with_head = self._assembly.with_head_alone()
-        self._attention = StepAttention(layers.attention_backend, layers.dtype)
+        self._attention = StepAttention(parts.attention_backend, parts.dtype)
         layer_prefix = f"{config.outline.path}."
         self._layer_tensors = {name for own, name in self._assembly.names.items() if own.startswith(layer_prefix)}
         self._set_layers(range(config.num_layers))
@@ -124,20 +125,13 @@ class TransformersForCausalLM(LanguageModel):
             set_attention(module.get_submodule(layer.module), own)
         require_separate_rows(self.one_layer_of_each_kind(), self._attention.backend, self._factory.device)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv_caches: list[torch.Tensor],
-        metadata: Sequence[AttentionMetadata],
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        caches = zip(kv_caches, (metadata[group] for group in self._groups), strict=True)
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        caches = zip(context.kv_caches, (context.metadata[group] for group in self._groups), strict=True)
         layers = dict(zip(self._layer_indices, caches, strict=True))
         with self._attention.step(layers):
             output = self._decoder(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[0].contiguous()
-        return hidden if rows is None else self._factory.select_rows(hidden, rows)
+        return self._factory.backend.select_rows(hidden, context.rows)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._with_head(inputs_embeds=hidden[None], use_cache=False).logits

@@ -7,7 +7,6 @@ all sequences lie side by side in one row of transformers' batch, so tensors the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -20,10 +19,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions
 from engine_core.errors import UnsupportedModelError
-from engine_core.layers.part_factory import PartFactory
-from engine_core.layers.parts import ColumnParallelLinear, ParallelLMHead, Part, VocabParallelEmbedding
+from engine_core.layers.embedding import VocabParallelEmbedding
+from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead
+from engine_core.layers.part import Part
 from engine_core.layers.weights import Weights
 from engine_core.ops.activation import NAMES, Activation
+from engine_core.ops.base import OpsBackend
 
 IMPLEMENTATION = "ringline"
 """What the engine's attention is called among transformers' attention functions. No mask function has that name, so no
@@ -141,7 +142,7 @@ class Projection(nn.Module):
                     "config.json contradict each other"
                 )
             return x.new_empty(*x.shape[:-1], shape.outputs.count)
-        rows = _widened(x.reshape(-1, shape.inputs.count), self._part.layer.in_features)
+        rows = _widened(x.reshape(-1, shape.inputs.count), self._part.op.in_features)
         return self._compute(rows).view(*x.shape[:-1], -1)
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
@@ -160,7 +161,7 @@ class Head(Projection):
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits of ``hidden`` [R, K], the lowest of equals."""
-        return self._head.argmax(_widened(hidden, self._head.layer.in_features))
+        return self._head.argmax(_widened(hidden, self._head.op.in_features))
 
 
 class Embedding(nn.Module):
@@ -204,18 +205,18 @@ class Activated(nn.Module):
     torch computes the last elements of a tensor, or of a thread's share, in another loop, which gives other bits.
     """
 
-    def __init__(self, activation: Activation, layers: PartFactory) -> None:
+    def __init__(self, activation: Activation, backend: OpsBackend) -> None:
         super().__init__()
         self._activation = activation
-        self._layers = layers
+        self._backend = backend
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """f(x), element by element."""
         if x.is_meta:
             return x.new_empty(x.shape)
         width = x.shape[-1]
-        rows = _widened(x.reshape(-1, width), self._layers.backend.padded(width)).contiguous()
-        return self._layers.activate(rows, self._activation)[:, :width].reshape(x.shape)
+        rows = _widened(x.reshape(-1, width), self._backend.padded(width)).contiguous()
+        return self._backend.activate(rows, self._activation)[:, :width].reshape(x.shape)
 
 
 ACTIVATIONS = {type(ACT2FN[name]): activation for name, activation in NAMES.items()}
@@ -250,9 +251,6 @@ class RemainingTensors(Part):
                 self._module.register_buffer(own, tensor)
             else:
                 self._module.register_parameter(own, nn.Parameter(tensor, requires_grad=False))
-
-    def weight_bytes(self, itemsize: int) -> int:
-        return sum(math.prod(shape) for shape in self.tensors().values()) * itemsize
 
     @property
     def nbytes(self) -> int:

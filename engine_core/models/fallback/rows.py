@@ -6,6 +6,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.errors import UnsupportedModelError
+from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
 
 _ROWS = 3
@@ -50,4 +51,4 @@ def _last_rows(
         for group in groups
     ]
     positions = torch.cat([first, torch.arange(_ROWS)])
-    return model.forward(ids.to(device), positions.to(device), caches, metadata)[_ROWS:].float()
+    return model.forward(ids.to(device), positions.to(device), ForwardContext(caches, metadata))[_ROWS:].float()

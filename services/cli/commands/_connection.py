@@ -14,6 +14,7 @@ from typing import Any
 import ringline
 
 from services.common.security.credentials import PeerCredentials, peer_credentials
+from services.common.security.file_reload import ReloadedFile
 from services.common.security.tokens import reloaded_tokens
 
 
@@ -71,8 +72,8 @@ class Connection:
 
     def for_client(self) -> dict[str, Any]:
         shown = {"cert": self.tls_cert_file, "key": self.tls_key_file} if self.encrypted else {}
-        token = None if self.token_file is None else reloaded_tokens("--token-file", self.token_file).value[0]
-        name = self.tls_server_name if self.encrypted else None
+        tokens, name = self._tokens(), self.tls_server_name if self.encrypted else None
+        token = None if tokens is None else tokens.value[0]
         return {"tls": self.tls, "ca": self.tls_ca_file, **shown, "server_name": name, "token": token}
 
     def credentials(self) -> PeerCredentials:
@@ -81,5 +82,8 @@ class Connection:
             ca_file=self.tls_ca_file,
             cert_file=self.tls_cert_file,
             key_file=self.tls_key_file,
-            token_file=self.token_file,
+            tokens=self._tokens(),
         )
+
+    def _tokens(self) -> ReloadedFile[tuple[str, ...]] | None:
+        return None if self.token_file is None else reloaded_tokens("--token-file", self.token_file)

@@ -38,14 +38,19 @@ _WITH_ARTICLE = {"processor": "a processor", "engine": "an engine", "detokenizer
 _METRICS_OF = {server_header(service): service for service in FULL_NAMES}
 
 
-def tls_trouble(address: str, connection: Connection) -> str | None:
-    """Why the TLS flags do not fit the server at ``address``, and which of them may help.
-
-    None if a handshake shows no problem, or if nothing listens.
-    """
+def connection_trouble(address: str, connection: Connection) -> str | None:
+    """Why calls to ``address`` fail although something listens there; None if the reason is not visible."""
     if address.startswith("unix:"):
         return None
     host, port = host_and_port(address)
+    return _http_trouble(host, port) or _tls_trouble(host, port, connection)
+
+
+def _tls_trouble(host: str, port: int, connection: Connection) -> str | None:
+    """Why the TLS flags do not fit the server, and which of them may help.
+
+    None if a handshake shows no problem, or if nothing listens.
+    """
     try:
         with socket.create_connection((host, port), timeout=_SECONDS) as plain:
             if connection.encrypted:
@@ -56,7 +61,7 @@ def tls_trouble(address: str, connection: Connection) -> str | None:
 
 
 def _answers_by_tls(plain: socket.socket) -> str | None:
-    """``tls_trouble`` of a client without TLS."""
+    """``_tls_trouble`` of a client without TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -68,7 +73,7 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
 
 
 def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
-    """``tls_trouble`` of a client with TLS."""
+    """``_tls_trouble`` of a client with TLS."""
     context = ssl.create_default_context(cafile=connection.tls_ca_file)
     context.set_alpn_protocols(["h2"])
     if connection.tls_cert_file is not None:
@@ -98,16 +103,8 @@ def _goes_on(encrypted: ssl.SSLSocket) -> bool:
         return False
 
 
-def connection_trouble(address: str, connection: Connection) -> str | None:
-    """Why calls to ``address`` fail although something listens there; None if the reason is not visible."""
-    return _http_trouble(address) or tls_trouble(address, connection)
-
-
-def _http_trouble(address: str) -> str | None:
+def _http_trouble(host: str, port: int) -> str | None:
     """A message if the port speaks plain HTTP, with the service if it is a metrics port."""
-    if address.startswith("unix:"):
-        return None
-    host, port = host_and_port(address)
     web = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     try:
         web.request("GET", "/health")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Timer
@@ -34,17 +35,18 @@ class LivePage:
     missing: dict[str, list[str]]
     """For engines and detokenizers: the addresses where the processor looks for one, and none is attached."""
 
-    def missing_peers(self) -> list[str]:
+    def missing_peers(self) -> Iterator[str]:
         """A line for each kind of peer that is missing: how many are, where the processor looks, what to do."""
-        return [self._missing(peers, addresses) for peers, addresses in self.missing.items() if addresses]
-
-    def _missing(self, peers: str, addresses: list[str]) -> str:
-        service, attached = _PEERS[peers], getattr(self, peers)
-        known = attached + len(addresses)
-        shown = ", ".join(addresses[:_SHOWN_ADDRESSES])
-        more = f" and at {len(addresses) - _SHOWN_ADDRESSES} more" if len(addresses) > _SHOWN_ADDRESSES else ""
-        what = f"{attached} of {known} {peers} are attached" if attached else f"no {service} is attached (0 of {known})"
-        return f"{what}: none at {shown}{more}; it may still be starting, else `ringline {service}` starts one"
+        for peers, addresses in self.missing.items():
+            service, attached, known = _PEERS[peers], getattr(self, peers), getattr(self, peers) + len(addresses)
+            what = f"{attached} of {known} {peers} are attached"
+            if not attached:
+                what = f"no {service} is attached (0 of {known})"
+            shown, more = ", ".join(addresses[:_SHOWN_ADDRESSES]), len(addresses) - _SHOWN_ADDRESSES
+            if more > 0:
+                shown += f" and at {more} more"
+            if addresses:
+                yield f"{what}: none at {shown}; it may still be starting, else `ringline {service}` starts one"
 
 
 def read_live_page(address: str, metrics: str | None) -> LivePage | None:

@@ -98,30 +98,17 @@ def bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not a bias: expected a token id and a value such as 42:-1.5") from None
 
 
-def _check_addresses(context: click.Context, parameter: click.Parameter, addresses: str) -> str:
-    """Refuse malformed addresses, and warn of unknown variables: one may be a misspelled RINGLINE_ADDRESS."""
-    for address in addresses.split(","):
-        _check_form(address.strip())
-    for name, nearest in unknown_variables(os.environ):
-        hint = f"did you mean {nearest}?" if nearest else "docs/configuration.md lists them all"
-        click.echo(f"warning: unknown variable {name}; {hint}", err=True)
-    return addresses
+def _address_option(metavar: str, more: str, *, several: bool) -> Callable[[Function], Function]:
+    def check(context: click.Context, parameter: click.Parameter, given: str) -> str:
+        """Refuse malformed addresses, and warn of unknown variables: one may be a misspelled RINGLINE_ADDRESS."""
+        for address in map(str.strip, given.split(",")):
+            if not valid_address(address if several else given):
+                raise click.BadParameter(f"{address!r} is not an address: expected host:port, [v6]:port or unix:path")
+        for name, nearest in unknown_variables(os.environ):
+            hint = f"did you mean {nearest}?" if nearest else "docs/configuration.md lists them all"
+            click.echo(f"warning: unknown variable {name}; {hint}", err=True)
+        return given
 
-
-def _check_address(context: click.Context, parameter: click.Parameter, address: str) -> str:
-    """``_check_addresses`` for a single address."""
-    _check_form(address)
-    return _check_addresses(context, parameter, address)
-
-
-def _check_form(address: str) -> None:
-    if not valid_address(address):
-        raise click.BadParameter(f"{address!r} is not an address: expected host:port, [v6]:port or unix:path")
-
-
-def _address_option(
-    metavar: str, check: Callable[[click.Context, click.Parameter, str], str], more: str
-) -> Callable[[Function], Function]:
     return click.option(
         "--address",
         metavar=metavar,
@@ -134,8 +121,8 @@ def _address_option(
     )
 
 
-address_option = _address_option("HOST:PORT", _check_address, "")
-addresses_option = _address_option("HOST:PORT,…", _check_addresses, " If there are several, one that answers is used.")
+address_option = _address_option("HOST:PORT", "", several=False)
+addresses_option = _address_option("HOST:PORT,…", " If there are several, one that answers is used.", several=True)
 
 
 def connection_options(function: Function) -> Function:

@@ -14,11 +14,10 @@ from typing import Any
 
 import click
 
-from services.cli.bench.engine_load_stream import EngineLoadStream
 from services.cli.bench.load_generator import LoadGenerator
 from services.cli.bench.load_stream import LoadError, Target
 from services.cli.bench.measurement import LatencySummary, Measurement, Report
-from services.cli.bench.session_load_stream import SessionLoadStream
+from services.cli.bench.ring_load_streams import EngineLoadStream, SessionLoadStream
 from services.cli.commands._connection import Connection
 from services.cli.commands._options import ClientCommand, address_option, connection_options, describe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -76,23 +77,16 @@ def _talk(conversation: Conversation) -> None:
             return
 
 
+@dataclass(slots=True)
 class Conversation:
     """What was said so far, and how the next answer is asked for."""
 
-    def __init__(
-        self,
-        client: ringline.Client,
-        address: str,
-        connection: Connection,
-        system: str | None,
-        options: ringline.Options,
-    ) -> None:
-        self._client = client
-        self._address = address
-        self._connection = connection
-        self._system = system
-        self._options = options
-        self._messages: list[ringline.Message] = []
+    client: ringline.Client
+    address: str
+    connection: Connection
+    system: str | None
+    options: ringline.Options
+    messages: list[ringline.Message] = field(default_factory=list)
 
     def take(self, line: str, keep_going: bool) -> bool:
         """Handle a line of input; returns whether to go on. A failed answer raises unless ``keep_going``."""
@@ -101,9 +95,9 @@ class Conversation:
         if command == "/exit":
             return False
         if command == "/reset":
-            self._messages.clear()
+            self.messages.clear()
         elif command == "/system":
-            self._system = argument.strip() or None
+            self.system = argument.strip() or None
         elif command.startswith("/"):
             click.echo(f"unknown command {command}. {HELP}", err=True)
         elif text:
@@ -112,26 +106,23 @@ class Conversation:
 
     def _answer(self, text: str, keep_going: bool) -> None:
         """Stream the answer; it becomes part of the conversation, unless it failed."""
-        self._messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": text})
+        system: list[ringline.Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         said = ""
         try:
-            with self._client.stream(messages=self._prompt(), **self._options) as stream, closed_by_interrupt(stream):
+            stream = self.client.stream(messages=[*system, *self.messages], **self.options)
+            with stream, closed_by_interrupt(stream):
                 for delta in stream:
                     click.echo(delta.text, nl=False)
                     said += delta.text
         except KeyboardInterrupt:
             click.echo(" [stopped]", nl=False)
         except ringline.RingError as error:
-            self._messages.pop()
+            self.messages.pop()
             click.echo()
             if not keep_going:
-                raise click.ClickException(describe(error, self._address, self._connection)) from None
-            click.echo(f"Error: {describe(error, self._address, self._connection)}", err=True)
+                raise click.ClickException(describe(error, self.address, self.connection)) from None
+            click.echo(f"Error: {describe(error, self.address, self.connection)}", err=True)
             return
         click.echo()
-        self._messages.append({"role": "assistant", "content": said})
-
-    def _prompt(self) -> list[ringline.Message]:
-        if self._system is None:
-            return self._messages
-        return [{"role": "system", "content": self._system}, *self._messages]
+        self.messages.append({"role": "assistant", "content": said})

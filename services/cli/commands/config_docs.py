@@ -42,16 +42,11 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 @click.command(cls=Command)
 def config_docs() -> None:
     """Print docs/configuration.md."""
-    click.echo(configuration_document(), nl=False)
-
-
-def configuration_document() -> str:
-    """The whole text of ``docs/configuration.md``."""
-    return "\n".join([_HEAD, *_service_sections()])
+    click.echo("\n".join([_HEAD, *_service_sections()]), nl=False)
 
 
 def _service_sections() -> Iterator[str]:
-    every = [(command, settings_of_all(defaults)) for command, defaults in _SERVICES]
+    every = [(name, [setting for each in defaults for setting in settings_of(each)]) for name, defaults in _SERVICES]
     shared = set.intersection(*({setting.name for setting in settings} for _, settings in every))
     ports = ", ".join(
         f"{setting.default} ({command.removeprefix('ringline ')})"
@@ -64,11 +59,6 @@ def _service_sections() -> Iterator[str]:
     for command, settings in every:
         yield f"## `{command}`\n"
         yield from _tables((setting for setting in settings if setting.name not in shared), {})
-
-
-def settings_of_all(defaults: Iterable[Any]) -> list[Setting]:
-    """The options of several settings, in order."""
-    return [setting for each in defaults for setting in settings_of(each)]
 
 
 def _tables(settings: Iterable[Setting], shown_defaults: dict[str, str]) -> Iterator[str]:

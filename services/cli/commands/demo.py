@@ -152,18 +152,6 @@ def _pid(service: str) -> int:
     return next(stack.services[service].pid for stack in running_stacks() if stack.pid == os.getpid())
 
 
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    """Times of one streamed answer, in seconds since its request."""
-
-    first_token: float
-    last_token: float
-
-    def tokens_per_second(self, tokens: int) -> float:
-        """Counted from the request: the first delta may hold many tokens, and several may arrive at once."""
-        return tokens / self.last_token if self.last_token > 0 else 0.0
-
-
 @click.command(cls=Command)
 @click.option("--prompt", help="What to ask; with --kill, a text to continue.")
 @click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
@@ -207,16 +195,11 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
 
 
 async def _show_answer(ready: ReadyStack, prompt: str) -> None:
+    """Stream the answer to ``prompt`` to the terminal, and say what ran where."""
     click.echo(f"\n> {prompt}\n")
-    generation, timing = await _ask(ready.address, prompt)
-    click.echo("\n" + _report(ready.state, generation.usage, timing))
-
-
-async def _ask(address: str, prompt: str) -> tuple[ringline.Generation, _Timing]:
-    """Stream the answer to ``prompt`` to the terminal."""
     start = time.perf_counter()
     first = last = 0.0
-    async with ringline.AsyncClient(address) as client:
+    async with ringline.AsyncClient(ready.address) as client:
         messages: list[ringline.Message] = [{"role": "user", "content": prompt}]
         stream = client.stream(messages=messages, temperature=0.0, max_tokens=_MAX_TOKENS)
         async for delta in stream:
@@ -225,18 +208,20 @@ async def _ask(address: str, prompt: str) -> tuple[ringline.Generation, _Timing]
             sys.stdout.write(delta.text)
             sys.stdout.flush()
         click.echo()
-        return await stream.result(), _Timing(first, last)
+        click.echo("\n" + report(ready.state, (await stream.result()).usage, first, last))
 
 
-def _report(state: StackState, usage: ringline.Usage, timing: _Timing) -> str:
+def report(state: StackState, usage: ringline.Usage, first_token: float, last_token: float) -> str:
+    """What ran where, and how fast. Times are in seconds since the request."""
     lines = []
     for name, role in _ROLES.items():
         process = state.services[name]
         did = role.format(prompt=usage.prompt_tokens, output=usage.completion_tokens)
         lines.append(f"  {name:<12} pid {process.pid:<8} {did}\n  {'':<12} {process.address}")
-    speed = timing.tokens_per_second(usage.completion_tokens)
+    # Counted from the request: the first delta may hold many tokens, and several may arrive at once.
+    speed = usage.completion_tokens / last_token if last_token > 0 else 0.0
     lines.append(
-        f"  first token after {timing.first_token * 1000:.0f} ms, "
-        f"{usage.completion_tokens} tokens in {timing.last_token:.2f} s, the prompt included: {speed:.0f} tokens/s"
+        f"  first token after {first_token * 1000:.0f} ms, "
+        f"{usage.completion_tokens} tokens in {last_token:.2f} s, the prompt included: {speed:.0f} tokens/s"
     )
     return "\n".join(lines)

@@ -73,8 +73,10 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
 
     Raises ``UsageError`` for a value that cannot be used, ``FatalError`` for a model or tokenizer that is not there.
     """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    kernel_cache_dir = str(cache / "ringline") if cache.is_absolute() else None  # XDG says to ignore a relative path
     try:
-        config = build(EngineConfig(), {"kernel_cache_dir": _cache_directory(), **values})
+        config = build(EngineConfig(), {"kernel_cache_dir": kernel_cache_dir, **values})
         check_location(config.model.model)
         if config.model.tokenizer:
             local_directory(config.model.tokenizer)
@@ -83,12 +85,6 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
     except CheckpointError as error:
         raise FatalError(str(error)) from None
     return config
-
-
-def _cache_directory() -> str | None:
-    """``$XDG_CACHE_HOME/ringline``; None where that is not set, or is a relative path, which XDG says to ignore."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return str(Path(cache) / "ringline") if Path(cache).is_absolute() else None
 
 
 def with_model(values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:

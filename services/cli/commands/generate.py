@@ -66,7 +66,11 @@ def generate(
     if "prompt_logprobs" in options:
         options["return_prompt_token_ids"] = True
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    messages = _messages(system, text) if chat and text is not None else None
+    messages: list[ringline.Message] | None = None
+    if chat and text is not None:
+        messages = [{"role": "user", "content": text}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
     with usage_errors():
         client = ringline.Client(address, patience=PATIENCE, **connection.for_client())
     with client:
@@ -78,7 +82,8 @@ def generate(
             elif options.get("n", 1) == 1:
                 _print_stream(stream)
             else:
-                _print_choices(stream.result())
+                for choice in stream.result().choices:
+                    click.echo(f"[{choice.index}] {choice.text}")
 
 
 def to_json(generation: ringline.Generation) -> dict[str, Any]:
@@ -131,13 +136,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _messages(system: str | None, text: str) -> list[ringline.Message]:
-    messages: list[ringline.Message] = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return messages
-
-
 def _print_stream(stream: ringline.Stream) -> None:
     printed = ""
     try:
@@ -146,8 +144,3 @@ def _print_stream(stream: ringline.Stream) -> None:
             printed = delta.text or printed
     finally:
         click.echo("", nl=bool(printed))  # ends the line, so that an error does not follow the text
-
-
-def _print_choices(generation: ringline.Generation) -> None:
-    for choice in generation.choices:
-        click.echo(f"[{choice.index}] {choice.text}")

@@ -32,7 +32,6 @@ from services.common.process.memory import collection_paused
 if TYPE_CHECKING:
     from engine_core.model_loader.checkpoint import Checkpoint
     from engine_core.models.language_model import LanguageModel
-    from engine_core.models.roofline import StepCost
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _GB = 1e9
@@ -196,20 +195,21 @@ def plan(
     """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
-    checkpoint = _checkpoint(config.model)
+    checkpoint, outline = _outline(config.model)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
         raise FatalError(
             f"--input-len {input_len:,} and --output-len {output_len:,} are more than the model's context of "
             f"{longest:,} tokens; lower one of them"
         )
+    from engine_core.models.roofline import StepCost
+
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
-    outline = _outline(checkpoint)
     budget = hardware.memory * memory_share
     runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
     block = _block_bytes(outline, config.cache.block_size, on_gpu=gpu is not None)
     memory = _memory(checkpoint, outline, block, budget, runtime, config, demand)
-    cost = _cost(checkpoint, outline)
+    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
         return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
@@ -218,8 +218,14 @@ def plan(
         planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    described = _describe(outline, cost, block, config.cache.block_size)
-    click.echo(_as_json(described, memory, planned) if as_json else _as_text(described, memory, demand, planned))
+    token = block // config.cache.block_size
+    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
+    described = Model(sum(part.num_weights for part in outline.parts), cost.active, token * len(groups), groups)
+    if as_json:
+        held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
+        click.echo(json.dumps({"model": asdict(described), "memory": held, **asdict(planned)}, indent=2))
+    else:
+        click.echo(_as_text(described, memory, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -235,24 +241,18 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _checkpoint(config: ModelConfig) -> Checkpoint:
-    with engine_extra(), collection_paused():
-        from engine_core.model_loader.checkpoint import open_checkpoint  # loads torch
+def _outline(config: ModelConfig) -> tuple[Checkpoint, LanguageModel]:
+    """The checkpoint, and its model without weights."""
+    with engine_extra(), collection_paused():  # they load torch
+        from engine_core.model_loader.checkpoint import open_checkpoint
+        from engine_core.model_loader.loader import model_outline
     try:
-        return open_checkpoint(config, LoadConfig(load_format="dummy"))
-    except (CheckpointError, ConfigError) as error:
-        raise FatalError(str(error)) from None
-
-
-def _outline(checkpoint: Checkpoint) -> LanguageModel:
-    from engine_core.model_loader.loader import model_outline
-
-    try:
+        checkpoint = open_checkpoint(config, LoadConfig(load_format="dummy"))
         model = model_outline(checkpoint)
         model.tensors()  # refuses what an engine refuses before it loads them
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         raise FatalError(str(error)) from None
-    return model
+    return checkpoint, model
 
 
 def _cpu_runtime(budget: float) -> float:
@@ -320,23 +320,6 @@ def blocks_per_sequence(
     ]
     prompt = [group.held_blocks(demand.input_len, step_tokens, block_size) for group in groups]
     return sum(decoding), sum(map(max, decoding, prompt))
-
-
-def _cost(checkpoint: Checkpoint, model: LanguageModel) -> StepCost:
-    from engine_core.models.roofline import StepCost
-
-    return StepCost.of_model(model, checkpoint.dtype.itemsize)
-
-
-def _describe(model: LanguageModel, cost: StepCost, block: int, block_size: int) -> Model:
-    token = block // block_size
-    groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in model.kv_cache_groups)
-    return Model(sum(part.num_weights for part in model.parts), cost.active, token * len(groups), groups)
-
-
-def _as_json(model: Model, memory: Memory, planned: Plan) -> str:
-    held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
-    return json.dumps({"model": asdict(model), "memory": held, **asdict(planned)}, indent=2)
 
 
 def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:

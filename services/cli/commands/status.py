@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -97,7 +98,7 @@ def status(
     if not named:
         processors = (os.environ.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS,)
     asked = {"processor": _split(processors), "engine": _split(engines), "detokenizer": _split(detokenizers)}
-    found = asyncio.run(_running(connection) if everything else _asked(asked, connection, named=named))
+    found = asyncio.run(_everything(connection) if everything else _asked(asked, connection, named=named))
     services = [service for stack in found for service in stack.services]
     if as_json:
         click.echo(json.dumps({"stacks": [asdict(stack) for stack in found]}, indent=2))
@@ -127,7 +128,7 @@ def _nothing(address: str | None) -> str:
     return f"nothing serves at {address}: `ringline serve` starts a server, --address names another{elsewhere}"
 
 
-async def _running(connection: Connection) -> list[StackStatus]:
+async def _everything(connection: Connection) -> list[StackStatus]:
     return list(await asyncio.gather(*(_stack(state, connection) for state in running_stacks())))
 
 
@@ -195,32 +196,29 @@ async def _service(
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
         health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
-        models = await _models(channel) if name == "processor" and health == "SERVING" else None
-        page = None
+        models = page = load = None
         if name == "processor" and health in ("SERVING", "NOT_SERVING"):
             page = await asyncio.to_thread(read_live_page, address, metrics)
-        load = await _load(channel) if name == "engine" and health == "SERVING" else None
+        with suppress(grpc.aio.AioRpcError):
+            if name == "processor" and health == "SERVING":
+                models = await _models(channel)
+            elif name == "engine" and health == "SERVING":
+                load = await _load(channel)
         trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, page, load, trouble)
 
 
-async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]] | None:
+async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:
     stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
-    try:
-        answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
-    except grpc.aio.AioRpcError:
-        return None
+    answer = await stub.ListModels(inference_pb2.ListModelsRequest(), timeout=_TIMEOUT)
     return [MessageToDict(model, preserving_proto_field_name=True) for model in answer.models]
 
 
-async def _load(channel: grpc.aio.Channel) -> dict[str, Any] | None:
+async def _load(channel: grpc.aio.Channel) -> dict[str, Any]:
     stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
-    try:
-        answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
-    except grpc.aio.AioRpcError:
-        return None
+    answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
     return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
 
 
@@ -229,40 +227,34 @@ def stack_text(stack: StackStatus) -> str:
     return "\n".join([stack.title, *(f"  {line}" for service in stack.services for line in _lines(service))])
 
 
-def _processor_lines(service: ServiceStatus) -> Iterator[str]:
-    """The requests of a processor, and what it lacks."""
-    page = service.page
+def _lines(service: ServiceStatus) -> Iterator[str]:
+    pid = "" if service.pid is None else f"pid {service.pid}"
+    yield f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"
+    for model in service.models or ():
+        yield f"  model {model['name']}: {model.get('max_model_len')} tokens"
+    page, load = service.page, service.load
     if page is not None:
-        yield f"requests live {page.live_requests}, requests waiting {page.waiting_requests}"
-        yield from page.missing_peers()
+        yield f"  requests live {page.live_requests}, requests waiting {page.waiting_requests}"
+        yield from (f"  {line}" for line in page.missing_peers())
     if service.service == "processor" and service.health == "NOT_SERVING":
         if page is None:
-            yield "no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
+            yield "  no engine with a detokenizer is attached; the processor's log (not linked) shows where it looks"
         elif page.engines and page.detokenizers:
-            yield "the attached engines and detokenizers are draining, silent, or not linked to each other"
-
-
-def _lines(service: ServiceStatus) -> list[str]:
-    pid = "" if service.pid is None else f"pid {service.pid}"
-    lines = [f"{service.service:<12} {service.health:<15} {pid:<12} {service.address}"]
-    lines += [f"  model {model['name']}: {model.get('max_model_len')} tokens" for model in service.models or ()]
-    lines += [f"  {line}" for line in _processor_lines(service)]
+            yield "  the attached engines and detokenizers are draining, silent, or not linked to each other"
     if service.trouble is not None:
-        lines.append(f"  {service.trouble}")
+        yield f"  {service.trouble}"
     elif service.absent:
-        lines.append("  nothing listens there; `ringline serve` starts a ring")
-    load = service.load
+        yield "  nothing listens there; `ringline serve` starts a ring"
     if load is not None:
         hits, queries = load["prefix_hits"], load["prefix_queries"]
-        lines.append(
+        yield (
             f"  choices running {load['running_choices']}, requests waiting {load['waiting_requests']}, "
             f"KV blocks {load['blocks_used']} of {load['blocks_total']} ({load['kv_usage']:.0%}), "
             f"prefix hits {hits / queries if queries else 0.0:.0%}, preemptions {load['preemptions']}"
         )
-        lines.append(
+        yield (
             f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
     if service.metrics is not None:
-        lines.append(f"  metrics {service.metrics}")
-    return lines
+        yield f"  metrics {service.metrics}"

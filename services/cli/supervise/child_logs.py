@@ -37,7 +37,11 @@ class ChildLogs:
     def line(self, child: str, line: str) -> None:
         record = parse_record(line)
         if self._as_json:
-            self._print(self._stream, _output_event(child, line) if record is None else line)
+            if record is None:  # so that every line of the output is JSON
+                now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+                event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
+                line = json.dumps(event, ensure_ascii=False)
+            self._print(self._stream, line)
         elif record is None:
             self._print(self._stream, f"{child}: {line}")
         elif (self._ready or not self._startup(child, record)) and self._shown(record):
@@ -104,13 +108,6 @@ def parse_record(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and isinstance(record.get("event"), str) else None
 
 
-def _output_event(child: str, line: str) -> str:
-    """A JSON event for a line that is none, so that every line of the output is JSON."""
-    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    event = {"time": now, "level": "info", "service": child, "event": "output", "line": line}
-    return json.dumps(event, ensure_ascii=False)
-
-
 def death_reason(lines: Sequence[str]) -> str:
     """Why a child died, in one line: its last critical event, else its last line if that is no event.
 
@@ -119,7 +116,8 @@ def death_reason(lines: Sequence[str]) -> str:
     records = [parse_record(line) for line in lines]
     for record in reversed(records):
         if record is not None and record.get("level") == "critical":
-            return _event_text(record)
+            event, error = str(record["event"]), record.get("error")
+            return event if error is None else str(error) if event == "fatal" else f"{event}: {error}"
     return lines[-1].strip() if lines and records[-1] is None else ""
 
 
@@ -128,10 +126,3 @@ def _stage_line(child: str, name: str, record: dict[str, Any]) -> str:
     took = f"{seconds:.2f} s" if isinstance(seconds, int | float) else ""
     held = human_bytes(size) if isinstance(size, int) else ""
     return f"  {child}: {name:<20} {took:>9} {held:>10}  {record.get('detail') or ''}".rstrip()
-
-
-def _event_text(record: dict[str, Any]) -> str:
-    event, error = str(record["event"]), record.get("error")
-    if error is None:
-        return event
-    return str(error) if event == "fatal" else f"{event}: {error}"

@@ -114,16 +114,12 @@ def running_stacks() -> list[StackState]:
             lock.close()
             continue
         try:
-            found.append(_read(path / _STATE))
+            state = json.loads((path / _STATE).read_text())
+            services = {name: ProcessState(**process) for name, process in state.pop("services").items()}
+            found.append(StackState(services=services, **state))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the stack is starting or ending
     return found
-
-
-def _read(path: Path) -> StackState:
-    state = json.loads(path.read_text())
-    services = {name: ProcessState(**process) for name, process in state.pop("services").items()}
-    return StackState(services=services, **state)
 
 
 def _lock(path: Path, mode: str) -> IO[str] | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from services.cli.supervise.child_logs import ChildLogs, death_reason
+from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.cli.supervise.supervisor import ChildSpec, Supervisor
 from services.common.config.addresses import default_metrics_port, join_address
@@ -25,7 +25,7 @@ from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, 
 from services.common.config.security_settings import TlsSettings
 from services.common.config.settings import DetokenizerSettings, ProcessorSettings
 from services.common.links.channels import Endpoint, wait_serving
-from services.common.security.credentials import PLAINTEXT, PeerCredentials, own_server_credentials
+from services.common.security.credentials import own_server_credentials
 
 SERVICES = ("engine", "detokenizer", "processor")
 """The services; each may depend on those before it."""
@@ -61,13 +61,6 @@ class StackOptions:
         local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return join_address(local, self.port)
 
-    def processor_credentials(self) -> tuple[PeerCredentials, str | None]:
-        """The credentials for dialling the processor, and the name in its certificate, if it has one."""
-        cert_file, key_file = self.values.get("tls_cert_file"), self.values.get("tls_key_file")
-        return (
-            (PLAINTEXT, None) if cert_file is None or key_file is None else own_server_credentials(cert_file, key_file)
-        )
-
     @property
     def metrics_ports(self) -> dict[str, int]:
         """Metrics ports keyed by service; empty without metrics."""
@@ -95,7 +88,8 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         "detokenizer": settings_of(DetokenizerSettings()),
         "processor": settings_of(ProcessorSettings()),
     }
-    environment = _environment()
+    # Without our own variables: their values are on the children's command lines.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     specs = []
     for name in SERVICES:
         port = options.metrics_ports.get(name)
@@ -165,11 +159,6 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _environment() -> dict[str, str]:
-    """The environment without our own variables: their values are on the children's command lines."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-
-
 @dataclass(frozen=True, slots=True)
 class ReadyStack:
     """A stack whose services all serve."""
@@ -201,7 +190,10 @@ async def run_stack(
         log.info("stopping" if len(received) == 1 else "stopping at once", signal=signal.Signals(number).name)
         supervisor.stop()
 
-    processor = options.processor_credentials()
+    cert_file, key_file = options.values.get("tls_cert_file"), options.values.get("tls_key_file")
+    processor = Endpoint(options.processor_address)
+    if cert_file is not None and key_file is not None:
+        processor = Endpoint(options.processor_address, *own_server_credentials(cert_file, key_file))
     with runtime_directory() as directory:
         started, start = time.time(), time.monotonic()
         supervisor = Supervisor(
@@ -209,13 +201,11 @@ async def run_stack(
             grace=grace,
             on_line=logs.line,
             on_change=lambda: directory.write(state_of(options, directory, supervisor, started)),
-            death_reason=death_reason,
         )
 
         async def work() -> int | None:
             for address in service_addresses(options, directory).values():
-                credentials, name = processor if address == options.processor_address else (PLAINTEXT, None)
-                await wait_serving(Endpoint(address, credentials, name))
+                await wait_serving(processor if address == processor.address else Endpoint(address))
             supervisor.allow_restarts()
             state = state_of(options, directory, supervisor, started)
             return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))

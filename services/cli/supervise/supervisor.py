@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from services.cli.supervise.child_logs import death_reason
 from services.common.config.errors import ExitCode, FatalError
 from services.common.links.redial import Backoff
 from services.common.process.heartbeat import HEARTBEAT_INTERVAL, HEARTBEAT_LIMITS, HeartbeatLimits, HeartbeatMonitor
@@ -72,7 +73,8 @@ class Child:
     def kill_group(self) -> None:
         """Kill the child and all processes that it started."""
         if self.pid is not None:
-            _kill_group(self.pid)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class Supervisor:
@@ -85,18 +87,16 @@ class Supervisor:
         grace: float,
         on_line: Callable[[str, str], None],
         on_change: Callable[[], None] = lambda: None,
-        death_reason: Callable[[Sequence[str]], str] = "\n".join,
         limits: HeartbeatLimits = HEARTBEAT_LIMITS,
     ) -> None:
         """``specs``: a child may depend on those before it.
 
         ``grace``: seconds that a child has to drain. ``on_line(name, line)`` gets the children's output, and
-        ``on_change()`` is called when a child started or died. ``death_reason(lines)`` returns, in one line, the reason
-        of a death found in the child's last lines; "" if there is none.
+        ``on_change()`` is called when a child started or died.
         """
         self.children = [Child(spec) for spec in specs]
         self._grace = grace
-        self._on_line, self._on_change, self._death_reason = on_line, on_change, death_reason
+        self._on_line, self._on_change = on_line, on_change
         self._limits = limits
         self.stopping = asyncio.Event()
         """Set when the supervisor begins to stop, for any reason."""
@@ -199,7 +199,7 @@ class Supervisor:
             if self.stopping.is_set():  # the stop was requested during the start of this child
                 child.signal(signal.SIGTERM)
             code = await process.wait()
-            _kill_group(process.pid)  # processes that the child started and that still run
+            child.kill_group()  # processes that the child started and that still run
             await asyncio.wait({reader}, timeout=_PIPE_TIMEOUT)
         finally:
             reader.cancel()
@@ -255,18 +255,12 @@ class Supervisor:
         """Why ``child`` died, in one line: the signal, and the reason in its own output, or else its exit code."""
         if child.hung is not None:
             return f"it was killed: {child.hung}"
-        words = self._death_reason(list(child.tail))
+        words = death_reason(list(child.tail))
         if code >= 0:
             return words or f"it ended with code {code}"
         name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
         hint = " (by hand, or out of memory)" if name == "SIGKILL" else ""
         return f"it was killed by {name}{hint}" + (f": {words}" if words else "")
-
-
-def _kill_group(pid: int) -> None:
-    """Kill the process group of the child ``pid``, if any of its processes is left."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 class RestartPolicy:

@@ -62,8 +62,12 @@ class _FlagType(click.types.BoolParamType):
 class _SettingOption(click.Option):
     def __init__(self, setting: Setting) -> None:
         flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
-        is_set = setting.default is not None and setting.default != ""
-        note = f"  [default: {_default_text(setting)}]" if is_set else ""
+        if setting.default is None or setting.default == "":
+            note = ""
+        elif setting.kind is bool:
+            note = f"  [default: {(setting.flag if setting.default else setting.negative_flag).removeprefix('--')}]"
+        else:
+            note = f"  [default: {setting.format(setting.default)}]"
         super().__init__(
             [flags, setting.name],
             type=_FlagType(setting) if setting.kind is bool else _SettingType(setting),
@@ -142,17 +146,6 @@ def _show_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-def _help_all() -> click.Option:
-    return click.Option(
-        ["--help-all"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_show_all,
-        help="Show all options and exit.",
-    )
-
-
 def section_title(setting: Setting) -> str:
     """The title of a setting's section: the first line of its dataclass's docstring, up to a ";"."""
     first_line = (setting.section.__doc__ or setting.section.__name__).partition("\n")[0]
@@ -161,12 +154,20 @@ def section_title(setting: Setting) -> str:
 
 def with_settings(settings: Iterable[Setting]) -> Callable[[click.Command], click.Command]:
     """Add an option for each setting to a command (the first of several with the same name), and ``--help-all``."""
+    seen: dict[str, Setting] = {}
+    for setting in settings:
+        seen.setdefault(setting.name, setting)
 
     def decorate(command: click.Command) -> click.Command:
-        seen: dict[str, Setting] = {}
-        for setting in settings:
-            seen.setdefault(setting.name, setting)
-        command.params += [*(_SettingOption(setting) for setting in seen.values()), _help_all()]
+        help_all = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options and exit.",
+        )
+        command.params += [*map(_SettingOption, seen.values()), help_all]
         return command
 
     return decorate
@@ -198,9 +199,3 @@ def _bad_value(name: str, error: SettingError, ctx: click.Context | None) -> cli
     flag = "--" + name.replace("_", "-")
     message = f"{error.value!r} is not usable: expected {error.accepted}"
     return click.BadParameter(message, ctx=ctx, param_hint=f"{flag} (RINGLINE_{name.upper()})")
-
-
-def _default_text(setting: Setting) -> str:
-    if setting.kind is bool:
-        return (setting.flag if setting.default else setting.negative_flag).removeprefix("--")
-    return setting.format(setting.default)

@@ -115,11 +115,8 @@ class Setting:
         """The value of a flag or variable; raises ``SettingError`` if it cannot be parsed or is out of range."""
         try:
             value = self._convert(text.strip())
-        except ValueError:
-            raise SettingError(self.name, text, self.accepted) from None
-        try:
             self.check(value)
-        except SettingError:
+        except (ValueError, SettingError):
             raise SettingError(self.name, text, self.accepted) from None
         return value
 
@@ -131,21 +128,33 @@ class Setting:
         if self.kind is tuple:
             return tuple(item.strip() for item in text.split(",") if item.strip())
         if self.unit == "bytes":
-            return _parse_bytes(text)
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+            if match is None or match[2].upper() not in _BYTES:
+                raise ValueError
+            return round(Fraction(match[1]) * _BYTES[match[2].upper()])
         return self.kind(text)
 
     def format(self, value: Any) -> str:
         """The text that ``parse`` reads as ``value``."""
         if self.kind is bool:
             return "true" if value else "false"
-        if self.unit == "bytes":
-            return _format_bytes(value)
+        if self.unit == "bytes" and value:  # with the largest suffix that leaves a whole number
+            suffix = next((each for each in ("TiB", "GiB", "MiB", "KiB") if value % _BYTES[each.upper()] == 0), "")
+            return f"{value // _BYTES[suffix.upper()]}{suffix}"
         return ",".join(value) if self.kind is tuple else str(value)
 
 
 def settings_of(defaults: Any) -> list[Setting]:
     """All options of ``defaults``, a settings dataclass, and of its sections, in order of declaration."""
-    return list(_all_settings(defaults))
+    settings: list[Setting] = []
+    own = {setting.name: setting for setting in _own_settings(defaults)}
+    for f in fields(defaults):
+        value = getattr(defaults, f.name)
+        if f.name in own:
+            settings.append(own[f.name])
+        elif is_dataclass(value):
+            settings += settings_of(value)
+    return settings
 
 
 def build(defaults: T, values: Mapping[str, Any]) -> T:
@@ -167,7 +176,7 @@ def build(defaults: T, values: Mapping[str, Any]) -> T:
 
 def check_section(section: Any) -> None:
     """Raise ``SettingError`` for the first option of ``section`` itself that is out of range."""
-    for setting in _section_settings(section):
+    for setting in _own_settings(section):
         setting.check(setting.default)
 
 
@@ -184,17 +193,7 @@ def arguments(settings: Iterable[Setting], values: Mapping[str, Any]) -> list[st
     return words
 
 
-def _all_settings(defaults: Any) -> Iterator[Setting]:
-    own = {setting.name: setting for setting in _section_settings(defaults)}
-    for f in fields(defaults):
-        value = getattr(defaults, f.name)
-        if f.name in own:
-            yield own[f.name]
-        elif is_dataclass(value):
-            yield from _all_settings(value)
-
-
-def _section_settings(section: Any) -> Iterator[Setting]:
+def _own_settings(section: Any) -> Iterator[Setting]:
     hints = get_type_hints(type(section))
     for f in fields(section):
         if f.metadata:
@@ -216,21 +215,6 @@ def _kind(hint: Any) -> tuple[type, bool]:
     return kind, optional
 
 
-def _format_bytes(value: int) -> str:
-    """With the largest suffix that leaves a whole number."""
-    for suffix in ("TiB", "GiB", "MiB", "KiB"):
-        if value and value % _BYTES[suffix.upper()] == 0:
-            return f"{value // _BYTES[suffix.upper()]}{suffix}"
-    return str(value)
-
-
 def _bound(value: float | None) -> str | None:
     """In digits, without an exponent."""
     return None if value is None else str(int(value)) if float(value).is_integer() else str(value)
-
-
-def _parse_bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if match is None or match[2].upper() not in _BYTES:
-        raise ValueError
-    return round(Fraction(match[1]) * _BYTES[match[2].upper()])

@@ -6,7 +6,7 @@ An option that would have no effect is refused before anything listens, so that 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.common.config.options import SettingError, check_section, option
@@ -144,41 +144,36 @@ def requires_client_certificate(tls: TlsSettings, *, internal: bool) -> bool:
     return internal and tls.tls_cert_file is not None and tls.tls_ca_file is not None
 
 
-def check_revocations(tls: TlsSettings, *, internal: bool) -> None:
-    """Raise ``SettingError`` for revocation lists where callers need no certificate."""
-    if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
-        raise SettingError(
-            "tls_crl_file", tls.tls_crl_file, "--tls-client-auth require, without which callers show no certificate"
-        )
+def check_listening(
+    tls: TlsSettings, host: str, uds: str | None, secrets: Mapping[str, str | None], *, internal: bool
+) -> None:
+    """Raise ``SettingError`` for what would have no effect, and for tokens that would cross a network in the clear.
 
-
-def check_listening(tls: TlsSettings, host: str, uds: str | None, secrets: Iterable[tuple[str, str | None]]) -> None:
-    """Raise ``SettingError`` for TLS on a unix socket, and for tokens that would cross a network in the clear.
-
-    ``secrets``: the options that require tokens of callers, each with its value.
+    ``secrets``: the options that require tokens of callers, each with its value. ``internal``: whether only services
+    call this one, which then may not be open to everybody with TLS, unless that is explicit.
     """
     if uds is not None and tls.tls_cert_file is not None:
         raise SettingError(
             "tls_cert_file", tls.tls_cert_file, "--host and --port instead of --uds: a unix socket has no TLS"
         )
     exposed = uds is None and tls.tls_cert_file is None and not is_loopback(host)
-    for name, value in secrets:
+    for name, value in secrets.items():
         if value is not None and exposed:
             raise SettingError(
                 name,
                 value,
                 f"--tls-cert-file to be given, too: without TLS, tokens would be sent to {host} unencrypted",
             )
-
-
-def check_internal(tls: TlsSettings, service_token_file: str | None) -> None:
-    """Raise ``SettingError`` for an internal service with TLS that anybody may call, unless that is explicit."""
-    open_to_all = tls.tls_ca_file is None and service_token_file is None and tls.tls_client_auth is None
-    if tls.tls_cert_file is not None and open_to_all:
+    needed = (tls.tls_ca_file, tls.tls_client_auth, *secrets.values())
+    if internal and tls.tls_cert_file is not None and all(value is None for value in needed):
         raise SettingError(
             "tls_cert_file",
             tls.tls_cert_file,
             "--tls-ca-file or --service-token-file to be given, too, or --tls-client-auth none to accept every caller",
+        )
+    if tls.tls_crl_file is not None and not requires_client_certificate(tls, internal=internal):
+        raise SettingError(
+            "tls_crl_file", tls.tls_crl_file, "--tls-client-auth require, without which callers show no certificate"
         )
 
 

@@ -29,9 +29,7 @@ from services.common.config.security_settings import (
     ServiceAuthSettings,
     TlsSettings,
     check_dialling,
-    check_internal,
     check_listening,
-    check_revocations,
 )
 from services.ring.identity import PEER_NAME
 from services.ring.outbox import MAX_UNREAD_BYTES
@@ -321,9 +319,8 @@ class ProcessorSettings(ServiceSettings):
             )
         check_addresses("engines", self.engines)
         check_addresses("detokenizers", self.detokenizers)
-        secrets = [(name, getattr(self.auth, name)) for name in ("auth_token_file", "auth_jwks_file")]
-        check_listening(self.tls, self.server.host, self.server.uds, secrets)
-        check_revocations(self.tls, internal=False)
+        secrets = {name: getattr(self.auth, name) for name in ("auth_token_file", "auth_jwks_file")}
+        check_listening(self.tls, self.server.host, self.server.uds, secrets, internal=False)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of((*self.engines, *self.detokenizers)))
 
 
@@ -347,7 +344,7 @@ class DetokenizerSettings(ServiceSettings):
     def __post_init__(self) -> None:
         check_section(self)
         check_addresses("engines", self.engines)
-        _check_callee(self)
+        _check_internal(self)
         check_dialling(self.tls, self.peers.service_token_file, hosts_of(self.engines))
 
 
@@ -369,7 +366,7 @@ class EngineServiceSettings(ServiceSettings):
 
     def __post_init__(self) -> None:
         check_section(self)
-        _check_callee(self)
+        _check_internal(self)
         if self.tls.tls_ca_file is not None and self.tls.tls_cert_file is None:
             raise SettingError(
                 "tls_ca_file",
@@ -378,9 +375,7 @@ class EngineServiceSettings(ServiceSettings):
             )
 
 
-def _check_callee(settings: ServiceSettings) -> None:
+def _check_internal(settings: ServiceSettings) -> None:
     """Checks for the services that only other services call."""
-    token_file = settings.peers.service_token_file
-    check_listening(settings.tls, settings.server.host, settings.server.uds, [("service_token_file", token_file)])
-    check_internal(settings.tls, token_file)
-    check_revocations(settings.tls, internal=True)
+    secrets = {"service_token_file": settings.peers.service_token_file}
+    check_listening(settings.tls, settings.server.host, settings.server.uds, secrets, internal=True)

@@ -1,8 +1,8 @@
 """Links to other processes of the ring.
 
-redial             keeps a link to one address: dial, run, redial with backoff; one link per peer   (read first)
+redial             keeps a link to one address: dial, run, redial with backoff   (read first)
 engine_link        the dialling end of ``EngineService.Attach``
-discovery          a link for each given address, and for each address that a name resolves to
-channels           gRPC channels, their health checks, waiting until a server serves
+discovery          a link for each given address, and for each address that a name resolves to; one link per peer
+channels           endpoints and their gRPC channels, health checks, waiting until a server serves
 tokenizer_fetch    the tokenizer's files, from an engine
 """

@@ -1,4 +1,4 @@
-"""Peer discovery: one link for every given address, and for every address that a given name resolves to.
+"""Peer discovery: one link for every given address, for every address that a given name resolves to, and per peer.
 
 ``10.0.0.1:50061``, ``[::1]:50061`` and ``unix:path`` are addresses. The host of ``engine:50061`` is a name: each of
 its addresses is a peer (``--scale`` of Docker Compose, a headless service of Kubernetes). Names are resolved
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Protocol
 
 import structlog
 
 from services.common.config.addresses import host_and_port, is_dns_name, join_address
+from services.common.links.redial import LinkRefused
+from services.ring.identity import PeerId
 
 log = structlog.get_logger(__name__)
 
@@ -58,12 +59,6 @@ async def resolve_target(target: str) -> list[str]:
     return sorted(found) or [target]
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialled:
-    link: Link
-    task: asyncio.Task[None]
-
-
 class Discovery:
     """The links of a process to its engines, or to its detokenizers."""
 
@@ -87,7 +82,7 @@ class Discovery:
         self._dial = dial
         self._interval = interval
         self._resolve = resolve
-        self._dialled: dict[str, _Dialled] = {}
+        self._dialled: dict[str, tuple[Link, asyncio.Task[None]]] = {}
         self._left_out = 0
 
     @property
@@ -128,11 +123,13 @@ class Discovery:
         """Dial new addresses; drop those that are gone, unless their link is established."""
         wanted = self._given.union(*self._found.values())
         for address in self._dialled.keys() - wanted:
-            if not self._dialled[address].link.up:
-                self._dialled.pop(address).task.cancel()
+            link, running = self._dialled[address]
+            if not link.up:
+                del self._dialled[address]
+                running.cancel()
         for address in sorted(wanted - self._dialled.keys())[: MAX_LINKS - len(self._dialled)]:
             link = self._dial(address, self._host_of(address))
-            self._dialled[address] = _Dialled(link, tasks.create_task(link.run()))
+            self._dialled[address] = link, tasks.create_task(link.run())
         left_out = len(wanted - self._dialled.keys())
         if left_out > self._left_out:
             log.warning("too many addresses", left_out=left_out, dialled=MAX_LINKS)
@@ -142,3 +139,39 @@ class Discovery:
         """The name that resolved to ``address``, the first in order if several did; None if the address was given."""
         names = sorted(name for name, found in self._found.items() if address in found)
         return host_and_port(names[0])[0] if names and address not in self._given else None
+
+
+class PeerDedup:
+    """Prevents two links of one process to the same peer, when two addresses lead to it."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[PeerId, str] = {}
+        self._warned: dict[PeerId, set[str]] = {}
+
+    @contextlib.contextmanager
+    def claim(self, peer: PeerId, address: str) -> Iterator[None]:
+        """Reserve a peer while a link to it is attempted and established.
+
+        Raises ``LinkRefused`` if a link through another address has reserved it.
+        """
+        if self.has_another(peer, address):
+            raise LinkRefused(f"it is {peer.name}, already linked through {self._addresses[peer]}")
+        self._addresses[peer] = address
+        try:
+            yield
+        finally:
+            del self._addresses[peer]
+            self._warned.pop(peer, None)
+
+    @property
+    def duplicates(self) -> frozenset[str]:
+        """Addresses of peers that are linked through another one."""
+        return frozenset[str]().union(*self._warned.values())
+
+    def has_another(self, peer: PeerId, address: str) -> bool:
+        """Whether a link through another address has reserved ``peer``; warns once per reservation and address."""
+        used = self._addresses.get(peer, address)
+        if used != address and address not in self._warned.setdefault(peer, set()):
+            self._warned[peer].add(address)
+            log.warning("two addresses of one peer", peer=peer.name, address=address, used=used)
+        return used != address

@@ -15,7 +15,8 @@ import structlog
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.links.channels import Endpoint
-from services.common.links.redial import Backoff, LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import Backoff, LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
 

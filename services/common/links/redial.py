@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import grpc
 import structlog
@@ -70,42 +70,6 @@ class Backoff:
         self._ceiling = self._first
 
 
-class PeerDedup:
-    """Prevents two links of one process to the same peer, when two addresses lead to it."""
-
-    def __init__(self) -> None:
-        self._addresses: dict[PeerId, str] = {}
-        self._warned: dict[PeerId, set[str]] = {}
-
-    @contextmanager
-    def claim(self, peer: PeerId, address: str) -> Iterator[None]:
-        """Reserve a peer while a link to it is attempted and established.
-
-        Raises ``LinkRefused`` if a link through another address has reserved it.
-        """
-        if self.has_another(peer, address):
-            raise LinkRefused(f"it is {peer.name}, already linked through {self._addresses[peer]}")
-        self._addresses[peer] = address
-        try:
-            yield
-        finally:
-            del self._addresses[peer]
-            self._warned.pop(peer, None)
-
-    @property
-    def duplicates(self) -> frozenset[str]:
-        """Addresses of peers that are linked through another one."""
-        return frozenset[str]().union(*self._warned.values())
-
-    def has_another(self, peer: PeerId, address: str) -> bool:
-        """Whether a link through another address has reserved ``peer``; warns once per reservation and address."""
-        used = self._addresses.get(peer, address)
-        if used != address and address not in self._warned.setdefault(peer, set()):
-            self._warned[peer].add(address)
-            log.warning("two addresses of one peer", peer=peer.name, address=address, used=used)
-        return used != address
-
-
 class LinkRefused(Exception):
     """The peer answered, but a link to it is not possible; the text is the reason."""
 
@@ -142,7 +106,10 @@ async def maintain_link(endpoint: Endpoint, run_link: Callable[[grpc.aio.Channel
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
-            reason, refused = _reason(error), isinstance(error, LinkRefused) or _refuses(error)
+            reason = _reason(error)
+            refused = isinstance(error, LinkRefused) or (
+                isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
+            )
         except Exception:
             log.exception("link failed", address=endpoint.address)
             reason = "an unexpected error"
@@ -192,10 +159,6 @@ def _cancelled_from_outside() -> bool:
     """Whether this task was cancelled, rather than only a call that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _refuses(error: Exception) -> bool:
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS
 
 
 def _reason(error: Exception) -> str:

@@ -90,7 +90,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 await self._calls.wait_turn()
                 metadata = context.invocation_metadata() or ()
                 self._on_call(context.peer(), sum(len(key) + len(value) for key, value in metadata))
-                if (refusal := call.admit(context.peer())) is not None:
+                if (refusal := self._calls.admit(call, context.peer())) is not None:
                     await _abort(context, refusal)
                 return await self._answer(respond, context, method)
             except asyncio.CancelledError:

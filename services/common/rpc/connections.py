@@ -77,8 +77,9 @@ def accepted_connections(port: int) -> Iterator[AcceptedConnection]:
             if family not in (socket.AF_INET, socket.AF_INET6) or one.getsockname()[1] != port:
                 continue
             quiet_ms, taken, received = _INFO.unpack(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-            inode = os.fstat(one.fileno()).st_ino
-            yield AcceptedConnection(_peer(one), descriptor, inode, received, taken, quiet_ms / 1000)
+            host, other_port = one.getpeername()[:2]  # raises OSError for a listening socket
+            peer, inode = (host.removeprefix(_MAPPED), other_port), os.fstat(one.fileno()).st_ino
+            yield AcceptedConnection(peer, descriptor, inode, received, taken, quiet_ms / 1000)
 
 
 def close_connection(connection: AcceptedConnection) -> None:
@@ -98,12 +99,6 @@ def _same(descriptor: int) -> socket.socket:
         os.close(own)
         raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
     return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, fileno=own)
-
-
-def _peer(one: socket.socket) -> tuple[str, int]:
-    """Address and port of the other end; raises ``OSError`` for a listening socket."""
-    host, port = one.getpeername()[:2]
-    return host.removeprefix(_MAPPED), port
 
 
 def allowed_connections(wanted: int) -> int:
@@ -166,12 +161,12 @@ class ConnectionGuard:
         connections = list(accepted_connections(self._port))
         if len(connections) <= self._high_water:
             return
-        for connection in self._idle_of_heaviest(connections):
+        for connection in self.idle_of_heaviest(connections):
             close_connection(connection)
             self._closed.write(client=connection.peer[0])
 
-    def _idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
-        """The connections to close, in order: each is the quietest one without calls of the client with the most left.
+    def idle_of_heaviest(self, connections: list[AcceptedConnection]) -> list[AcceptedConnection]:
+        """Those to close, in order: each is the quietest one without calls of the client with the most left.
 
         A connection that has just been made, or whose call is on its way, is not among the quietest.
         """

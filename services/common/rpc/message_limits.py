@@ -70,10 +70,7 @@ def is_cheap_to_parse(kind: type[Message], data: bytes) -> bool:
         return False
     try:
         _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), _CHEAP_FIELDS)
-    except (
-        Refused,
-        MalformedMessage,
-    ):  # fields after the fault were not counted, but protobuf may parse them
+    except (Refused, MalformedMessage):  # fields after the fault were not counted, but protobuf may parse them
         return False
     return True
 

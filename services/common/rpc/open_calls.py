@@ -42,24 +42,19 @@ class Call:
     def __init__(self, calls: CallRegistry) -> None:
         """Must run in the task of the call's handler."""
         self._calls = calls
-        self._handler_task = asyncio.current_task()
-        self._completion_task = _completion_task.get()
+        self.handler_task = asyncio.current_task()
+        self.completion_task = _completion_task.get()
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
         """In gRPC's notation; known once the call is admitted."""
         self.eviction: Status | None = None
         """The status with which the server ends the call early; None if it does not."""
 
-    def admit(self, peer: str) -> Status | None:
-        """Count the call for its client; returns why it is refused, or None."""
-        self.peer = peer
-        return self._calls.admit(self)
-
     def evict(self, status: Status) -> None:
         """Cancel the call's handler; the client gets ``status``."""
         self.eviction = status
-        if self._handler_task is not None:
-            self._handler_task.cancel()
+        if self.handler_task is not None:
+            self.handler_task.cancel()
         self.end_within(_STATUS_TIMEOUT)
 
     def end_within(self, seconds: float) -> None:
@@ -69,19 +64,19 @@ class Call:
             if self._timer.when() <= loop.time() + seconds:
                 return
             self._timer.cancel()
-        if self._completion_task is not None and not self._completion_task.done():
+        if self.completion_task is not None and not self.completion_task.done():
             self._timer = loop.call_later(seconds, self._reset)
 
     def ended(self) -> None:
         """Drop the tasks once gRPC is done with the call: they refer to the call, and the cycle would keep it alive."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._handler_task = self._completion_task = None
+        self._timer = self.handler_task = self.completion_task = None
         self._calls.forget(self)
 
     def _reset(self) -> None:
         self._calls.resets.write(peer=self.peer)
-        for task in (self._handler_task, self._completion_task):
+        for task in (self.handler_task, self.completion_task):
             if task is not None:
                 task.cancel()
 
@@ -121,7 +116,7 @@ class CallRegistry:
         """Handlers that wait for a turn."""
         self._open: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
-        _install_task_factory(asyncio.get_running_loop())
+        asyncio.get_running_loop().set_task_factory(_make_task)
 
     @property
     def num_open(self) -> int:
@@ -137,11 +132,10 @@ class CallRegistry:
         """Register a call; runs in the task of its handler."""
         call = Call(self)
         _current.set(call)
-        handler, completion = asyncio.current_task(), _completion_task.get()
-        if handler is not None:
+        if (handler := call.handler_task) is not None:
             self._handlers.add(handler)
             handler.add_done_callback(self._handlers.discard)
-        if (last := completion or handler) is not None:
+        if (last := call.completion_task or handler) is not None:
             self._open.add(last)
             last.add_done_callback(self._open.discard)
             last.add_done_callback(lambda _: call.ended())
@@ -177,9 +171,10 @@ class CallRegistry:
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=seconds)
 
-    def admit(self, call: Call) -> Status | None:
-        """Count ``call`` for its client; returns why it is refused, or None."""
-        name, connection = _client_of(call.peer)
+    def admit(self, call: Call, peer: str) -> Status | None:
+        """Count ``call`` for its client, in gRPC's notation; returns why it is refused, or None."""
+        call.peer = peer
+        name, connection = _client_of(peer)
         client = self._clients.get(name) or _Client()
         if connection not in client.connections and len(client.connections) >= self._max_connections:
             limit = f"limit of {self._max_connections} connections with calls per client reached"
@@ -239,24 +234,15 @@ def _client_of(peer: str) -> tuple[str, int]:
     return parse_peer(peer) or ("unix", 0)
 
 
-def _install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """From now on, set ``_completion_task`` in each handler to the task that starts the handler's task."""
-    if not isinstance(loop.get_task_factory(), _TaskFactory):
-        loop.set_task_factory(_TaskFactory())
-
-
-class _TaskFactory:
-    """Makes tasks as the event loop does; sets ``_completion_task`` in the context of handlers."""
-
-    def __call__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coro: Coroutine[Any, Any, _T] | Generator[Any, None, _T],
-        *,
-        name: str | None = None,
-        context: Context | None = None,
-    ) -> asyncio.Task[_T]:
-        if getattr(coro, "__name__", "") == _HANDLING:
-            context = copy_context() if context is None else context
-            context.run(_completion_task.set, asyncio.current_task(loop))
-        return asyncio.Task(coro, loop=loop, name=name, context=context)
+def _make_task(
+    loop: asyncio.AbstractEventLoop,
+    coro: Coroutine[Any, Any, _T] | Generator[Any, None, _T],
+    *,
+    name: str | None = None,
+    context: Context | None = None,
+) -> asyncio.Task[_T]:
+    """Make a task as the event loop does; for a handler's, set ``_completion_task`` to the task that starts it."""
+    if getattr(coro, "__name__", "") == _HANDLING:
+        context = copy_context() if context is None else context
+        context.run(_completion_task.set, asyncio.current_task(loop))
+    return asyncio.Task(coro, loop=loop, name=name, context=context)

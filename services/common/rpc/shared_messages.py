@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
+from ringline.detokenizer.v1 import detokenizer_pb2
+from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import link_pb2, output_pb2
 
 from services.ring.attached_peers import PeerChange
-from services.ring.errors import Code, Reason, Status, usual_reason
+from services.ring.errors import USUAL_REASONS, Code, Reason, Status
 from services.ring.events import FinishReason
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.ring.logprobs import PackedLogprobs
@@ -50,7 +52,7 @@ def status_from_proto(message: status_pb2.Status) -> Status:
             retry_after_ms = retry.retry_delay.ToMilliseconds()
         elif detail.Unpack(info) and info.domain == _DOMAIN:
             reason = Reason.__members__.get(info.reason)
-            reason = None if reason is usual_reason(code) else reason
+            reason = None if reason is USUAL_REASONS[code] else reason
         elif detail.Unpack(request) and request.field_violations:
             field = request.field_violations[0].field
     return Status(code, message.message, retry_after_ms, reason, field)
@@ -65,23 +67,19 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> 
 
 
 def finish_from_proto(
-    reason: output_pb2.FinishReason.ValueType, error: status_pb2.Status | None
+    finished: engine_pb2.Finished | detokenizer_pb2.TextFinished,
 ) -> tuple[FinishReason, Status | None]:
     """Why a choice ended. A reason that only a later contract version knows becomes an error, never a success."""
+    reason = finished.finish_reason
+    error = status_from_proto(finished.error) if finished.HasField("error") else None
     if reason in FinishReason._value2member_map_:
-        return FinishReason(reason), None if error is None else status_from_proto(error)
-    unknown = Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
-    return FinishReason.ERROR, unknown if error is None else status_from_proto(error)
+        return FinishReason(reason), error
+    return FinishReason.ERROR, error or Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
 
 
 def hello_message(me: PeerId) -> link_pb2.Hello:
     """The first frame of a link."""
-    return link_pb2.Hello(
-        name=me.name,
-        incarnation=me.incarnation,
-        min_version=MIN_VERSION,
-        max_version=MAX_VERSION,
-    )
+    return link_pb2.Hello(name=me.name, incarnation=me.incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
 
 
 def welcome_message(
@@ -102,8 +100,8 @@ def peer_changes_to_proto(change: PeerChange) -> link_pb2.PeerChanges:
     return link_pb2.PeerChanges(
         revision=change.revision,
         reset=change.reset,
-        added=map(_peer_to_proto, change.added),
-        removed=map(_peer_to_proto, change.removed),
+        added=[link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in change.added],
+        removed=[link_pb2.Peer(name=peer.name, incarnation=peer.incarnation) for peer in change.removed],
     )
 
 
@@ -113,10 +111,6 @@ def peer_changes_from_proto(message: link_pb2.PeerChanges) -> PeerChange:
         tuple(PeerId(peer.name, peer.incarnation) for peer in peers) for peers in (message.added, message.removed)
     )
     return PeerChange(message.revision, message.reset, added, removed)
-
-
-def _peer_to_proto(peer: PeerId) -> link_pb2.Peer:
-    return link_pb2.Peer(name=peer.name, incarnation=peer.incarnation)
 
 
 def write_logprobs(message: output_pb2.Logprobs, packed: PackedLogprobs) -> None:

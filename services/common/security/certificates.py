@@ -32,7 +32,7 @@ def parse_tls_files(contents: Mapping[str, bytes]) -> TlsFiles:
     chain, key, authorities = (contents.get(flag) for flag in (CERT_FLAG, KEY_FLAG, CA_FLAG))
     if chain is not None and key is not None:
         own = read_certificates(CERT_FLAG, chain)[0]
-        _check_valid_now(CERT_FLAG, own)
+        _check_valid_now(own)
         _check_key(own, key)
     if authorities is not None:
         read_certificates(CA_FLAG, authorities)
@@ -64,14 +64,12 @@ def read_certificates(flag: str, pem: bytes) -> list[x509.Certificate]:
         raise UnusableFile(flag, "it holds no certificate in PEM form") from None
 
 
-def _check_valid_now(flag: str, certificate: x509.Certificate) -> None:
-    now = datetime.now(UTC)
-    if now > certificate.not_valid_after_utc:
-        raise UnusableFile(flag, f"the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
-    if now < certificate.not_valid_before_utc:
-        raise UnusableFile(
-            flag, f"the certificate is not valid before {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
-        )
+def _check_valid_now(certificate: x509.Certificate) -> None:
+    now, begin, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        raise UnusableFile(CERT_FLAG, f"the certificate expired on {end:%Y-%m-%d %H:%M} UTC")
+    if now < begin:
+        raise UnusableFile(CERT_FLAG, f"the certificate is not valid before {begin:%Y-%m-%d %H:%M} UTC")
 
 
 def _check_key(certificate: x509.Certificate, pem: bytes) -> None:

@@ -103,17 +103,14 @@ def peer_credentials(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
-    token_flag: str = "--token-file",
-    token_file: str | None = None,
-    min_token_length: int = 1,
+    tokens: ReloadedFile[tuple[str, ...]] | None = None,
 ) -> PeerCredentials:
     """Credentials from files; raises ``FatalError`` for one that cannot be used.
 
-    Without ``tls`` channels are plain text, and the first three files are not read; without ``ca_file`` the public
-    authorities are trusted. ``min_token_length`` in characters.
+    Without ``tls`` channels are plain text, and the files are not read; without ``ca_file`` the public authorities are
+    trusted. Of ``tokens`` the first is sent.
     """
     files = reloaded_tls_files(ca_file=ca_file, cert_file=cert_file, key_file=key_file) if tls else None
-    tokens = None if token_file is None else reloaded_tokens(token_flag, token_file, min_length=min_token_length)
     return PeerCredentials(
         None if files is None else lambda: files.value, None if tokens is None else lambda: tokens.value[0]
     )
@@ -203,18 +200,21 @@ def certificate_authorizers(settings: ServiceSettings, *, internal: bool) -> lis
 
 def dialling_credentials(settings: ServiceSettings) -> PeerCredentials:
     """The credentials a service dials its peers with; raises ``FatalError`` for files that cannot be used."""
-    tls, token_file = settings.tls, settings.peers.service_token_file
-    if tls.tls_ca_file is None and token_file is None:
+    tls, tokens = settings.tls, _service_tokens(settings)
+    if tls.tls_ca_file is None and tokens is None:
         return PLAINTEXT
     return peer_credentials(
         tls=tls.tls_ca_file is not None,
         ca_file=tls.tls_ca_file,
         cert_file=tls.tls_cert_file,
         key_file=tls.tls_key_file,
-        token_flag=_TOKEN_FLAG,
-        token_file=token_file,
-        min_token_length=MIN_SERVICE_TOKEN_LENGTH,
+        tokens=tokens,
     )
+
+
+def _service_tokens(settings: ServiceSettings) -> ReloadedFile[tuple[str, ...]] | None:
+    path = settings.peers.service_token_file
+    return None if path is None else reloaded_tokens(_TOKEN_FLAG, path, min_length=MIN_SERVICE_TOKEN_LENGTH)
 
 
 def service_authorizers(
@@ -226,11 +226,7 @@ def service_authorizers(
 
     ``roles``: the roles that may call each method of ``service``, keyed by the method's name.
     """
-    required = requires_client_certificate(settings.tls, internal=True)
-    token_file = settings.peers.service_token_file
-    tokens = (
-        None if token_file is None else reloaded_tokens(_TOKEN_FLAG, token_file, min_length=MIN_SERVICE_TOKEN_LENGTH)
-    )
+    required, tokens = requires_client_certificate(settings.tls, internal=True), _service_tokens(settings)
     if not required and tokens is None:
         return []
     identities = Identities(settings.service_auth.service_identities) if required else None

@@ -21,27 +21,23 @@ class Histogram:
         if list(buckets) != sorted(set(buckets)) or not buckets:
             raise ValueError(f"{name}: buckets must ascend")
         self._name, self._documentation = name, documentation
-        self._bounds = tuple(buckets)
+        self.bounds = tuple(buckets)
+        """Upper bounds of all buckets but the last."""
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper bounds of all buckets but the last."""
-        return self._bounds
 
     @property
     def counts(self) -> tuple[int, ...]:
         return tuple(self._counts)
 
     def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
+        self._counts[bisect_left(self.bounds, value)] += times
         self._sum += value * times
 
     def family(self, labels: dict[str, str]) -> HistogramMetricFamily:
         total = 0
         cumulative: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), tuple(self._counts), strict=True):
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), tuple(self._counts), strict=True):
             total += count
             cumulative.append((bound, total))
         family = HistogramMetricFamily(self._name, self._documentation, labels=list(labels))

@@ -9,7 +9,6 @@ cache, other processors' requests.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.processor.admission.throughput import Throughput
@@ -50,10 +49,8 @@ class _Averages:
 class Backlog:
     """Counts waiting requests by tenant: engines serve tenants in turns, so a request waits for its tenant's own."""
 
-    def __init__(self, limits: BacklogLimits, on_leave: Callable[[str], None] | None = None) -> None:
-        """``on_leave`` is called with the id of each request that no longer waits."""
+    def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
-        self._on_leave = on_leave
         self._places = DynamicThreshold(limits.max_requests)
         self._waiting: dict[str, str] = {}
         """Tenants of waiting requests, keyed by request id."""
@@ -112,8 +109,6 @@ class Backlog:
         """An engine has begun a request, or it has ended. Idempotent."""
         if (tenant := self._waiting.pop(request_id, None)) is not None:
             self._places.give_back(tenant, 1)
-            if self._on_leave is not None:
-                self._on_leave(request_id)
 
     def computed(self, tokens: int) -> None:
         """Count tokens of prompts and outputs that engines computed."""

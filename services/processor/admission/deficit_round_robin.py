@@ -22,31 +22,31 @@ _T = TypeVar("_T", bound=Sized)
 
 
 class _Queue(Generic[_T]):
-    __slots__ = ("credit", "served", "work")
+    __slots__ = ("credit", "work")
 
-    def __init__(self) -> None:
+    def __init__(self, credit: int) -> None:
         self.work: OrderedDict[str, _T] = OrderedDict()
-        self.credit = 0
-        """Bytes that the tenant may still take in this round."""
-        self.served = False
-        """Whether the tenant got its quantum in this round."""
+        self.credit = credit
+        """Bytes that the tenant may still take in its turn."""
 
 
 class DeficitRoundRobin(Generic[_T]):
     """Queues of work per tenant. A tenant without work takes no memory here."""
 
     def __init__(self, quantum: int) -> None:
-        """``quantum``: bytes per tenant and round."""
+        """``quantum``: bytes per tenant and turn."""
         self._quantum = quantum
         self._queues: OrderedDict[str, _Queue[_T]] = OrderedDict()
-        """Queues keyed by tenant; the first one is served next."""
+        """Queues keyed by tenant, none empty; the first one has its turn."""
 
     def __bool__(self) -> bool:
         return bool(self._queues)
 
     def append(self, tenant: str, key: str, work: _T) -> None:
         """Add work after the rest of its tenant's."""
-        self._queues.setdefault(tenant, _Queue()).work[key] = work
+        if (queue := self._queues.get(tenant)) is None:
+            queue = self._queues[tenant] = _Queue(self._quantum)
+        queue.work[key] = work
 
     def remove(self, tenant: str, key: str) -> _T | None:
         """Remove and return the work with a key; None if there is none."""
@@ -65,19 +65,17 @@ class DeficitRoundRobin(Generic[_T]):
         size = 0
         while self._queues:
             tenant, queue = next(iter(self._queues.items()))
-            if not queue.served:
-                queue.served = True
+            next_size = next(iter(queue.work.values())).size
+            if next_size > queue.credit:
                 queue.credit += self._quantum
-            while queue.work and (least := next(iter(queue.work.values())).size) <= queue.credit:
-                if taken and size + least > self._quantum:
-                    return taken
-                _, work = queue.work.popitem(last=False)
-                queue.credit -= least
-                size += least
-                taken.append(work)
-            queue.served = False
-            if queue.work:
                 self._queues.move_to_end(tenant)
-            else:
+                continue
+            if taken and size + next_size > self._quantum:
+                break
+            _, work = queue.work.popitem(last=False)
+            taken.append(work)
+            size += next_size
+            queue.credit -= next_size
+            if not queue.work:
                 del self._queues[tenant]
         return taken

@@ -133,7 +133,9 @@ class TokenizationQueue:
 
     def remove(self, request: Request) -> None:
         """Drop a request that has ended, if it still waits: its message may be large."""
-        held_back = self._window.remove(request.request_id)
+        if request.message is None:
+            return
+        held_back = self._window.remove(request.tenant, request.message.priority, request.request_id)
         job, _ = self._parked.pop(request.request_id, (held_back, 0.0))
         if job is not None:
             self._bytes.give_back(job.tenant, job.size)
@@ -294,9 +296,8 @@ class TokenizationQueue:
         if request.finished:
             raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
         self._policies.check_model(request.tenant, model.limits.name)
-        traceparent = request.trace.traceparent if request.trace is not None else ""
         message = inference_pb2.GenerateRequest.FromString(packed)
-        return resolve_request(message, model, request.tenant, self._me, traceparent)
+        return resolve_request(message, model, request.tenant, self._me, request.trace.traceparent)
 
     def _resolved(
         self, request: Request, message: RequestMessage, on_resolved: OnResolved, outcome: ResolvedRequest | Exception
@@ -320,7 +321,7 @@ class TokenizationQueue:
     def _has_engines(self, message: RequestMessage, resolved: ResolvedRequest) -> bool:
         """Whether the model still has engines. If not, a new request can be tokenized again, for another model."""
         if message.resumed_model_digest:
-            return self._models.holds(resolved.generation)
+            return resolved.generation in self._models.held
         return resolved.generation in self._models.preferred()
 
 

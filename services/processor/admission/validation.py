@@ -97,19 +97,12 @@ def check_prompt_length(length: int, limits: ModelLimits) -> None:
 
 def check_sampling(sampling: inference_pb2.SamplingParams, limits: ModelLimits) -> None:
     """Check the ranges of the sampling parameters."""
-    _check_float("sampling.temperature", sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
-    _check_float("sampling.top_p", sampling, "top_p", 0.0, 1.0, low_open=True)
-    _check_float("sampling.min_p", sampling, "min_p", 0.0, 1.0)
-    _check_float("sampling.frequency_penalty", sampling, "frequency_penalty", -2.0, 2.0)
-    _check_float("sampling.presence_penalty", sampling, "presence_penalty", -2.0, 2.0)
-    _check_float(
-        "sampling.repetition_penalty",
-        sampling,
-        "repetition_penalty",
-        MIN_REPETITION_PENALTY,
-        MAX_TEMPERATURE,
-        high_open=True,
-    )
+    _check_float(sampling, "temperature", 0.0, MAX_TEMPERATURE, high_open=True)
+    _check_float(sampling, "top_p", 0.0, 1.0, low_open=True)
+    _check_float(sampling, "min_p", 0.0, 1.0)
+    _check_float(sampling, "frequency_penalty", -2.0, 2.0)
+    _check_float(sampling, "presence_penalty", -2.0, 2.0)
+    _check_float(sampling, "repetition_penalty", MIN_REPETITION_PENALTY, MAX_TEMPERATURE, high_open=True)
     if sampling.HasField("n"):
         _check_range("sampling.n", sampling.n, 1, MAX_CHOICES)
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
@@ -254,8 +247,7 @@ def _check_range(field: str, value: int, low: int, high: int) -> None:
 
 
 def _check_float(
-    field: str,
-    message: inference_pb2.SamplingParams,
+    sampling: inference_pb2.SamplingParams,
     name: str,
     low: float,
     high: float,
@@ -263,9 +255,9 @@ def _check_float(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    if not message.HasField(name):  # type: ignore[arg-type]
+    if not sampling.HasField(name):  # type: ignore[arg-type]
         return
-    value = getattr(message, name)
+    value = getattr(sampling, name)
     too_low = value < low or (low_open and value == low)
     too_high = value > high or (high_open and value == high)
     if math.isnan(value) or too_low or too_high:
@@ -274,7 +266,7 @@ def _check_float(
         accepted = f"{lower} and {upper}" if low_open or high_open else f"{_number(low)} to {_number(high)}"
         if high_open and not too_high:  # the upper bound is only the largest float32
             accepted = lower
-        raise refuse(field, f"{_number(value)} is out of range: expected {accepted}")
+        raise refuse(f"sampling.{name}", f"{_number(value)} is out of range: expected {accepted}")
 
 
 def _number(value: float) -> str:

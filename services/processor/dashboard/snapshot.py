@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from services.processor.linked_peers import LinkedDetokenizer, LinkedEngine, LinkedPeer, LinkedPeers
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
-from services.processor.peers import Peers, PeerView
+from services.ring.routing_logic import Routes
 
 INTERVAL = 1.0
 """Seconds between samples."""
@@ -23,6 +24,8 @@ HISTORY = 120
 RATE_SAMPLES = 5
 """Intervals over which a rate is measured; several, because peers report unevenly, about every half second."""
 LATENCY_SAMPLES = 60
+MAX_OTHERS = 16
+"""The most names of other processes (attached to the engines) that the page shows."""
 
 
 class _Rate:
@@ -43,9 +46,10 @@ class _Rate:
 class DashboardSnapshot:
     """Samples taken every second; serves the latest one as JSON."""
 
-    def __init__(self, name: str, peers: Peers, metrics: ProcessorMetrics) -> None:
+    def __init__(self, name: str, peers: LinkedPeers, routes: Routes, metrics: ProcessorMetrics) -> None:
         self._name = name
         self._peers = peers
+        self._routes = routes
         self._metrics = metrics
         self._started = time.time()
         self._next = 0.0
@@ -74,8 +78,8 @@ class DashboardSnapshot:
         times = metrics.first_token_times
         self._first_tokens.append(times.counts)
         lately = [now - then for now, then in zip(self._first_tokens[-1], self._first_tokens[0], strict=True)]
-        peers, missing = self._peers.views(), self._peers.missing()
-        self._computed = {view.name: self._computed.get(view.name) or _Rate() for view in peers}
+        missing = self._peers.missing()
+        self._computed = {node.peer.name: self._computed.get(node.peer.name) or _Rate() for node in self._peers.all()}
         return {
             "name": self._name,
             "model": metrics.model_name,
@@ -92,26 +96,57 @@ class DashboardSnapshot:
                 "tokens_per_second": list(self._tokens),
                 "live_requests": list(self._live),
             },
-            "engines": [self._peer(view, now) for view in peers if view.service == "engine"],
-            "detokenizers": [self._peer(view, now) for view in peers if view.service == "detokenizer"],
+            **self._by_service(now),
             "missing": {"engines": list(missing.engines), "detokenizers": list(missing.detokenizers)},
-            "others": self._peers.others(self._name),
+            "others": self._others(),
             "events": [
                 {"at": e.at, "service": e.service, "name": e.name, "what": e.what, "requests": e.requests}
-                for e in self._peers.recent_events.events()
+                for e in self._peers.events
             ],
         }
 
-    def _peer(self, view: PeerView, now: float) -> Mapping[str, Any]:
-        rate = self._computed[view.name].add(now, view.tokens)
-        return {
-            "name": view.name,
-            "state": view.state,
-            "tokens_per_second": rate,
-            "own": view.own,
-            "linked": list(view.linked),
-            **view.load,
-        }
+    def _by_service(self, now: float) -> dict[str, list[Mapping[str, Any]]]:
+        """Every linked peer by service, ordered by name."""
+        requests, joined = self._routes.requests(), self._routes.joined()
+        views: dict[str, list[Mapping[str, Any]]] = {"engines": [], "detokenizers": []}
+        for node in sorted(self._peers.all(), key=lambda node: node.peer.name):
+            name = node.peer.name
+            tokens, load = _reported(node)
+            views[f"{node.service}s"].append(
+                {
+                    "name": name,
+                    "state": "silent" if node.suspected else "draining" if node.draining else "serving",
+                    "tokens_per_second": self._computed[name].add(now, tokens),
+                    "own": requests[node.peer],
+                    "linked": joined.get(name, ()) if node.service == "engine" else (),
+                    **load,
+                }
+            )
+        return views
+
+    def _others(self) -> list[str]:
+        """Other processes attached to the engines: mostly other processors."""
+        known = {self._name, *(peer.name for peer in self._peers.detokenizers)}
+        return sorted({peer.name for peer in self._routes.attached()} - known)[:MAX_OTHERS]
+
+
+def _reported(node: LinkedPeer) -> tuple[int, Mapping[str, float]]:
+    """Tokens that a peer computed or decoded since it started, and the rest of its load.
+
+    An engine's numbers have the names that they have in ``ringline.engine.v1.Load``.
+    """
+    if isinstance(node, LinkedDetokenizer):
+        return node.load.decoded_tokens, {"requests": node.load.live_requests}
+    assert isinstance(node, LinkedEngine)
+    load = node.load
+    return load.generated_tokens, {
+        "running_choices": load.running_choices,
+        "waiting_requests": load.waiting_requests,
+        "kv_usage": round(load.kv_usage, 4),
+        "kv_blocks": load.blocks_total,
+        "preemptions": load.preemptions,
+        "prefix_hits": load.prefix_hits / load.prefix_queries if load.prefix_queries else 0.0,
+    }
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What all executors do as they start: stages, the size of the KV cache, refusals."""
+"""What all executors do as they start (stages, the size of the KV cache, refusals), by the one of one process."""
 
 from __future__ import annotations
 

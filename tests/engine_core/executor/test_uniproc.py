@@ -23,12 +23,8 @@ def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
     return StepPlan(7, [], [sequence], [seq_id], [len(tokens)], [True], {})
 
 
-def compute(executor: UniProcExecutor, plan: StepPlan) -> StepResult:
-    return executor.submit(plan).result()
-
-
 def test_a_plan_is_answered(executor: UniProcExecutor) -> None:
-    result = compute(executor, plan_of(1, [5, 6, 7]))
+    result = executor.submit(plan_of(1, [5, 6, 7])).result()
     assert result.step_id == 7
     assert [len(tokens) for tokens in result.token_ids] == [1]
     assert executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block <= 4 << 20

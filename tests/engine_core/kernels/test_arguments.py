@@ -1,58 +1,53 @@
-"""What Python hands to the native kernels lies in memory as the C++ of them reads it."""
+"""What Python reads in the native kernels' interface is what the compiler makes of it."""
 
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
 from pathlib import Path
 
-from engine_core.kernels import arguments
+import pytest
+
+from engine_core.kernels.arguments import INT8_KERNELS, KERNELS, listed, structures
 from engine_core.kernels.build import SOURCES
-
-STRUCTURES = [
-    each for each in vars(arguments).values() if isinstance(each, type) and issubclass(each, ctypes.Structure)
-]
+from engine_core.kernels.library import load_kernels
 
 
-def name_in_c(structure: type[ctypes.Structure]) -> str:
-    """Its docstring names it."""
-    found = re.match(r"``(\w+)`` of cpu/(?:interface|kernel_table)\.h\.", structure.__doc__ or "")
-    assert found is not None, structure
-    return found[1]
-
-
-def layout(structure: type[ctypes.Structure]) -> dict[str, tuple[int, int]]:
-    """Offset and size of each field, and of the whole."""
-    fields = {name: getattr(structure, name) for name, *_ in structure._fields_}
-    return {name: (field.offset, field.size) for name, field in fields.items()} | {"": (0, ctypes.sizeof(structure))}
-
-
-def compiled_layout(directory: Path) -> dict[tuple[str, str], tuple[int, int]]:
-    """The same, from the compiler."""
-    lines = []
-    for structure in STRUCTURES:
-        name = name_in_c(structure)
-        lines.append(f'std::printf("{name}  0 %zu\\n", sizeof({name}));')
-        lines += [
-            f'std::printf("{name} {field} %zu %zu\\n", offsetof({name}, {field}), sizeof({name}::{field}));'
-            for field, *_ in structure._fields_
-        ]
+def compiled(directory: Path, questions: list[str]) -> list[int]:
+    """The values of expressions in C++."""
     source = directory / "layout.cpp"
     source.write_text(
-        '#include <cstddef>\n#include <cstdio>\n#include "interface.h"\n#include "kernel_table.h"\n'
-        "int main() {" + "\n".join(lines) + "}\n"
+        '#include <cstddef>\n#include <cstdio>\n#include "kernel_table.h"\n#include "replay.h"\n'
+        "int main() {" + "\n".join(f'std::printf("%zu\\n", size_t({each}));' for each in questions) + "}\n"
+        "void lead_team(int, Work, void*) {}\nint threads_worth(long, int) { return 1; }\n"
     )
     program = directory / "layout"
     subprocess.run(["g++", "-std=c++17", f"-I{SOURCES}", "-o", program, source], check=True, timeout=120)
     printed = subprocess.run([program], check=True, timeout=60, capture_output=True, text=True).stdout
-    rows = (line.split(" ") for line in printed.splitlines())
-    return {(name, field): (int(offset), int(size)) for name, field, offset, size in rows}
+    return list(map(int, printed.split()))
 
 
-def test_structures_have_the_layout_of_the_kernels(tmp_path: Path) -> None:
-    mirrored = {
-        (name_in_c(structure), field): place for structure in STRUCTURES for field, place in layout(structure).items()
-    }
-    assert len(STRUCTURES) >= 14
-    assert mirrored == compiled_layout(tmp_path)
+def test_structures_and_lists_are_those_of_the_kernels(tmp_path: Path) -> None:
+    expected: dict[str, int] = {}
+    for name, structure in structures().items():
+        expected[f"sizeof({name})"] = ctypes.sizeof(structure)
+        for field, *_ in structure._fields_:
+            place = getattr(structure, field)
+            expected |= {f"offsetof({name}, {field})": place.offset, f"sizeof({name}::{field})": place.size}
+    tables = {"Kernels": listed(KERNELS), "Int8Kernels": listed(INT8_KERNELS)}
+    for table, kernels in tables.items():
+        expected[f"sizeof({table})"] = 8 * len(kernels)
+        expected |= {f"offsetof({table}, {name})": 8 * place for place, name in enumerate(kernels)}
+    kinds = [name for kernels in tables.values() for name in kernels]
+    expected |= {f"kKind_{name}": kind for kind, name in enumerate(kinds)}
+    assert len(structures()) >= 14
+    assert len(set(kinds)) == len(kinds) >= 14
+    assert dict(zip(expected, compiled(tmp_path, list(expected)), strict=True)) == expected
+
+
+def test_a_name_that_is_not_there_is_an_error() -> None:
+    kernels = load_kernels()
+    with pytest.raises(AttributeError, match="no kernel add_gated"):
+        kernels.add_gated  # noqa: B018
+    with pytest.raises(AttributeError, match="lines"):
+        kernels.normalize.arguments().lines = 3

@@ -17,7 +17,6 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from engine_core.kernels.arguments import Step
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
 from engine_core.ops.base import ExpertsShape, Routing, Scoring
@@ -108,7 +107,7 @@ def test_captured_calls_put_out_the_same_bits(layers: NativeBackend, dtype: torc
     for rows, threads in ((1, 2), (200, 1), (33, 3), (0, 1)):
         x = numbers(rows, 64, dtype=dtype, seed=rows)
         own[:rows] = x
-        captured.replay(Step(rows=rows, num_threads=threads))
+        captured.replay(rows=rows, num_threads=threads)
         torch.set_num_threads(threads)
         for output, expected in zip(outputs, block(x), strict=True):
             assert torch.equal(output[:rows], expected)

@@ -12,6 +12,7 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.attention.selector import choose_attention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
+from engine_core.forward_context import ForwardContext
 from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.digest import WeightsDigest
@@ -19,7 +20,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_layers, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quant_method
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -31,7 +32,7 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
 
 def layers_of(checkpoint: Checkpoint) -> OpsBackend:
     """Those that an engine would choose."""
-    return choose_layers(checkpoint.config.head_dim, checkpoint.dtype)[0]
+    return choose_ops(checkpoint.config.head_dim, checkpoint.dtype)[0]
 
 
 def build_model(
@@ -101,7 +102,7 @@ class Driver:
         lens = metadata[0].seq_lens.tolist()
         ids = torch.cat([ids for _, ids in work])
         wanted = metadata[0].query_starts[1:].long() - 1 if last_alone else None
-        hidden = self.model.forward(ids, torch.cat(positions), self.caches, metadata, wanted)
+        hidden = self.model.forward(ids, torch.cat(positions), ForwardContext(self.caches, metadata, wanted))
         for (sequence, _), length in zip(work, lens, strict=True):
             self.computed[sequence] = length
         return list(self.model.compute_logits(hidden).split([1] * len(counts) if last_alone else counts))

@@ -13,7 +13,8 @@ from transformers import LlamaConfig as PretrainedLlamaConfig
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.llm import LLM
 from engine_core.models import registry
-from engine_core.models.llama import LlamaConfig, LlamaForCausalLM
+from engine_core.models.llama import LlamaForCausalLM
+from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.torch import TorchBackend
 from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
@@ -27,7 +28,7 @@ SHAPES = [(2, 32), (1, 64), (2, 32), (2, 32), (1, 64)]
 """Key/value heads and head size of each layer: those with two heads have a window."""
 
 
-class UnlikeConfig(LlamaConfig):
+class UnlikeConfig(ArchitectureConfig):
     @property
     def cache_specs(self) -> tuple[LayerCacheSpec, ...]:
         return tuple(AttentionSpec(*shape) for shape in SHAPES)
@@ -37,7 +38,7 @@ class Unlike(LlamaForCausalLM):
     @classmethod
     def read_config(cls, config: PretrainedLlamaConfig) -> UnlikeConfig:
         read = LlamaForCausalLM.read_config(config)
-        fields = {name: getattr(read, name) for name in LlamaConfig.__dataclass_fields__}
+        fields = {name: getattr(read, name) for name in ArchitectureConfig.__dataclass_fields__}
         windows = tuple(WINDOW if heads == 2 else None for heads, _ in SHAPES)
         ropes = tuple(
             rope and replace(rope, rotary_dim=width) for rope, (_, width) in zip(read.ropes, SHAPES, strict=True)

@@ -161,14 +161,6 @@ def test_stop_strings_that_cannot_be_searched_for_are_refused(llm: LLM, stop: An
         llm.generate([PROMPT] * 2, [GREEDY, replace(GREEDY, stop=stop)])
 
 
-@pytest.mark.parametrize("prompt", ["", [], {"prompt": ""}, {"prompt_token_ids": []}])
-def test_an_empty_prompt_is_refused_by_its_place(llm: LLM, prompt: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^prompts\[1\](\['prompt(_token_ids)?'\])?:? is empty; expected (text|at least)"
-    ):
-        llm.generate([PROMPT, prompt], GREEDY)
-
-
 def test_stop_strings_are_refused_where_they_would_be_ignored(llm: LLM) -> None:
     """Below ``LLM`` there are only token ids."""
     with pytest.raises(

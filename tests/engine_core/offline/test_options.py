@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine_core.config import EngineConfig, options_of
+from engine_core.config import EngineConfig
 from engine_core.errors import ConfigError, UnknownOptionError
 from engine_core.llm import configure
-from engine_core.vllm_options import instead_of_vllm_options
 from services.common.config.options import settings_of
 
 OF_FLAGS = {setting.name: setting for setting in settings_of(EngineConfig())}
@@ -34,11 +32,6 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
         configure(model="m", tensor_parallel_size=1)
 
 
-def test_an_option_of_vllm_that_is_there_has_no_entry_among_those_that_are_not() -> None:
-    own = {name for section in fields(EngineConfig) for name in options_of(section.default_factory)}
-    assert own.isdisjoint(instead_of_vllm_options(str))
-
-
 def test_options_reach_their_sections() -> None:
     config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
     assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
@@ -50,6 +43,8 @@ def test_paths_and_numbers_of_numpy_are_options_too() -> None:
     assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)
     with pytest.raises(ConfigError, match="max_num_seqs"):
         configure(model="m", max_num_seqs=np.float64(3.0))
+    with pytest.raises(ConfigError, match="max_num_seqs=a number of thousands of digits is not usable"):
+        configure(model="m", max_num_seqs=10**5000)
 
 
 # Options that count something, each with the least that it takes.

@@ -73,6 +73,7 @@ ANY = r"expected text, a list of token ids, \{\"prompt\": text\} or \{\"prompt_t
         (np.array([1.0]), TypeError, r"^prompts\[0\] is 1.0, of type float"),
         ({"prompt": 10**5000}, TypeError, r"^prompts\['prompt'\] is a number of thousands of digits, of type int; "),
         (["a", "b\ud800"], ValueError, r"^prompts\[1\] has U\+D800 at position 1, half of a surrogate pair; expected"),
+        ({"prompt": ""}, ValueError, r"^prompts\['prompt'\] is empty; expected text$"),
         ({"prompt": "\udfff"}, ValueError, r"^prompts\['prompt'\] has U\+DFFF at position 0"),
         (torch.tensor([[True]]), TypeError, r"^prompts\[0\]\[0\] is True, of type bool"),
         ([[[1]]], TypeError, r"^prompts\[0\]\[0\] is \[1\], of type list"),

@@ -39,9 +39,9 @@ class Watched(NativeBackend):
     calls = 0
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        def counted(*arguments):
+        def counted(hidden, context):
             self.calls += 1
-            return stack(*arguments)
+            return stack(hidden, context)
 
         return super().captured(counted)
 
@@ -177,11 +177,11 @@ def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
 
     class Doubling(NativeBackend):
         def captured(self, stack: DecoderStack) -> DecoderStack:
-            return super().captured(lambda hidden, *rest: stack(hidden * 2.0, *rest))
+            return super().captured(lambda hidden, context: stack(hidden * 2.0, context))
 
     class DoublingPlain(NativeBackend):
         def captured(self, stack: DecoderStack) -> DecoderStack:
-            return lambda hidden, *rest: stack(hidden * 2.0, *rest)
+            return lambda hidden, context: stack(hidden * 2.0, context)
 
     a, b = (load(directory, layers=layers(load_kernels()), attention=ATTENTION) for layers in (Doubling, DoublingPlain))
     assert torch.equal(steps(a, 0), steps(b, 0))

@@ -18,7 +18,7 @@ from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.native import NativeBackend, NativeLinear
-from engine_core.ops.selector import choose_layers
+from engine_core.ops.selector import choose_ops
 from engine_core.ops.torch import TorchBackend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -156,7 +156,7 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> 
     linear = layers.linear(weight)
     assert isinstance(linear, NativeLinear)
     assert linear.nbytes == weight.nbytes
-    assert linear._packed.data_ptr() % memory._HUGE_PAGE == 0
+    assert linear._weights.packed.data_ptr() % memory._HUGE_PAGE == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -306,6 +306,6 @@ def test_which_sizes_are_supported() -> None:
 
 
 def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
-    layers, why = choose_layers(1040, torch.bfloat16)
+    layers, why = choose_ops(1040, torch.bfloat16)
     assert isinstance(layers, TorchBackend)
     assert "head_dim up to 1024" in why

@@ -15,16 +15,16 @@ from engine_core.errors import ConfigError, UnsupportedModelError
 from engine_core.kernels import memory
 from engine_core.kernels.library import (
     INT8_INSTRUCTION_SETS,
-    Int8Kernels,
+    Kernels,
     KernelsUnavailableError,
     load_int8_kernels,
 )
+from engine_core.layers.features import Features, LinearShape
 from engine_core.ops import selector
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.selector import choose_quant_method
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import Features, LinearShape
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_packing import MOST_INPUTS, Int8Weights
 
@@ -32,7 +32,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(96, 64), (257, 2048), (160, 3001), (1, 1), (33, 66)]
 
 
-def kernels_here() -> list[Int8Kernels]:
+def kernels_here() -> list[Kernels]:
     """For every instruction set of this machine; ``portable`` is always there."""
     found = []
     for instruction_set in INT8_INSTRUCTION_SETS:
@@ -82,7 +82,7 @@ def held_bytes(weights: Int8Weights) -> int:
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_bits_are_those_of_the_arithmetic_in_torch(kernels: Int8Kernels, dtype: torch.dtype, with_bias: bool) -> None:
+def test_bits_are_those_of_the_arithmetic_in_torch(kernels: Kernels, dtype: torch.dtype, with_bias: bool) -> None:
     for n, k in SHAPES:
         weight, bias = random((n, k), dtype, n), random((n,), dtype, k) if with_bias else None
         layer = Int8Linear(weight, bias, kernels)
@@ -131,7 +131,7 @@ def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
-def test_largest_numbers_everywhere_do_not_saturate(kernels: Int8Kernels) -> None:
+def test_largest_numbers_everywhere_do_not_saturate(kernels: Kernels) -> None:
     """Instructions that add pairs of products in 16 bits would: 2 · 127 · 127 is what they can just hold."""
     k = 4096
     for sign_x in (1.0, -1.0):
@@ -143,7 +143,7 @@ def test_largest_numbers_everywhere_do_not_saturate(kernels: Int8Kernels) -> Non
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_are_not_numbers_stay_alone(kernels: Int8Kernels, dtype: torch.dtype) -> None:
+def test_rows_that_are_not_numbers_stay_alone(kernels: Kernels, dtype: torch.dtype) -> None:
     layer = Int8Linear(random((40, 70), dtype, 1), random((40,), dtype, 2), kernels)
     x = random((16, 70), dtype, 3)
     clean = layer(x)
@@ -156,7 +156,7 @@ def test_rows_that_are_not_numbers_stay_alone(kernels: Int8Kernels, dtype: torch
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
-def test_zero_and_tiny_rows_and_channels(kernels: Int8Kernels) -> None:
+def test_zero_and_tiny_rows_and_channels(kernels: Kernels) -> None:
     weight, bias = random((40, 70), torch.float32, 1), random((40,), torch.float32, 2)
     weight[7] = 0.0
     weight[8] = 1e-38
@@ -169,7 +169,7 @@ def test_zero_and_tiny_rows_and_channels(kernels: Int8Kernels) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
-def test_a_channel_that_is_not_numbers_stays_alone(kernels: Int8Kernels) -> None:
+def test_a_channel_that_is_not_numbers_stays_alone(kernels: Kernels) -> None:
     weight, x = random((40, 70), torch.float32, 1), random((3, 70), torch.float32, 2)
     clean = Int8Linear(weight, None, kernels)(x)
     weight[9, 68] = torch.nan
@@ -239,7 +239,7 @@ def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(method, Int8)
     assert "8-bit linear layers" in why
 
-    def none_built(**_: object) -> Int8Kernels:
+    def none_built(**_: object) -> Kernels:
         raise KernelsUnavailableError("no library of native kernels was built")
 
     monkeypatch.setattr(selector, "load_int8_kernels", none_built)

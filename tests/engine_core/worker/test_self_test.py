@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,10 +113,10 @@ class CapturesRowsOfTheStep(NativeBackend):
     """Lets a stack see no more rows than the step has that it is captured in, and believes its strides."""
 
     def captured(self, stack: DecoderStack) -> DecoderStack:
-        def narrowed(hidden, angles, kv_caches, metadata, rows, per_layer):
-            count = len(metadata[0].slot_mapping)
-            angles = [Angles(each.cos[:count], each.sin[:count]) for each in angles]
-            output = stack(hidden[:count], angles, kv_caches, metadata, rows[:count], per_layer)
+        def narrowed(hidden, context):
+            count = len(context.metadata[0].slot_mapping)
+            angles = [Angles(each.cos[:count], each.sin[:count]) for each in context.angles]
+            output = stack(hidden[:count], replace(context, angles=angles, rows=context.rows[:count]))
             return output.as_strided(hidden.shape, output.stride())
 
         return super().captured(narrowed)

@@ -49,11 +49,11 @@ def test_deltas_and_ends_arrive_as_they_were(
                 if scored and tokens
                 else None
             )
-            outbox.delta(name, epoch, choice, first, tokens, text, scores)
+            outbox.delta(name, choice, first, tokens, text, scores, epoch=epoch)
             if tokens or text:
                 deltas.append(TextEntry(name, epoch, choice, first, tokens, text, scores))
             if end is not None:
-                outbox.end(name, epoch, choice, end)
+                outbox.end(name, choice, end, epoch=epoch)
                 finished.append((name, epoch, choice, end))
     read = through_the_wire(outbox.take(1 << 30))
     assert [entry._replace(ids=list(entry.ids)) for entry in entries_of(read)] == deltas

@@ -79,7 +79,7 @@ async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path
         """Queue more than fits the HTTP/2 window of a peer that does not read, before anything can time out."""
         subscribers.append(type(detokenizer.subscribers).add(detokenizer.subscribers, peer))
         for position in range(20):
-            subscribers[0].outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
+            subscribers[0].outbox.delta("5-1", 0, position, [7], "x" * 100_000)
         detokenizer.subscribers.wake()
         return subscribers[0]
 
@@ -105,7 +105,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         assert subscriber is not None
         position = 0
         while not subscriber.given_up:
-            subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 10_000)
+            subscriber.outbox.delta("5-1", 0, position, [7], "x" * 10_000)
             detokenizer.subscribers.wake()
             position += 1
             assert outboxes.total <= 3 << 20
@@ -115,7 +115,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         assert (outboxes.total, subscriber.outbox.pending) == (0, False)
         neighbour = detokenizer.subscribers.find(PeerId("processor-1", ME.incarnation))
         assert neighbour is not None
-        neighbour.outbox.delta("5-2", 1, 0, 0, [7], "x")
+        neighbour.outbox.delta("5-2", 0, 0, [7], "x")
         detokenizer.subscribers.wake()
         assert (await other.read()).outputs.texts == ["x"]
         with pytest.raises(grpc.aio.AioRpcError) as lost:
@@ -171,7 +171,7 @@ async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_not
             subscriber = detokenizer.subscribers.find(ME)
             assert subscriber is not None
             for position in range(20):
-                subscriber.outbox.delta("5-1", 1, 0, position, [7], "x" * 100_000)
+                subscriber.outbox.delta("5-1", 0, position, [7], "x" * 100_000)
             detokenizer.subscribers.wake()
             await until(lambda: subscriber._write is not None)
             newer = stub.Subscribe(hello(incarnation=ME.incarnation + 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from services.processor.admission.admission import MAX_LIVE_BYTES, Admission
 from services.processor.admission.backlog import Backlog, BacklogLimits
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tenant_policy import TenantPolicies
@@ -14,9 +15,11 @@ from services.processor.failover import Failover
 from services.processor.in_flight import InFlightRequests
 from services.processor.intake import Intake
 from services.processor.link_events import LinkEvents
+from services.processor.linked_peers import LinkedPeers
 from services.processor.metrics import ProcessorMetrics
-from services.processor.peers import Peers
 from services.processor.served_models import ServedModels
+from services.processor.text_output import TextOutput
+from services.processor.tracing import RequestTraces
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from services.ring.poison import MAX_CRASH_RESUBMITS
@@ -38,6 +41,7 @@ class ProcessorCore:
         backlog_limits: BacklogLimits = NO_LIMITS,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
         max_live_requests: int = 1000,
+        max_live_bytes: int = MAX_LIVE_BYTES,
         engine_capacity: Callable[[], int | None] = lambda: None,
         outboxes: Outboxes | None = None,
     ) -> None:
@@ -45,15 +49,7 @@ class ProcessorCore:
         self.metrics = ProcessorMetrics()
         self.routes = Routes(random.Random(0))
         self.models = models(self.routes)
-        self.peers = Peers(self.routes)
-        self.dispatcher = Dispatcher(self.peers, self.routes)
-        self.failover = Failover(
-            self.dispatcher,
-            self.peers,
-            self.routes,
-            route_timeout=route_timeout,
-            max_crash_resubmits=max_crash_resubmits,
-        )
+        self.peers = LinkedPeers(self.routes)
         self.policies = TenantPolicies(None)
         self.rate_limiter = RateLimiter(self.policies)
         self.queue = TokenizationQueue(
@@ -64,18 +60,21 @@ class ProcessorCore:
             max_waiting_bytes=max_waiting_bytes,
             engine_capacity=engine_capacity,
         )
-        self.backlog = Backlog(backlog_limits, self.queue.left_backlog)
-        self.in_flight = InFlightRequests(
-            self.models, self.peers, self.failover, self.backlog, self.rate_limiter, self.metrics
+        self.backlog = Backlog(backlog_limits)
+        self.admission = Admission(self.backlog, self.rate_limiter, self.queue, max_live_bytes=max_live_bytes)
+        self.dispatcher = Dispatcher(self.peers, self.routes, route_timeout=route_timeout)
+        self.in_flight = InFlightRequests(self.models, self.admission, self.dispatcher, self.metrics)
+        self.failover = Failover(
+            self.in_flight, self.dispatcher, self.peers, self.routes, max_crash_resubmits=max_crash_resubmits
         )
-        self.link_events = LinkEvents(self.models, self.peers, self.in_flight)
+        self.text_output = TextOutput(self.in_flight, self.failover, self.admission, self.peers, self.metrics)
+        self.link_events = LinkEvents(self.models, self.routes, self.peers, self.failover, self.text_output)
         self.intake = Intake(
             self.me,
-            self.backlog,
-            self.rate_limiter,
-            self.queue,
+            self.admission,
             self.in_flight,
             self.metrics,
             max_live_requests=max_live_requests,
-            outboxes=outboxes,
+            outboxes=outboxes or Outboxes(),
+            traces=RequestTraces(None),
         )

@@ -8,6 +8,7 @@ import time
 
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission.admission import MAX_LIVE_BYTES
 from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS
 from services.processor.client_stream import ClientStream
 from services.processor.principal import Principal
@@ -21,13 +22,19 @@ LARGE = BATCH_BYTES + 1
 class QueueHarness(ProcessorCore):
     """Its engines compute ``capacity`` choices at a time, and serve ``served``."""
 
-    def __init__(self, max_waiting_bytes: int, route_timeout: float = ROUTE_TIMEOUT) -> None:
+    def __init__(
+        self,
+        max_waiting_bytes: int = 4 * LARGE + 2000,
+        route_timeout: float = ROUTE_TIMEOUT,
+        max_live_bytes: int = MAX_LIVE_BYTES,
+    ) -> None:
         self.capacity: int | None = None
         self.served = [served_model().generation]
         super().__init__(
             lambda routes: learned(preferred=lambda: self.served),
             route_timeout=route_timeout,
             max_waiting_bytes=max_waiting_bytes,
+            max_live_bytes=max_live_bytes,
             engine_capacity=lambda: self.capacity,
         )
         self.streams: dict[str, ClientStream] = {}

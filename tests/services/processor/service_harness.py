@@ -75,6 +75,8 @@ async def served(harness: ServiceHarness, tmp_path: Path) -> AsyncIterator[infer
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock") as channel:
         yield inference_pb2_grpc.InferenceServiceStub(channel)
     await server.stop(0)
+    harness.go.set()
+    harness.queue.close()
 
 
 def ask(name: str, text: str = "ab") -> inference_pb2.GenerateRequest:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,9 @@ from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.open_calls import CallRegistry
 from services.processor.main import DESCRIPTION
 from services.ring.errors import Code, Refused, Status
+from tests.services.processor.ring_requests import Ring
 from tests.services.processor.ring_requests import ask as ask_ring
-from tests.services.processor.ring_requests import settle
 from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write
-from tests.services.ring.ring_simulation import RingSimulation
 
 SERVICES = str(Path(services.__file__).parent)
 METHOD = f"/{DESCRIPTION.full_name}/"
@@ -57,14 +56,6 @@ def _ours(thing: object) -> str | None:
     if type(thing).__module__.startswith("services.") or isinstance(thing, Message):
         return type(thing).__qualname__
     return None
-
-
-@pytest.fixture
-async def channel(stub: inference_pb2_grpc.InferenceServiceStub, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
-    """A connection to the harness that takes little of what it does not read."""
-    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock", options=narrow) as channel:
-        yield channel
 
 
 async def refused(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
@@ -112,14 +103,14 @@ async def stalled(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     """A client takes nothing."""
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     await session.read()
-    (client,) = harness.intake._streams
-    usual = harness.service._limits
-    harness.service._limits = replace(usual, stall_timeout=0.05)
+    (client,) = harness.intake.streams
+    usual = harness.service.limits
+    harness.service.limits = replace(usual, stall_timeout=0.05)
     for _ in range(2000):
         client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
     del client
-    await until(lambda: not harness.intake._streams)
-    harness.service._limits = usual  # of the next session
+    await until(lambda: not harness.intake.streams)
+    harness.service.limits = usual  # of the next session
     session.cancel()
 
 
@@ -128,10 +119,10 @@ async def test_requests_that_end_early_leave_no_cycles(
     ends, harness: ServiceHarness, channel: grpc.aio.Channel
 ) -> None:
     await ends(harness, channel)  # once for what is made once
-    await until(lambda: not harness.intake._streams)
+    await until(lambda: not harness.intake.streams)
     with nothing_for_the_collector():
         await ends(harness, channel)
-        await until(lambda: not harness.intake._streams)
+        await until(lambda: not harness.intake.streams)
 
 
 class CancelledCall:
@@ -165,12 +156,12 @@ async def test_a_refusal_that_nobody_waits_for_leaves_no_cycle() -> None:
         await asyncio.create_task(call())
 
 
-def test_answered_requests_leave_no_cycles(world: RingSimulation) -> None:
+def test_answered_requests_leave_no_cycles(world: Ring) -> None:
     world.ask(ask_ring(5))
-    settle(world)
+    world.settle()
     world.received.clear()
     with nothing_for_the_collector():
         world.ask(ask_ring(5))
-        settle(world)
+        world.settle()
         assert world.received
         world.received.clear()

@@ -10,7 +10,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
-from services.common.links.redial import PeerDedup
+from services.common.links.discovery import PeerDedup
 from services.common.rpc.handlers import rpc_handlers
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import DetokenizerService, Subscribers

@@ -132,4 +132,3 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         await until(lambda: len(tokenized) == 3)
         assert tokenized == ["r0", "r1", "in its place"]
         call.cancel()
-    harness.queue.close()

@@ -9,8 +9,7 @@ from structlog.testing import capture_logs
 
 from services.ring.errors import invalid_field
 from services.ring.events import FinishReason
-from tests.services.processor.test_in_flight import ask, settle
-from tests.services.ring.ring_simulation import RingSimulation
+from tests.services.processor.ring_requests import Ring, ask
 
 
 def lines(logs: list[Any], event: str) -> list[Mapping[str, Any]]:
@@ -19,9 +18,9 @@ def lines(logs: list[Any], event: str) -> list[Mapping[str, Any]]:
 
 def test_the_end_of_a_request_is_logged_by_detokenizer_and_processor() -> None:
     with capture_logs() as logs:
-        world = RingSimulation(["engine-0"], ["detokenizer-0"])
+        world = Ring(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask(max_tokens=7, n=2))
-        settle(world)
+        world.settle()
     by_detokenizer, by_processor = lines(logs, "request finished")
     for line in (by_detokenizer, by_processor):
         assert line["log_level"] == "debug"
@@ -35,13 +34,13 @@ def test_the_end_of_a_request_is_logged_by_detokenizer_and_processor() -> None:
 
 def test_a_cancelled_request_is_logged_with_what_was_delivered() -> None:
     with capture_logs() as logs:
-        world = RingSimulation(["engine-0"], ["detokenizer-0"])
+        world = Ring(["engine-0"], ["detokenizer-0"])
         call = world.ask(ask())
         for _ in range(3):
             world.flow(tokens=1)
         delivered = call.delivery.completion_tokens
         world.in_flight.end(call, FinishReason.CANCELLED)
-        settle(world)
+        world.settle()
     by_processor, by_detokenizer = lines(logs, "request finished")
     assert by_processor["finish_reasons"] == {0: "CANCELLED"}
     assert by_processor["completion_tokens"] == delivered > 0
@@ -50,7 +49,7 @@ def test_a_cancelled_request_is_logged_with_what_was_delivered() -> None:
 
 def test_a_refused_request_is_logged_by_the_processor_alone() -> None:
     with capture_logs() as logs:
-        world = RingSimulation(["engine-0"], ["detokenizer-0"])
+        world = Ring(["engine-0"], ["detokenizer-0"])
         call = world.receive(ask())
         world.in_flight.end(call, FinishReason.ERROR, invalid_field("temperature", "-1 is out of range").status)
     (line,) = lines(logs, "request refused")

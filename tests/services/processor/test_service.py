@@ -1,4 +1,4 @@
-"""The streams of ``InferenceService``: their tenants, what ends them, and with which status; over gRPC."""
+"""The RPCs of ``InferenceService`` over gRPC: streams, their tenants, what ends them with which status; look-ups."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import Any
 
 import grpc
 import pytest
+import tokenizers
 from ringline.errors import Overloaded, Unavailable, from_rpc
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
-from services.common.rpc.handlers import rpc_handlers
 from services.common.rpc.message_limits import parse
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_queue import THREADS
 from services.processor.client_stream import MAX_FRAME_BYTES
-from services.processor.in_flight import CLIENT_EPOCH
-from services.processor.main import DESCRIPTION
 from services.processor.served_models import UNKNOWN_MODEL, ServedModels
-from services.ring.errors import Code, Status
+from services.processor.service import detokenize
+from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
+from services.text.tokenizer import Tokenizer
+from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model
 from tests.services.processor.service_harness import (
     ServiceHarness,
     ask,
@@ -40,42 +41,33 @@ from tests.services.processor.service_harness import (
 )
 
 
-async def test_a_client_that_reads_nothing_loses_its_requests(tmp_path: Path) -> None:
-    harness = ServiceHarness()
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, harness.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/service.sock")
-    await server.start()
-    narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+async def test_a_client_that_reads_nothing_loses_its_requests(
+    harness: ServiceHarness, channel: grpc.aio.Channel
+) -> None:
     held = harness.occupy_threads()
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/service.sock", options=narrow) as channel:
-        call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
-        await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
-        await until(lambda: client.num_live == 1)
-        assert (await call.read()).HasField("limits")
-        harness.service._limits = replace(
-            harness.service._limits, stall_timeout=0.2
-        )  # now that there is what it may lose
-        for _ in range(2000):  # more than the window of a client that does not read
-            client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
-        await until(lambda: not harness.intake._streams)
-        assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
-        assert not call.done(), "it has not taken its status"
-        call.cancel()
-    await server.stop(0)
+    call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
+    await write(call, ask("waits"))
+    (client,) = await until(lambda: harness.intake.streams)
+    await until(lambda: client.num_live == 1)
+    assert (await call.read()).HasField("limits")
+    harness.service.limits = replace(harness.service.limits, stall_timeout=0.2)  # now that there is what it may lose
+    for _ in range(2000):  # more than the window of a client that does not read
+        client.refuse("another", 2, Status(Code.INVALID_ARGUMENT, "prompt: " + "x" * 100))
+    await until(lambda: not harness.intake.streams)
+    assert (client.num_live, client.num_refusals, client.outbox.pending) == (0, 0, False)
+    assert not call.done(), "it has not taken its status"
+    call.cancel()
     harness.go.set()
     await asyncio.gather(*held)
-    harness.queue.close()
 
 
 async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_it(tmp_path: Path) -> None:
     harness = ServiceHarness()
-    harness.service._limits = replace(harness.service._limits, max_age=0.1, drain_grace=600.0)
+    harness.service.limits = replace(harness.service.limits, max_age=0.1, drain_grace=600.0)
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
+        (client,) = await until(lambda: harness.intake.streams)
         while not (frame := await call.read()).HasField("draining"):
             assert not any(response.HasField("request_finished") for response in frame.responses)
         assert frame.draining.grace_ms == 600_000
@@ -92,17 +84,15 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
         while await call.read() is not grpc.aio.EOF:
             pass
         assert await call.code() is grpc.StatusCode.OK
-    harness.queue.close()
 
 
 async def test_an_idle_session_ends_after_its_grace(tmp_path: Path) -> None:
     harness = ServiceHarness()
-    harness.service._limits = replace(harness.service._limits, max_age=0.01, drain_grace=0.01)
+    harness.service.limits = replace(harness.service.limits, max_age=0.01, drain_grace=0.01)
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
         await read_to_the_end(call)
         assert await call.code() is grpc.StatusCode.OK
-    harness.queue.close()
 
 
 async def read_until_named(call: grpc.aio.StreamStreamCall, name: str) -> inference_pb2.GenerateResponse:
@@ -123,23 +113,23 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
         call = stub.Session() if kind == "session" else stub.Generate(ask("waits"))
         if kind == "session":
             await write(call, ask("waits"))
-        (client,) = await until(lambda: harness.intake._streams)
+        (client,) = await until(lambda: harness.intake.streams)
         request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
         beside = stub.Session()
         await write(beside, ask("beside"))
-        await until(lambda: harness.in_flight.num_live == 2)
+        await until(lambda: len(harness.in_flight) == 2)
         position = 0
         while not client.given_up:
             scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
             text = "x" * 10_000
-            client.outbox.delta(request.request_id, CLIENT_EPOCH, 0, position, [7], text, scores)
+            client.outbox.delta(request.request_id, 0, position, [7], text, scores)
             client.wake.set()
             position += 1
             assert outboxes.total <= 2 * (3 << 20)
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
-        await until(lambda: client not in harness.intake._streams)
+        await until(lambda: client not in harness.intake.streams)
         assert (client.num_live, client.outbox.pending, client.outbox.size) == (0, False, 0)
-        assert harness.in_flight.num_live == 1, "what its neighbour asked for goes on"
+        assert len(harness.in_flight) == 1, "what its neighbour asked for goes on"
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(call)
         error = from_rpc(lost.value)
@@ -149,16 +139,15 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
         (end,) = await read_ends(beside, 1)
         assert end.request_id == "beside"
         await beside.done_writing()
-    harness.queue.close()
 
 
 async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("waits"))
-    (client,) = await until(lambda: harness.intake._streams)
+    (client,) = await until(lambda: harness.intake.streams)
     request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
     entries = 3 * MAX_FRAME_BYTES // 200
     scores = PackedLogprobs(20, [-1.0] * entries, [1] * entries, range(20 * entries), [-1.0] * 20 * entries)
-    client.outbox.prompt_logprobs(request.request_id, CLIENT_EPOCH, 0, scores)
+    client.outbox.prompt_logprobs(request.request_id, 0, scores)
     harness.in_flight.end(request, FinishReason.CANCELLED)
     shown: list[inference_pb2.GenerateResponse] = []
     async with asyncio.timeout(60):
@@ -171,7 +160,7 @@ async def test_output_larger_than_a_frame_reaches_a_call_whole(harness: ServiceH
 
 async def test_the_status_of_a_failed_call_says_when_to_retry(harness: ServiceHarness, stub) -> None:
     call = stub.Generate(ask("a"))
-    (client,) = await until(lambda: harness.intake._streams)
+    (client,) = await until(lambda: harness.intake.streams)
     await until(lambda: client.num_live == 1)
     await until(lambda: client.requests()[0].admitted)
     refused = Status(Code.RESOURCE_EXHAUSTED, "the queue is full", retry_after_ms=1500)
@@ -196,7 +185,7 @@ async def test_an_ambiguous_tenant_is_refused(harness: ServiceHarness, stub) -> 
             assert failure.value.details() == problem
         with pytest.raises(grpc.aio.AioRpcError, match=problem):
             await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), metadata=metadata)
-    assert not harness.intake._streams
+    assert not harness.intake.streams
 
 
 async def test_a_status_whose_text_is_long_in_any_script_arrives(stub) -> None:
@@ -286,7 +275,7 @@ async def test_the_deadline_counts_from_when_the_frame_was_read(
 
 
 async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stub) -> None:
-    harness.models._preferred = list
+    harness.models.preferred = list
     harness.models._no_route_reason = lambda: "no engine is attached (0 of 2)"
     request = ask("waits")
     request.timeout_ms = 1
@@ -299,8 +288,8 @@ async def test_a_deadline_without_an_engine_says_so(harness: ServiceHarness, stu
 
 async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub) -> None:
     calls = [stub.Session(metadata=metadata) for metadata in ((("x-tenant", "a" * 128),), (("y-tenant", "b"),), ())]
-    await until(lambda: len(harness.intake._streams) == 3)
-    assert sorted(client.tenant for client in harness.intake._streams) == ["", "", "a" * 128]
+    await until(lambda: len(harness.intake.streams) == 3)
+    assert sorted(client.tenant for client in harness.intake.streams) == ["", "", "a" * 128]
     for call in calls:
         call.cancel()
 
@@ -326,3 +315,22 @@ async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
         await read_to_the_end(call)
     assert [name == "MainThread" for name in sorted(threads)] == [True, False, False]
     session.cancel()
+
+
+WORD = "x" * 2000
+
+
+def test_the_size_of_a_text_is_checked_before_it_is_decoded() -> None:
+    """A few ids may be of long words."""
+    library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
+    library.add_tokens([WORD])
+    own = Tokenizer.from_files({**files(), "tokenizer.json": library.to_str().encode()})
+    known = served_model()
+    known = replace(known, tokenizer=own, limits=replace(known.limits, vocab_size=own.vocab_size))
+    word = own.token_id(WORD)
+    assert word is not None
+    few = known.limits.max_text_bytes // len(WORD)
+    assert detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * few), known).text == WORD * few
+    assert few < MAX_MODEL_LEN
+    with pytest.raises(Refused, match=f"^token_ids: their text has {(few + 1) * len(WORD)} bytes: expected at most "):
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * (few + 1)), known)

@@ -1,18 +1,20 @@
-"""For tests of the attach registry: a core that records calls, a model of each request, a reader that checks frames."""
+"""For tests of the attach registry: a core that records calls, a registry with peers, a reader that checks frames."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from services.engine.engine_messages import response_of
+from services.ring.attach_registry import AttachRegistry
 from services.ring.attached_peers import PeerList
-from services.ring.errors import Code, Refused
+from services.ring.errors import Code, Refused, Status
 from services.ring.events import ChoiceEnd
 from services.ring.identity import PeerId
-from services.ring.ledger import Submission
+from services.ring.ledger import LedgerEntry, Ledgers, Submission
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbound_link import OutboundLink, OutputFrame
 from tests.services.ring.token_logprobs import TokenLogprob, unpacked
@@ -170,3 +172,42 @@ def code_of(command: Callable[[], object]) -> tuple[Code, str]:
     with pytest.raises(Refused) as refusal:
         command()
     return refusal.value.status.code, refusal.value.status.message
+
+
+class Registry:
+    """A registry with peers attached in their first life, and what they do. ``p`` submits unless told otherwise."""
+
+    def __init__(
+        self, *names: str, on_removed: Callable[[LedgerEntry], None] = lambda entry: None, **limits: Any
+    ) -> None:
+        self.core = RecordingCore()
+        self.ledgers = Ledgers(**{"orphan_grace": GRACE, "max_entries": MAX_LEDGERS, **limits})
+        self.registry = AttachRegistry(self.core, self.ledgers, on_removed=on_removed)
+        self.links = {name: self.registry.attach(PeerId(name, 1), 0.0)[0] for name in names or ("p",)}
+
+    def submit(self, request_id: str = "1-1", epoch: int = 1, *, in_reply_to: int = 0, **fields: object) -> str:
+        """Submit a request; returns its name in the core."""
+        before = set(self.core.names)
+        self.registry.submit(PeerId("p", 1), submission(request_id, epoch, **fields), in_reply_to)
+        (core_id,) = self.core.names - before
+        return core_id
+
+    def refusal(self, request_id: str = "1-1", epoch: int = 1, **fields: object) -> Status:
+        """Why a request is refused."""
+        with pytest.raises(Refused) as refused:
+            self.submit(request_id, epoch, **fields)
+        return refused.value.status
+
+    def done(self, request_id: str, epoch: int = 1) -> None:
+        self.registry.done(PeerId("p", 1), request_id, epoch)
+
+    def redirect(
+        self, request_id: str, epoch: int, deliver_to: str = "", delivered: dict[int, int] | None = None
+    ) -> None:
+        self.registry.redirect(PeerId("p", 1), request_id, epoch, deliver_to, delivered or {})
+
+    def take(self, name: str = "p") -> OutputFrame:
+        """The next frame to a peer; there must be one."""
+        frame = self.links[name].take()
+        assert frame is not None
+        return frame

@@ -373,22 +373,27 @@ class RingSimulation(ProcessorCore):
 
     def suspect(self, name: str) -> None:
         """The processor has heard nothing of a peer for a while."""
-        peers = self.peers
-        for node in [*peers._engines.values(), *peers._detokenizers.values()]:
+        self.link_events.check_liveness(time.monotonic())  # time in which nobody looked does not count
+        for node in self.peers.all():
             if node.peer.name == name:
-                node.liveness._last_beat = time.monotonic() - 2 * BEAT_LIMIT
+                node.liveness.beat(time.monotonic() - 2 * BEAT_LIMIT)
         self._look()
 
     def trust(self) -> None:
         """The processor hears of everybody."""
-        for node in [*self.peers._engines.values(), *self.peers._detokenizers.values()]:
+        for node in self.peers.all():
             node.liveness.beat(time.monotonic())
         self._look()
 
     def _look(self) -> None:
-        now = self.peers._checked_at = time.monotonic()
-        self.link_events.check_liveness(now)
-        self.in_flight.tick(now)
+        self.link_events.check_liveness(time.monotonic())
+        self.tick()
+
+    def tick(self, now: float | None = None) -> None:
+        """What the process does a few times a second."""
+        now = time.monotonic() if now is None else now
+        self.failover.tick(now)
+        self.admission.tick(now)
 
     # Movements
 
@@ -410,7 +415,7 @@ class RingSimulation(ProcessorCore):
     def processor_reads(self, detokenizer: Detokenizer) -> None:
         if detokenizer.texts:
             self.history.append(detokenizer.texts.popleft())
-            self.in_flight.text(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
+            self.text_output.receive(detokenizer_pb2.TextOutputs.FromString(self.history[-1]))
 
     def client_reads(self) -> None:
         if (frame := self.client.take()) is not None:
@@ -435,15 +440,15 @@ class RingSimulation(ProcessorCore):
             detokenizer.write(max_bytes)
             while detokenizer.texts:
                 self.processor_reads(detokenizer)
-        self.in_flight.tick(time.monotonic())
+        self.tick()
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is left anywhere."""
         return (
             self.client.num_live == 0
-            and self.in_flight.num_live == 0
-            and not self.routes._held
+            and not len(self.in_flight)
+            and not self.routes.requests()
             and all(engine.registry.num_ledgers == 0 and not engine.core.running for engine in self.engines.values())
             and all(detokenizer.engines.num_requests == 0 for detokenizer in self.detokenizers.values())
         )

@@ -1,320 +1,270 @@
-"""The attach registry against a model that keeps every request whole.
-
-Peers attach, leave and come back in newer incarnations, send valid and invalid commands, and take frames of any size.
-Every reader must be able to rebuild the engine's log from its own stream.
-"""
+"""The attach registry: how many peers it takes, who may command what, and when requests are forgotten."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.ring.attach_registry import AttachRegistry
-from services.ring.errors import Code, Refused, Status
-from services.ring.events import ChoiceEnd, FinishReason
+from services.engine.engine_messages import response_of
+from services.ring.attach_registry import MAX_PEERS
+from services.ring.errors import Code, Status
+from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId
-from services.ring.ledger import LedgerEntry, Ledgers, Submission
-from tests.services.ring.attach_harness import GRACE, MAX_LEDGERS, ExpectedRequest, PeerReader, RecordingCore, logprob
-from tests.services.ring.token_logprobs import packed, unpacked
+from services.ring.ledger import MAX_OUTPUT_CONTEXT_BYTES, LedgerEntry
+from tests.services.ring.attach_harness import GRACE, Registry, code_of, logprob
+from tests.services.ring.token_logprobs import packed
 
-NAMES = ("p", "d", "q")
-names = st.sampled_from(NAMES)
-counters = st.integers(1, 3)
-MAX_TOKENS, PROMPT_TOKENS = 20, 9
-choices = st.integers(0, 2)
-LIMITS = st.sampled_from([1, 200, 500, 1 << 20])
+P, D = PeerId("p", 1), PeerId("d", 1)
 
 
-def bytes_of(entry: LedgerEntry) -> int:
-    """What its log probabilities take."""
-    packed = [entry.prompt_logprobs, *(log.logprobs for log in entry.choices.values())]
-    arrays = [getattr(p, name) for p in packed if p for name in ("logprobs", "ranks", "top_ids", "top_logprobs")]
-    return sum(len(each) * each.itemsize for each in arrays)
+# Peers
 
 
-class AttachRegistryMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = RecordingCore()
-        self.ledgers = Ledgers(orphan_grace=GRACE, max_entries=MAX_LEDGERS)
-        self.registry = AttachRegistry(self.core, self.ledgers)
-        self.now = 0.0
-        self.streams: dict[str, PeerReader] = {}
-        self.expected: dict[str, ExpectedRequest] = {}
-        self.spent: dict[str, int] = {}
-        """Epochs that the core did not take."""
-
-    # Peers
-
-    @rule(name=names, incarnation=st.integers(1, 3))
-    def attach(self, name: str, incarnation: int) -> None:
-        peer, old = PeerId(name, incarnation), self.streams.get(name)
-        if old is not None and old.link.peer.incarnation > incarnation:
-            self.refused(Code.FAILED_PRECONDITION, lambda: self.registry.attach(peer, self.now))
-            return
-        link, superseded = self.registry.attach(peer, self.now)
-        assert superseded is (old.link if old is not None else None)
-        self.streams[name] = PeerReader(link)
-        for request_id, expected in list(self.expected.items()):
-            if expected.submitter.name == name and expected.submitter.incarnation < incarnation:
-                self.forget(request_id)
-            elif expected.submitter == peer and expected.deliver_to == name:
-                expected.orphaned_at = None
-            elif old is not None and expected.submitter == old.link.peer and expected.orphaned_at is None:
-                expected.orphaned_at = self.now
-
-    @rule(name=names)
-    def detach(self, name: str) -> None:
-        if (stream := self.streams.pop(name, None)) is not None:
-            self.registry.detach(stream.link, self.now)
-            for expected in self.expected.values():
-                if expected.submitter == stream.link.peer and expected.orphaned_at is None:
-                    expected.orphaned_at = self.now
-
-    @rule(seconds=st.floats(0.1, 3.0))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.registry.expire(self.now)
-        for request_id, expected in list(self.expected.items()):
-            if expected.orphaned_at is not None and expected.orphaned_at + GRACE <= self.now:
-                self.forget(request_id)
-
-    def forget(self, request_id: str) -> None:
-        del self.expected[request_id]
-
-    # Commands
-
-    @precondition(lambda self: self.streams)
-    @rule(
-        name=names,
-        counter=counters,
-        epoch=st.integers(0, 4),
-        deliver_to=st.sampled_from(["", *NAMES, "nobody"]),
-        logs=st.dictionaries(choices, st.lists(st.integers(0, 9), max_size=3), min_size=1),
-        scored=st.booleans(),
-        context=st.binary(max_size=20),
-    )
-    def submit(
-        self,
-        name: str,
-        counter: int,
-        epoch: int,
-        deliver_to: str,
-        logs: dict[int, list[int]],
-        scored: bool,
-        context: bytes,
-    ) -> None:
-        if (stream := self.streams.get(name)) is None:
-            return
-        peer = stream.link.peer
-        request_id = f"{peer.incarnation}-{NAMES.index(name)}{counter}"
-        if 0 < epoch <= self.spent.get(request_id, 0):
-            return  # a submitter never uses an epoch again
-        asked = 1 if scored else None
-        submission = Submission(
-            request_id,
-            epoch,
-            deliver_to,
-            context,
-            logs,
-            max_tokens=MAX_TOKENS,
-            logprobs=asked,
-            prompt_tokens=PROMPT_TOKENS,
-            prompt_logprobs=asked,
-            num_ids=9,
-            tenant="",
-            core_request=set(logs),
-        )
-        old = self.expected.get(request_id)
-        receiver = deliver_to or name
-        code = None
-        if epoch == 0:
-            code = Code.INVALID_ARGUMENT
-        elif old is not None and epoch <= old.epoch:
-            code = Code.ALREADY_EXISTS
-        elif receiver not in self.streams:
-            code = Code.UNAVAILABLE
-        elif old is None and len(self.expected) >= MAX_LEDGERS:
-            code = Code.RESOURCE_EXHAUSTED
-        if code is not None:
-            self.refused(code, lambda: self.registry.submit(peer, submission))
-            return
-        before = set(self.core.names)
-        self.registry.submit(peer, submission)
-        (core_id,) = self.core.names - before
-        if old is not None:
-            assert not self.core.running.get(old.core_id), "the old one is freed first"
-        self.expected[request_id] = ExpectedRequest(
-            epoch,
-            peer,
-            receiver,
-            core_id,
-            context,
-            {choice: list(ids) for choice, ids in logs.items()},
-            {choice: len(ids) for choice, ids in logs.items()},
-            scored,
-            {choice: len(ids) for choice, ids in logs.items() if ids},
-        )
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), name=names, raised=st.integers(-1, 2), deliver_to=st.sampled_from(["", *NAMES, "nobody"]))
-    def redirect(self, data: st.DataObject, name: str, raised: int, deliver_to: str) -> None:
-        if (stream := self.streams.get(name)) is None:
-            return
-        request_id, expected = data.draw(st.sampled_from(sorted(self.expected.items(), key=lambda item: item[0])))
-        peer, epoch, receiver = stream.link.peer, expected.epoch + raised, deliver_to or name
-        delivered = {choice: len(ids) // 2 for choice, ids in expected.logs.items()}
-        code = None
-        if expected.submitter != peer:
-            code = Code.NOT_FOUND
-        elif raised <= 0:
-            code = Code.ALREADY_EXISTS
-        elif receiver not in self.streams:
-            code = Code.UNAVAILABLE
-        if code is not None:
-            self.refused(code, lambda: self.registry.redirect(peer, request_id, epoch, deliver_to, delivered))
-            return
-        self.registry.redirect(peer, request_id, epoch, deliver_to, delivered)
-        expected.epoch, expected.deliver_to, expected.delivered, expected.orphaned_at = epoch, receiver, delivered, None
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), name=names, raised=st.integers(-1, 1), kind=st.sampled_from(["cancel", "done"]))
-    def end_it(self, data: st.DataObject, name: str, raised: int, kind: str) -> None:
-        if (stream := self.streams.get(name)) is None:
-            return
-        request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        expected, peer = self.expected[request_id], stream.link.peer
-        getattr(self.registry, kind)(peer, request_id, expected.epoch + raised)
-        if expected.submitter != peer or raised < 0:
-            return
-        if kind == "done":
-            self.forget(request_id)
-        else:
-            for choice, ids in expected.logs.items():
-                expected.ends.setdefault(choice, ChoiceEnd(FinishReason.CANCELLED, len(ids)))
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), name=names, raised=st.integers(-1, 1), choice=choices, position=st.integers(0, 8))
-    def stop(self, data: st.DataObject, name: str, raised: int, choice: int, position: int) -> None:
-        if (stream := self.streams.get(name)) is None:
-            return
-        request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        expected = self.expected[request_id]
-        self.registry.stop(stream.link.peer, request_id, expected.epoch + raised, choice, position)
-        log, end = expected.logs.get(choice), expected.ends.get(choice)
-        if expected.deliver_to != name or raised != 0 or log is None or not 1 <= position <= len(log):
-            return
-        if end is None or position <= end.position:
-            del log[position:]
-            expected.ends[choice] = ChoiceEnd(FinishReason.STOP, position)
-
-    def refused(self, code: Code, command: Callable[[], object]) -> None:
-        before = dict(self.core.running)
-        with pytest.raises(Refused) as refusal:
-            command()
-        assert refusal.value.status.code == code
-        assert self.core.running == before
-
-    # The core
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), choice=choices, count=st.integers(0, 4), ends=st.booleans())
-    def compute(self, data: st.DataObject, choice: int, count: int, ends: bool) -> None:
-        expected = self.expected[data.draw(st.sampled_from(sorted(self.expected)))]
-        if choice not in expected.logs:
-            return
-        log = expected.logs[choice]
-        count = min(count, MAX_TOKENS - len(log))
-        ids = [(len(log) + i) % 10 for i in range(count)]
-        logprobs = packed(logprob(len(log) + i, token) for i, token in enumerate(ids)) if expected.scored else None
-        end = ChoiceEnd(FinishReason.LENGTH, len(log) + count) if ends else None
-        self.registry.progress(expected.core_id, choice, ids, logprobs, end)
-        if choice not in expected.ends:
-            log += ids
-            if end is not None:
-                expected.ends[choice] = end
-                self.core.cancel(expected.core_id, choice)
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), count=st.integers(1, 8))
-    def score_the_prompt(self, data: st.DataObject, count: int) -> None:
-        expected = self.expected[data.draw(st.sampled_from(sorted(self.expected)))]
-        start = len(expected.prompt)
-        if expected.scored and start < PROMPT_TOKENS - 1:
-            expected.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
-            self.registry.prompt_scored(expected.core_id, packed(expected.prompt[start:]))
-
-    @rule()
-    def late_news_of_what_is_forgotten_is_dropped(self) -> None:
-        for core_id in self.core.names - {expected.core_id for expected in self.expected.values()}:
-            self.registry.progress(core_id, 0, [1], None, None)
-            self.registry.prefilled(core_id, 1, 0)
-            self.registry.prompt_scored(core_id, packed([]))
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data())
-    def the_core_refuses(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.sampled_from(sorted(self.expected)))
-        expected = self.expected[request_id]
-        over = len(expected.ends) == len(expected.logs)
-        self.core.running.pop(expected.core_id, None)
-        entry = self.registry.refuse(expected.core_id, Status(Code.INVALID_ARGUMENT, "no"))
-        assert (entry is None) == over, "what was cancelled before had its end"
-        if not over:
-            self.spent[request_id] = expected.epoch
-            self.forget(request_id)
-
-    @precondition(lambda self: self.streams)
-    @rule(name=names, max_bytes=LIMITS)
-    def take(self, name: str, max_bytes: int) -> None:
-        if (stream := self.streams.get(name)) is not None:
-            stream.take(max_bytes, self.expected)
-
-    # What must hold
-
-    @invariant()
-    def the_ledger_is_what_is_known(self) -> None:
-        assert self.registry.num_ledgers == len(self.expected)
-        assert set(self.registry.attached()) == {stream.link.peer for stream in self.streams.values()}
-        unfinished = {
-            expected.core_id for expected in self.expected.values() if len(expected.ends) < len(expected.logs)
-        }
-        assert self.registry.num_unfinished == len(unfinished)
-        entries = list(self.ledgers)
-        charged = self.ledgers._logprobs._threshold.total
-        assert charged == sum(entry.logprob_bytes for entry in entries)
-        assert sum(map(bytes_of, entries)) <= charged, "nothing is held that was not charged before"
-        for core_id, running in self.core.running.items():
-            assert core_id in unfinished or not running, "the core computes nothing that nobody waits for"
-
-    def teardown(self) -> None:
-        for stream in self.streams.values():
-            while stream.link.pending:
-                stream.take(300, self.expected)
-            assert stream.peers == set(self.registry.attached())
-        for request_id, expected in self.expected.items():
-            if (stream := self.streams.get(expected.deliver_to)) is not None:
-                received = stream.received[request_id]
-                assert (received.epoch, received.delivered) == (expected.epoch, expected.delivered)
-                assert not received.closed
-                assert unpacked(received.prompt) == expected.prompt
-                for choice, log in expected.logs.items():
-                    # A stop may have cut what had been carried; then its end says where.
-                    assert received.ids[choice][: len(log)] == log
-                    if choice in expected.ends and received.ids[choice] == log:
-                        assert received.ends[choice].position == len(log)
-                    assert (choice in received.ends) == (choice in expected.ends)
-        for name, stream in self.streams.items():
-            for request_id, received in stream.received.items():
-                expected = self.expected.get(request_id)
-                if expected is None or expected.deliver_to != name:
-                    told = received.closed or (request_id, received.epoch) in stream.rejected_epochs
-                    assert told or len(received.ends) == len(received.ids), "whoever was cut off was told"
+def test_so_many_peers_and_no_more_are_attached() -> None:
+    ring = Registry(*(f"p{number}" for number in range(MAX_PEERS)))
+    assert code_of(lambda: ring.registry.attach(PeerId("more", 1), 0.0))[0] is Code.RESOURCE_EXHAUSTED
+    ring.registry.attach(PeerId("p0", 2), 0.0)  # takes its own place
+    ring.registry.detach(ring.links["p1"], 0.0)
+    ring.registry.attach(PeerId("more", 1), 0.0)
 
 
-AttachRegistryMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-TestAttachRegistry = AttachRegistryMachine.TestCase
+@pytest.mark.parametrize("superseded", [False, True])
+def test_a_stream_that_is_over_holds_nothing(superseded: bool) -> None:
+    """gRPC may keep it for as long as its peer takes nothing."""
+    ring = Registry()
+    ring.submit()
+    (entry,) = ring.ledgers
+    if superseded:
+        ring.registry.attach(PeerId("p", 2), 1.0)
+    else:
+        ring.registry.detach(ring.links["p"], 1.0)
+        ring.registry.expire(1.0 + GRACE)
+    assert ring.registry.num_ledgers == 0
+    assert not ring.links["p"].pending
+    assert ring.links["p"].take() is None
+    assert not [one for one in gc.get_referrers(entry) if type(one).__name__ == "_Cursor"]
+
+
+@pytest.mark.parametrize("was_gone", [True, False])
+def test_what_a_submitter_that_came_back_does_not_claim_is_forgotten(was_gone: bool) -> None:
+    """A Done may have been lost with its old stream, whether that ended before or is superseded."""
+    ring = Registry("p", "d")
+    for name in ("1-1", "1-2", "1-3"):
+        ring.submit(name, deliver_to="d")
+    ring.submit("1-4")
+    if was_gone:
+        ring.registry.detach(ring.links["p"], 1.0)
+    ring.registry.attach(P, 1.5 if was_gone else 1.0)
+    ring.submit("1-1", 2, deliver_to="d")
+    ring.redirect("1-2", 2, "d")
+    ring.registry.expire(1.0 + GRACE)
+    assert ring.registry.num_ledgers == 3, "what it submitted or redirected, and what is delivered to itself"
+    assert code_of(lambda: ring.redirect("1-3", 2, "d"))[0] is Code.NOT_FOUND
+
+
+def test_the_end_of_a_superseded_stream_changes_nothing() -> None:
+    """It comes when the newer one is there already."""
+    ring = Registry()
+    new, superseded = ring.registry.attach(P, 1.0)
+    assert superseded is ring.links["p"]
+    ring.submit()
+    ring.registry.detach(superseded, 2.0)
+    assert ring.registry.attached() == [P]
+    ring.registry.expire(2.0 + GRACE)
+    assert ring.registry.num_ledgers == 1
+    ring.registry.detach(new, 5.0)
+    ring.registry.expire(5.0 + GRACE)
+    assert (ring.registry.attached(), ring.registry.num_ledgers) == ([], 0)
+
+
+def test_a_link_that_is_cut_again_and_again_does_not_prolong_the_grace() -> None:
+    ring = Registry("p", "d")
+    link = ring.links["p"]
+    ring.submit(deliver_to="d")
+    for now in (1.0, 1.5, 2.0, 2.5):
+        ring.registry.detach(link, now)
+        link, _ = ring.registry.attach(P, now)
+    ring.registry.expire(0.9 + GRACE)
+    assert ring.registry.num_ledgers == 1
+    ring.registry.expire(1.0 + GRACE)
+    assert ring.registry.num_ledgers == 0
+
+
+# Commands
+
+
+def test_a_draining_engine_takes_nothing_new_but_goes_on_with_what_it_has() -> None:
+    ring = Registry()
+    ring.submit()
+    ring.registry.draining = True
+    assert ring.refusal("1-2").code is Code.UNAVAILABLE
+    ring.redirect("1-1", 2)
+    assert [entry.epoch for entry in ring.take().opened] == [2]
+
+
+def test_a_submitter_that_was_superseded_cannot_submit() -> None:
+    """Its commands may still be read when its newer life has attached; nobody would ever say Done."""
+    ring = Registry()
+    ring.registry.attach(PeerId("p", 2), 0.0)
+    assert ring.refusal().code is Code.ABORTED
+    assert ring.registry.num_ledgers == 0
+
+
+def test_an_output_context_has_a_limit() -> None:
+    ring = Registry()
+    ring.submit(output_context=b"x" * MAX_OUTPUT_CONTEXT_BYTES)
+    refused = ring.refusal("1-2", output_context=b"x" * (MAX_OUTPUT_CONTEXT_BYTES + 1))
+    assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, "output_context")
+
+
+@pytest.mark.parametrize("request_id", ["2-1", "1", "x-1", "1-1-1", "", "1-" + "9" * 100])
+def test_a_submitter_names_requests_of_its_own_life_only(request_id: str) -> None:
+    ring = Registry()
+    refused = ring.refusal(request_id)
+    assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, "request_id")
+    assert ring.registry.num_ledgers == 0
+
+
+@pytest.mark.parametrize(
+    ("by", "epoch", "choice", "position", "stops"),
+    [
+        ("d", 2, 0, 2, True),
+        ("p", 2, 0, 2, False),
+        ("d", 1, 0, 2, False),
+        ("d", 3, 0, 2, False),
+        ("d", 2, 1, 2, False),
+        ("d", 2, 0, 0, False),
+        ("d", 2, 0, 4, False),
+    ],
+)
+def test_only_the_receiver_stops_a_choice_and_where_it_has_tokens(
+    by: str, epoch: int, choice: int, position: int, stops: bool
+) -> None:
+    ring = Registry("p", "d")
+    core_id = ring.submit("1-1", 2, deliver_to="d")
+    ring.registry.progress(core_id, 0, [7, 8, 9], None, None)
+    ring.registry.stop(PeerId(by, 1), "1-1", epoch, choice, position)
+    assert ring.registry.num_unfinished == (0 if stops else 1)
+    assert ring.core.running == {core_id: set() if stops else {0}}
+
+
+@pytest.mark.parametrize("command", ["cancel", "done"])
+@pytest.mark.parametrize(("by", "epoch", "ends"), [("p", 2, True), ("p", 3, True), ("p", 1, False), ("d", 2, False)])
+def test_only_the_submitter_ends_a_request_and_not_by_an_earlier_epoch(
+    command: str, by: str, epoch: int, ends: bool
+) -> None:
+    ring = Registry("p", "d")
+    ring.submit("1-1", 2, deliver_to="d")
+    getattr(ring.registry, command)(PeerId(by, 1), "1-1", epoch)
+    assert ring.registry.num_unfinished == (0 if ends else 1)
+
+
+def test_a_redirect_cannot_name_choices_that_there_are_not() -> None:
+    ring = Registry()
+    ring.submit()
+    code, message = code_of(lambda: ring.redirect("1-1", 2, "", {0: 0, 5: 1}))
+    assert (code, message.partition(":")[0]) == (Code.INVALID_ARGUMENT, "delivered")
+    ring.redirect("1-1", 2, "", {0: 0})
+
+
+def test_what_is_forgotten_is_told_with_its_end_if_it_has_one() -> None:
+    told: dict[str, FinishReason | None] = {}
+
+    def on_removed(entry: LedgerEntry) -> None:
+        assert entry.request_id not in told
+        end = entry.choices[0].end
+        told[entry.request_id] = end.finish_reason if end is not None else None
+
+    ring = Registry(on_removed=on_removed)
+    _, ended, _, refused = (ring.submit(name) for name in ("1-1", "1-2", "1-3", "1-4"))
+    ring.registry.progress(ended, 0, [7], None, ChoiceEnd(FinishReason.LENGTH, 1))
+    assert told == {}
+    ring.done("1-1")
+    ring.done("1-2")
+    ring.registry.refuse(refused, Status(Code.RESOURCE_EXHAUSTED, "full"))
+    ring.registry.cancel(P, "1-3", 1)
+    ring.registry.detach(ring.links["p"], 1.0)
+    ring.registry.expire(1.0 + GRACE)
+    assert told == {"1-1": None, "1-2": FinishReason.LENGTH, "1-4": None, "1-3": FinishReason.CANCELLED}
+
+
+def test_many_requests_that_are_closed_at_once_come_in_several_frames() -> None:
+    ring = Registry("p", "d", max_entries=100)
+    names = [f"1-{number}" for number in range(100)]
+    for name in names:
+        ring.submit(name, deliver_to="d")
+    ring.take("d")
+    for name in names:
+        ring.done(name)
+    closed: list[tuple[str, int]] = []
+    while (frame := ring.links["d"].take(1000)) is not None:
+        assert response_of(frame).ByteSize() <= 1000
+        closed += frame.closed
+    assert closed == [(name, 1) for name in names]
+
+
+# Reports of the core
+
+
+def test_prompt_progress_and_scores_are_replayed() -> None:
+    ring = Registry()
+    core_id = ring.submit()
+    ring.take()
+    ring.registry.prefilled(core_id, 2, 1)
+    assert ring.take().prefills == [("1-1", 1, Prefill(5, 2, 1))]
+    ring.registry.prefilled(core_id, None, None)
+    ring.registry.prompt_scored(core_id, packed([logprob(1, 1)]))
+    frame = ring.take()
+    assert frame.prefills == [("1-1", 1, Prefill(5, 5, 1))]
+    assert frame.prompt_logprobs == [("1-1", 1, 0, packed([logprob(1, 1)]))]
+    ring.registry.prompt_scored(core_id, packed([logprob(2, 2)]))
+    assert ring.take().prompt_logprobs == [("1-1", 1, 1, packed([logprob(2, 2)]))]
+    ring.redirect("1-1", 2)
+    frame = ring.take()
+    assert frame.prefills == [("1-1", 2, Prefill(5, 5, 1))]
+    assert frame.prompt_logprobs == [("1-1", 2, 0, packed([logprob(1, 1), logprob(2, 2)]))]
+    ring.registry.cancel(P, "1-1", 2)
+    frame = ring.take()
+    assert not frame.prefills
+    assert not frame.prompt_logprobs
+
+
+def test_a_refusal_names_the_command_and_is_the_only_end() -> None:
+    ring = Registry()
+    core_id = ring.submit(in_reply_to=7)
+    assert [entry.request_id for entry in ring.take().opened] == ["1-1"]
+    ring.registry.refuse(core_id, Status(Code.RESOURCE_EXHAUSTED, "full"))
+    frame = ring.take()
+    assert [(one.request_id, one.epoch, one.in_reply_to) for one in frame.rejections] == [("1-1", 1, 7)]
+    assert not frame.closed
+    assert ring.registry.num_ledgers == 0
+
+
+def test_a_refusal_closes_the_epoch_that_it_superseded() -> None:
+    ring = Registry()
+    ring.submit()
+    ring.take()
+    ring.registry.refuse(ring.submit(epoch=2, in_reply_to=2), Status(Code.INVALID_ARGUMENT, "no"))
+    frame = ring.take()
+    assert (frame.opened, frame.closed) == ([], [("1-1", 1)])
+    assert [one.epoch for one in frame.rejections] == [2]
+
+
+def test_a_refusal_of_what_came_on_an_earlier_stream_names_no_command() -> None:
+    ring = Registry()
+    core_id = ring.submit(in_reply_to=3)
+    ring.registry.detach(ring.links["p"], 1.0)
+    ring.links["p"], _ = ring.registry.attach(P, 1.5)
+    ring.registry.refuse(core_id, Status(Code.INVALID_ARGUMENT, "no"))
+    assert [one.in_reply_to for one in ring.take().rejections] == [0]
+
+
+def test_what_was_cancelled_before_it_is_refused_has_one_end() -> None:
+    ring = Registry()
+    core_id = ring.submit()
+    ring.registry.cancel(P, "1-1", 1)
+    assert ring.registry.refuse(core_id, Status(Code.INVALID_ARGUMENT, "no")) is None
+    frame = ring.take()
+    assert [end.finish_reason for *_, end in frame.ends] == [FinishReason.CANCELLED]
+    assert not frame.rejections

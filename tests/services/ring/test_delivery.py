@@ -99,17 +99,6 @@ def test_an_abort_ends_unfinished_choices_where_they_are() -> None:
     assert delivery.completion_tokens == 3
 
 
-def test_cached_tokens_are_those_of_the_first_admission() -> None:
-    delivery = Delivery({0: []})
-    first = delivery.next_epoch()
-    second = delivery.next_epoch()
-    assert not delivery.prefilled(first, 40)
-    assert delivery.cached_tokens is None
-    assert delivery.prefilled(second, 16)
-    assert delivery.prefilled(delivery.next_epoch(), 48)
-    assert delivery.cached_tokens == 16
-
-
 def test_replays_are_counted_until_something_fits() -> None:
     delivery = Delivery({0: []})
     epoch = delivery.next_epoch()

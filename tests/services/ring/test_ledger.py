@@ -1,13 +1,16 @@
-"""The log of one choice: what is added, where it ends, and what a stop cuts."""
+"""The log of one choice: what is added, where it ends, what a stop cuts; and the limits of all requests together."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.ledger import ChoiceLog
 from services.ring.logprobs import PackedLogprobs
+from tests.services.ring.attach_harness import Registry, submission
 from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 ids = st.lists(st.integers(0, 99), max_size=8)
@@ -58,3 +61,82 @@ def test_an_end_before_the_stop_wins() -> None:
     log.finish(ChoiceEnd(FinishReason.LENGTH, 2))
     assert not log.stop_at(3)
     assert log.end == ChoiceEnd(FinishReason.LENGTH, 2)
+
+
+# Limits over all requests, as the attach registry applies them
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {"prompt_tokens": 10, "prompt_logprobs": 10},
+        {"max_tokens": 10, "logprobs": 10},
+        {"max_tokens": 6, "logprobs": 10, "choices": {0: (), 2: (1, 2)}},
+        {"max_tokens": 9, "logprobs": 10, "prompt_tokens": 11, "prompt_logprobs": 0},
+    ],
+    ids=["of the prompt", "of the output", "of choices that go on", "of both"],
+)
+def test_log_probabilities_are_held_up_to_a_size(ask: dict[str, object]) -> None:
+    ring = Registry(max_logprob_bytes=5000)
+    assert submission(**ask).logprob_bytes == 1100
+    ring.submit("1-1", **ask)
+    ring.submit("1-2", **ask)
+    refused = ring.refusal("1-3", **ask)
+    assert (refused.code, refused.message.partition(":")[0]) == (Code.RESOURCE_EXHAUSTED, "logprobs")
+    ring.submit("1-3")
+    ring.submit("1-2", 2, **ask)  # takes the place of its own
+    ring.done("1-1")
+    ring.submit("1-4", **ask)
+    for name, epoch in (("1-2", 2), ("1-3", 1), ("1-4", 1)):
+        ring.done(name, epoch)
+    ring.submit("1-5", prompt_tokens=23, prompt_logprobs=20)  # alone it may take nearly all
+    ring.done("1-5")
+    refused = ring.refusal("1-6", prompt_tokens=24, prompt_logprobs=20)
+    assert refused.code is Code.INVALID_ARGUMENT, "it would never be taken"
+    assert "may take 5040 bytes" in refused.message
+
+
+def test_what_requests_bring_is_held_up_to_a_size() -> None:
+    ring = Registry(max_id_bytes=200 * 44)
+    ring.submit("1-1", num_ids=1000)  # alone it may be larger
+    refused = ring.refusal("1-2", num_ids=1)
+    assert (refused.code, refused.message.partition(":")[0]) == (Code.RESOURCE_EXHAUSTED, "prompt_token_ids")
+    ring.submit("1-1", 2, num_ids=60)  # takes the place of its own
+    ring.submit("1-2", num_ids=40)
+    assert ring.refusal("1-3", num_ids=1).code is Code.RESOURCE_EXHAUSTED
+    ring.done("1-2")
+    ring.submit("1-3", num_ids=40)
+
+
+def test_ids_that_are_still_to_be_computed_are_counted_with_those_that_come() -> None:
+    assert submission(num_ids=3, max_tokens=10, choices={0: (), 2: (7, 8)}).id_bytes == 3 * 44 + (10 + 8) * 5
+    ring = Registry()
+    ring.submit("1-1", num_ids=1, max_tokens=100)
+    ring.submit("1-2", num_ids=1, max_tokens=100)
+    ring.ledgers.resize(max_logprob_bytes=1, max_id_bytes=1600)  # once the engine knows its memory
+    refused = ring.refusal("1-3", num_ids=1, max_tokens=100)
+    assert refused.code is Code.RESOURCE_EXHAUSTED
+    assert "outputs to come (n times max_tokens)" in refused.message
+    assert ring.refusal("1-3", max_tokens=1, logprobs=0).code is Code.INVALID_ARGUMENT
+
+
+def test_one_tenant_leaves_room_for_others() -> None:
+    ring = Registry(max_id_bytes=200 * 44)
+    ring.submit("1-1", num_ids=100, tenant="flood")
+    assert ring.refusal("1-2", num_ids=1, tenant="flood").code is Code.RESOURCE_EXHAUSTED
+    ring.submit("1-2", num_ids=50, tenant="other")
+    ring.submit("1-1", 2, num_ids=75, tenant="flood")  # takes the place of its own
+    assert ring.refusal("1-1", 3, num_ids=75, tenant="other").code is Code.RESOURCE_EXHAUSTED
+    ring.done("1-1", 2)
+    ring.done("1-2")
+    ring.submit("1-3", num_ids=1000, tenant="flood")
+
+
+def test_who_finds_no_room_is_told_when_to_come_again() -> None:
+    ring = Registry(max_entries=2, retry_after_ms=lambda: 4321, max_logprob_bytes=1200, max_id_bytes=200 * 44)
+    scored = {"prompt_tokens": 10, "prompt_logprobs": 10}
+    ring.submit("1-1", num_ids=50, **scored)
+    assert ring.refusal("1-2", num_ids=1000).retry_after_ms == 4321
+    assert ring.refusal("1-2", **scored).retry_after_ms == 4321
+    ring.submit("1-2")
+    assert ring.refusal("1-3").retry_after_ms == 4321

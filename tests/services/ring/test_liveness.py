@@ -50,28 +50,8 @@ def test_a_peer_is_suspected_when_its_history_says_so(beats: list[Beat], later: 
     stuck = last is not None and last.busy and now - moved[-1] > last.timeout + BEAT_LIMIT
     reason = watched.suspicion(now)
     assert (reason is not None) == (silent or stuck)
-    if silent:
-        assert reason is not None
-        assert "no sign of life" in reason
-
-
-def test_a_suspected_peer_is_trusted_again_when_it_beats() -> None:
-    watched = Liveness(0.0)
-    assert watched.suspicion(BEAT_LIMIT) is None
-    assert watched.suspicion(BEAT_LIMIT + 0.1) is not None
-    watched.beat(5.0)
-    assert watched.suspicion(5.0) is None
-
-
-def test_an_engine_has_as_long_to_step_as_it_says_and_until_it_should_have_ended_itself() -> None:
-    watched = Liveness(0.0)
-    for second in range(42):
-        watched.beat(float(second), 7, busy=True, step_timeout=40.0)
-    assert watched.suspicion(42.0) is None
-    watched.beat(42.5, 7, busy=True, step_timeout=40.0)
-    assert "no step" in (watched.suspicion(42.5) or "")
-    watched.beat(43.0, 8, busy=True, step_timeout=40.0)
-    assert watched.suspicion(43.0) is None
+    if reason is not None:
+        assert ("no sign of life" if silent else "no step") in reason
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class OutboxMachine(RuleBasedStateMachine):
         if sent.end is None:
             sent.scored = sent.scored or scored
             logprobs = logprobs_of(ids, sent.count) if sent.scored else None
-            self.outbox.delta(name, self.epochs[name], choice, sent.count, ids, text_of(ids), logprobs)
+            self.outbox.delta(name, choice, sent.count, ids, text_of(ids), logprobs, epoch=self.epochs[name])
             sent.ids += ids
 
     @rule(name=NAMES, choice=CHOICES)
@@ -76,7 +76,7 @@ class OutboxMachine(RuleBasedStateMachine):
         sent = self.written[name][choice]
         if sent.end is None:
             sent.end = ChoiceEnd(FinishReason.LENGTH, sent.count)
-            self.outbox.end(name, self.epochs[name], choice, sent.end)
+            self.outbox.end(name, choice, sent.end, epoch=self.epochs[name])
 
     @rule(name=NAMES)
     def goes_on_from_what_was_read(self, name: str) -> None:
@@ -87,14 +87,14 @@ class OutboxMachine(RuleBasedStateMachine):
             self.written[name][choice] = Sent(start=sent.count)
         for choice in self.written[name].keys() - self.read[name].keys():
             self.written[name][choice] = Sent()
-        self.outbox.delta(name, self.epochs[name], 0, self.written[name][0].count, [], "")
+        self.outbox.delta(name, 0, self.written[name][0].count, [], "", epoch=self.epochs[name])
 
     @rule(name=NAMES, choice=CHOICES)
     def what_is_late_is_ignored(self, name: str, choice: int) -> None:
         if self.epochs[name] > 1 and name in self.outbox._updates:
             epoch = self.epochs[name] - 1
-            self.outbox.delta(name, epoch, choice, 0, [999], "late")
-            self.outbox.end(name, epoch, choice, ChoiceEnd(FinishReason.STOP, 1))
+            self.outbox.delta(name, choice, 0, [999], "late", epoch=epoch)
+            self.outbox.end(name, choice, ChoiceEnd(FinishReason.STOP, 1), epoch=epoch)
             self.outbox.drop(name, epoch)
 
     @rule(max_bytes=LIMITS)
@@ -155,16 +155,16 @@ TestOutbox = OutboxMachine.TestCase
 @settings(deadline=None, max_examples=100)
 def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int, opening: int, limit: int) -> None:
     outbox = an_outbox()
-    outbox.open("1-1", 0, "opening", opening)
-    outbox.prefill("1-1", 0, Prefill(5, 5, 0))
-    outbox.notice("1-1", 0, "notice")
-    outbox.close("1-1", 0, "closing")
+    outbox.open("1-1", "opening", opening)
+    outbox.prefill("1-1", Prefill(5, 5, 0))
+    outbox.notice("1-1", "notice")
+    outbox.close("1-1", "closing")
     scores = logprobs_of([*range(scored)], 0)
-    outbox.prompt_logprobs("1-1", 0, 5, scores.part(0, scored // 2))
-    outbox.prompt_logprobs("1-1", 0, 5 + scored // 2, scores.part(scored // 2, scored))
+    outbox.prompt_logprobs("1-1", 5, scores.part(0, scored // 2))
+    outbox.prompt_logprobs("1-1", 5 + scored // 2, scores.part(scored // 2, scored))
     for position, size in enumerate(sizes):
-        outbox.delta("1-1", 0, position % 3, 0, [], "x" * size)
-    outbox.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 0))
+        outbox.delta("1-1", position % 3, 0, [], "x" * size)
+    outbox.end("1-1", 0, ChoiceEnd(FinishReason.STOP, 0))
     taken: list[RequestUpdate] = []
     while outbox.pending:
         taken += outbox.take(limit or 1)
@@ -191,8 +191,8 @@ def test_what_surrounds_the_deltas_keeps_its_place(sizes: list[int], scored: int
 def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
     outbox = an_outbox()
     for _ in range(100):
-        outbox.delta("1-1", 1, 0, 0, [], "x" * 100)
-    outbox.delta("1-2", 1, 0, 0, [1], "y")
+        outbox.delta("1-1", 0, 0, [], "x" * 100)
+    outbox.delta("1-2", 0, 0, [1], "y")
     assert [update.request_id for update in outbox.take(1000)] == ["1-1"]
     assert [update.request_id for update in outbox.take(1000)] == ["1-2", "1-1"]
 
@@ -200,7 +200,7 @@ def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
 def test_an_end_may_come_alone() -> None:
     outbox = an_outbox()
     end = ChoiceEnd(FinishReason.STOP, 7)
-    outbox.end("1-1", 1, 2, end)
+    outbox.end("1-1", 2, end)
     (update,) = outbox.take(1)
     assert update.choices[2].end == end
     assert not update.choices[2].ids
@@ -209,7 +209,7 @@ def test_an_end_may_come_alone() -> None:
 
 def test_dropping_forgets_what_is_not_newer() -> None:
     outbox = an_outbox()
-    outbox.delta("1-1", 3, 0, 0, [1], "x")
+    outbox.delta("1-1", 0, 0, [1], "x", epoch=3)
     outbox.drop("1-1", 2)
     assert outbox.pending, "a request that moved here goes on"
     outbox.drop("1-1", 3)
@@ -220,7 +220,7 @@ def test_dropping_forgets_what_is_not_newer() -> None:
 def test_openings_count_for_the_size_of_a_frame() -> None:
     outbox = an_outbox()
     for number in range(10):
-        outbox.open(f"1-{number}", 0, "opening", 400)
+        outbox.open(f"1-{number}", "opening", 400)
     assert len(outbox.take(1000)) < 4
 
 
@@ -251,7 +251,7 @@ def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None, to
                     tops = alternatives * together
                     scores = PackedLogprobs(alternatives, [-1.0] * together, [1] * together, range(tops), [-1.0] * tops)
                 ids = [70_000 + position + i for i in range(together)]
-                outbox.delta(name, 0, position % 2, position // 2 * together, ids, fresh, scores)
+                outbox.delta(name, position % 2, position // 2 * together, ids, fresh, scores)
         del fresh, scores, ids
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -262,15 +262,15 @@ def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None, to
 def test_a_reader_for_whom_too_much_waits_is_lost_alone() -> None:
     outboxes, lost = Outboxes(max_bytes=10_000), list[str]()
     slow, other = (outboxes.open(name, lambda name=name: lost.append(name)) for name in ("slow", "other"))
-    other.delta("1-2", 0, 0, 0, [1], "y")
+    other.delta("1-2", 0, 0, [1], "y")
     for position in range(200):
-        slow.delta("1-1", 0, 0, position, [1], "x")
+        slow.delta("1-1", 0, position, [1], "x")
         assert slow.size <= 10_000
     assert lost == ["slow"]
     assert (slow.closed, slow.pending, slow.size) == (True, False, 0)
     assert outboxes.total == other.size
-    slow.end("1-1", 0, 0, ChoiceEnd(FinishReason.STOP, 200))
-    slow.close("1-1", 0, "closing")
+    slow.end("1-1", 0, ChoiceEnd(FinishReason.STOP, 200))
+    slow.close("1-1", "closing")
     assert (slow.take(1000), slow.size) == ([], 0), "nothing is kept for it any more"
     assert [update.request_id for update in other.take(1000)] == ["1-2"]
 
@@ -282,15 +282,15 @@ def test_where_all_wait_for_too_much_the_tenant_with_the_most_loses_its_largest(
         return outboxes.open(tenant, lambda: lost.append(name))
 
     for name in ("small", "large", "middling"):
-        reader("flood", name).delta("1-1", 0, 0, 0, [], "x" * {"small": 200, "large": 1000, "middling": 700}[name])
+        reader("flood", name).delta("1-1", 0, 0, [], "x" * {"small": 200, "large": 1000, "middling": 700}[name])
     other = reader("other", "other")
-    other.delta("1-1", 0, 0, 0, [], "x" * 1800)
+    other.delta("1-1", 0, 0, [], "x" * 1800)
     assert not lost
     late = reader("late", "late")
-    late.delta("1-1", 0, 0, 0, [], "x" * 1000)
+    late.delta("1-1", 0, 0, [], "x" * 1000)
     assert lost == ["large"], "neither the one that came last, nor the largest of all"
     assert outboxes.total <= outboxes.max_total
     outboxes.close(other)
     assert not other.pending
-    late.delta("1-1", 0, 0, 0, [], "x" * 1000)
+    late.delta("1-1", 0, 0, [], "x" * 1000)
     assert lost == ["large"], "there is room again"

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -20,6 +20,7 @@ from services.ring.routing_logic import (
     TOKENS_PER_REQUEST,
     Decision,
     Route,
+    RouteIndex,
     Routes,
 )
 
@@ -28,6 +29,7 @@ OLD, NEW = Generation("m", "old"), Generation("m", "new")
 BLOCK = 16
 engine_names, detokenizer_names = st.sampled_from(ENGINES), st.sampled_from(DETOKENIZERS)
 lives = st.integers(1, 2)
+engines, detokenizers = (st.builds(PeerId, names, st.just(1)) for names in (engine_names, detokenizer_names))
 requests = st.integers(0, 30)
 few = st.integers(0, 5)
 generations = st.sampled_from([OLD, NEW])
@@ -268,35 +270,9 @@ def send(routes: Routes, request: int, prefixes: Prefixes) -> str:
     return route.engine.name
 
 
-def test_new_requests_are_for_the_model_of_the_engine_that_was_started_last_and_has_room() -> None:
-    routes = make_routes(1)
-    for life, generation in ((2, NEW), (3, OLD)):
-        engine = PeerId(f"e{life}", life)
-        routes.engine_up(engine, generation, capacity=1)
-        routes.engine_peers(engine, [PeerId("d0", 1)])
-        assert routes.preferred() == routes.generations() == [generation, NEW if generation is OLD else OLD]
-    routes.engine_down(PeerId("e3", 3))
-    assert routes.preferred() == [NEW, OLD]
-    routes.engine_load(PeerId("e2", 2), 1, 0, 0.5)
-    assert routes.preferred() == [OLD, NEW]
-
-
 def test_equal_engines_get_equal_shares() -> None:
     routes = make_routes(2)
     assert Counter(send(routes, number, Prefixes()) for number in range(12)) == {"e0": 6, "e1": 6}
-
-
-def test_a_load_report_includes_earlier_requests() -> None:
-    """What it counts is not counted twice, and what has ended is not counted."""
-    routes = make_routes(2)
-    for number in range(6):
-        send(routes, number, Prefixes())
-    routes.engine_load(PeerId("e0", 1), 3, 0, 0.0)
-    assert routes.loads() == {"e0": 3, "e1": 3}
-    routes.engine_load(PeerId("e0", 1), 5, 2, 0.0)  # another processor sent four
-    for number in range(6):
-        routes.release(str(number))
-    assert routes.loads() == {"e0": 4, "e1": 0}
 
 
 def test_prompts_of_a_family_stay_together_and_families_spread() -> None:
@@ -324,16 +300,6 @@ def test_a_short_prefix_is_worth_little() -> None:
     for number in range(20):
         send(routes, number, short)
         assert abs(routes.loads()["e0"] - routes.loads()["e1"]) <= 3
-
-
-def test_a_full_engine_gets_no_request_for_its_prefixes() -> None:
-    routes = make_routes(3)
-    engine = send(routes, 0, prompt(0))
-    routes.engine_load(PeerId(engine, 1), 0, 1, FULL_KV_USAGE)
-    assert send(routes, 1, prompt(0)) != engine
-    for name in routes.loads():
-        routes.engine_load(PeerId(name, 1), 0, 1, FULL_KV_USAGE)
-    assert routes.choose("2", OLD, prompt(0)) is not None
 
 
 def test_a_conversation_returns_to_the_engine_with_its_answer() -> None:
@@ -379,9 +345,26 @@ def test_many_processors_do_not_herd_to_the_engine_that_reported_least() -> None
     assert len(places) > 7
 
 
-def test_partitioned_pairs_get_no_requests() -> None:
-    routes = make_routes(2)
-    routes.detokenizer_hears(PeerId("d0", 1), [PeerId("e1", 1)])
-    assert {send(routes, number, prompt(number)) for number in range(6)} == {"e1"}
-    routes.detokenizer_hears(PeerId("d0", 1), [])
-    assert not routes.any_joined()
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.none() | st.builds(Route, engines, detokenizers)), max_size=25))
+def test_an_index_finds_requests_by_their_peers(steps: list[tuple[str, Route | None]]) -> None:
+    at_engines, at_detokenizers = ([PeerId(name, 1) for name in names] for names in (ENGINES, DETOKENIZERS))
+    index: RouteIndex[str] = RouteIndex()
+    routes: dict[str, Route] = {}
+    for key, route in steps:
+        routes.pop(key, None)
+        if route is None:
+            index.discard(key)
+        else:
+            index.put(key, key, route)
+            routes[key] = route
+        for engine in at_engines:
+            assert set(index.at_engine(engine)) == {key for key, route in routes.items() if route.engine == engine}
+        for detokenizer in at_detokenizers:
+            expected = {key for key, route in routes.items() if route.detokenizer == detokenizer}
+            assert set(index.at_detokenizer(detokenizer)) == expected
+        for route in (Route(engine, detokenizer) for engine in at_engines for detokenizer in at_detokenizers):
+            assert set(index.on(route)) == {key for key, other in routes.items() if other == route}
+    for key in routes:
+        index.discard(key)
+    assert not index._items

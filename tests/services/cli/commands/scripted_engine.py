@@ -37,43 +37,37 @@ class ScriptedEngine(EngineServiceServicer):
 
     async def _read(self, requests, frames) -> None:
         async for request in requests:
-            started = []
             for command in request.commands:
+                submit = command.submit
                 if command.HasField("done"):
                     self.done.append((command.done.request_id, command.done.epoch))
-                elif len(self.submits) in self.reject:
-                    self.submits.append(command.submit)
-                    rejection = link_pb2.Rejection(request_id=command.submit.request_id, epoch=1)
+                    continue
+                self.submits.append(submit)
+                if len(self.submits) - 1 in self.reject:
+                    rejection = link_pb2.Rejection(request_id=submit.request_id, epoch=1)
                     rejection.status.message = "queue is full"
                     await frames.put(pb.AttachResponse(rejections=[rejection]))
                 else:
-                    self.submits.append(command.submit)
-                    started.append(command.submit)
-            if started:
-                asyncio.create_task(self._generate(started, frames))  # noqa: RUF006 (ends with the test)
+                    asyncio.create_task(self._generate(submit, frames))  # noqa: RUF006 (ends with the test)
 
-    async def _generate(self, submits: list[pb.Submit], frames) -> None:
-        """All of them together, two tokens a step; a request's end comes with its last tokens."""
-        position = 0
-        while live := [submit for submit in submits if submit.max_tokens > position]:
-            outputs = pb.StepOutputs()
-            if position == 0:
-                outputs.opened.extend(pb.Opened(request_id=submit.request_id, epoch=1) for submit in live)
-            for submit in live:
-                count = min(2, submit.max_tokens - position)
-                outputs.request_ids.append(submit.request_id)
-                outputs.epochs.append(1)
-                outputs.choices.append(0)
-                outputs.first_positions.append(position)
-                outputs.token_counts.append(count)
-                outputs.token_ids.extend([7] * count)
-                if position + count == submit.max_tokens:
-                    cause = output_pb2.FINISH_REASON_LENGTH
-                    outputs.finished.add(
-                        request_id=submit.request_id, epoch=1, position=position + count, finish_reason=cause
-                    )
+    async def _generate(self, submit: pb.Submit, frames) -> None:
+        """Two tokens a step; the end comes with the last tokens."""
+        for position in range(0, submit.max_tokens, 2):
+            count = min(2, submit.max_tokens - position)
+            identity = {"request_id": submit.request_id, "epoch": 1}
+            outputs = pb.StepOutputs(
+                opened=[pb.Opened(**identity)] if position == 0 else [],
+                request_ids=[submit.request_id],
+                epochs=[1],
+                choices=[0],
+                first_positions=[position],
+                token_counts=[count],
+                token_ids=[7] * count,
+            )
+            if position + count == submit.max_tokens:
+                cause = output_pb2.FINISH_REASON_LENGTH
+                outputs.finished.add(**identity, position=position + count, finish_reason=cause)
             await frames.put(pb.AttachResponse(outputs=outputs, load=pb.Load(steps=position)))
-            position += 2
             await asyncio.sleep(0.001)
 
 

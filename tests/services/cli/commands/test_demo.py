@@ -1,11 +1,18 @@
 """What the demo says of its speed."""
 
 import pytest
+from ringline import Usage
 
-from services.cli.commands.demo import _Timing
+from services.cli.commands.demo import report
+from services.cli.supervise.runtime_directory import ProcessState, StackState
+from services.cli.supervise.stack import SERVICES
 
 
-def test_speed_is_of_the_whole_answer_however_its_tokens_arrived() -> None:
-    assert _Timing(first_token=0.19, last_token=0.2).tokens_per_second(20) == pytest.approx(100)
-    assert _Timing(first_token=0.2, last_token=0.2).tokens_per_second(20) == pytest.approx(100)
-    assert _Timing(first_token=0.0, last_token=0.0).tokens_per_second(0) == 0
+@pytest.mark.parametrize(
+    ("first", "last", "tokens", "speed"), [(0.19, 0.2, 20, "100"), (0.2, 0.2, 20, "100"), (0.0, 0.0, 0, "0")]
+)
+def test_speed_is_of_the_whole_answer_however_its_tokens_arrived(
+    first: float, last: float, tokens: int, speed: str
+) -> None:
+    state = StackState(1, "tiny", 0.0, "127.0.0.1:1", dict.fromkeys(SERVICES, ProcessState(2, "127.0.0.1:1", None)))
+    assert f": {speed} tokens/s" in report(state, Usage(3, 0, tokens), first, last)

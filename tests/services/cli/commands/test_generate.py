@@ -12,7 +12,7 @@ from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.types.v1 import output_pb2
 
 from services.cli.commands.generate import generate
-from tests.clients.scripted_server import Abort, admitted, delta, ended, forever, hello, play, refusal
+from tests.clients.scripted_server import Abort, admitted, delta, ended, forever, play, refusal
 
 
 async def run(scripted_processor, *args: str, stdin: str | None = None) -> Result:
@@ -199,14 +199,6 @@ async def test_a_cut_answer_is_printed_as_far_as_it_came_and_is_a_failure(script
     result = await run(scripted_processor, "Hi")
     assert (result.exit_code, result.stdout) == (1, "half an\n")
     assert "engine died" in result.stderr
-
-
-async def test_nobody_at_the_address(scripted_processor):
-    scripted_processor.plays(hello)
-    result = await asyncio.to_thread(CliRunner().invoke, generate, ["Hi", "--address", "127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: 127.0.0.1:1 is not available")
-    assert "Traceback" not in result.stderr
 
 
 async def test_the_address_comes_from_the_environment(scripted_processor):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig, Qwen2Config
+from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig
 
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
@@ -173,23 +173,6 @@ def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
     assert rounded["capacity"]["gap"] < whole["capacity"]["gap"]
 
 
-def test_a_sliding_window_keeps_less_of_a_long_request(tmp_path: Path) -> None:
-    """Half of the layers keep 64 tokens, in five blocks, and one more to go on; and the prompt while it is computed."""
-    config = Qwen2Config(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=512, dtype="bfloat16", architectures=["Qwen2ForCausalLM"],
-        use_sliding_window=True, sliding_window=64, max_window_layers=2,
-    )  # fmt: skip
-    config.save_pretrained(tmp_path)
-    load = (*HARDWARE, "--input-len", "192", "--output-len", "64", "--json")
-    memory = json.loads(ringline_plan(str(tmp_path), *load))["memory"]
-    assert memory["block"] == 2 * 2 * 2 * 16 * 2 * 16  # keys and values in bfloat16: two layers, two heads of 16
-    assert (memory["sequence_blocks"], memory["prompt_blocks"]) == (16 + 5 + 1, 16 + 12)
-    assert memory["blocks"] == memory["cache"] // memory["block"]
-    text = ringline_plan(str(tmp_path), *load[:-1])
-    assert "(90.1 kB for a sequence of this load, 115 kB while its prompt is computed)" in text
-
-
 def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> None:
     """A Llama is one, where the option says so."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -208,8 +191,11 @@ def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> N
     assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
 
 
-def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
-    """One of six layers has a window; each has four experts, of which a token meets one."""
+def test_experts_windows_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
+    """One of six layers has a window; each has four experts, of which a token meets one.
+
+    The window keeps 32 tokens, in three blocks, and one more to go on; and the prompt while it is computed.
+    """
     config = GptOssConfig(
         vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=1, sliding_window=32,
@@ -220,7 +206,10 @@ def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
     config.save_pretrained(tmp_path)
     load = (*HARDWARE, "--input-len", "192", "--output-len", "64")
     figures = json.loads(ringline_plan(str(tmp_path), *load, "--json"))
-    model, token = figures["model"], 2 * 2 * 16 * 2  # keys and values, two heads of 16, in bfloat16
+    model, memory, token = figures["model"], figures["memory"], 2 * 2 * 16 * 2  # two heads of 16, in bfloat16
+    assert (memory["sequence_blocks"], memory["prompt_blocks"]) == (5 * 16 + 3 + 1, 5 * 16 + 12)
+    assert memory["block"] == 16 * token
+    assert memory["blocks"] == memory["cache"] // memory["block"]
     assert model["token"] == 6 * token
     assert model["groups"] == [
         {"layers": 1, "sliding_window": 32, "token": token},
@@ -228,9 +217,10 @@ def test_experts_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:
     ]
     expert = 3 * 64 * 96 + 2 * 96 + 64
     assert model["weights"] - model["active_weights"] == 6 * 3 * expert + 200 * 64 + 64  # embeddings, last norm
-    assert figures["memory"]["angles"] == 512 * 16 * 4
-    assert figures["memory"]["weights"] == 2 * model["weights"]
+    assert memory["angles"] == 512 * 16 * 4
+    assert memory["weights"] == 2 * model["weights"]
     text = ringline_plan(str(tmp_path), *load)
+    assert "(172 kB for a sequence of this load, 188 kB while its prompt is computed)" in text
     assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
 
 

@@ -17,7 +17,8 @@ from cryptography import x509
 
 from services.cli.commands.certs import ROLES
 from services.cli.main import cli
-from tests.ring import ROOT, Ring, start_ring, stop_ring
+from tests.ring import ROOT, Ring, running_ring
+from tests.services.cli.command_line import ringline
 from tests.services.secured_ring import Certificates, user_token, write_tokens
 
 pytestmark = pytest.mark.long
@@ -39,9 +40,8 @@ def stack(folder: Path) -> Iterator[Ring]:
     (folder / "my-token").write_text(user_token("blue") + "\n")
     files = {"cert": "processor", "key": "processor-key"}
     flags = [f"--tls-{flag}-file={certificates.path(name)}" for flag, name in files.items()]
-    ring = start_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}")
-    yield ring
-    assert stop_ring(ring) == 0
+    with running_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}") as ring:
+        yield ring
 
 
 @pytest.fixture
@@ -195,13 +195,6 @@ def test_a_process_does_not_start_with_what_it_cannot_enforce(
     arguments: tuple[str, ...], code: int, words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "useless").write_text("too short")
-    done = subprocess.run(
-        [sys.executable, "-m", "services.cli", arguments[0], "--port=0", "--no-metrics", *arguments[1:]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    flags = (arguments[0], "--port=0", "--no-metrics", *arguments[1:])
+    done = ringline(*flags, cwd=tmp_path, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert (done.returncode, words in done.stderr, "too short" in done.stderr) == (code, True, False), done.stderr

@@ -1,4 +1,4 @@
-"""``ringline serve`` from its start to its end, with real services around an engine of random weights."""
+"""``ringline serve`` from its start to its end, with real services and the bundled model."""
 
 import json
 import os
@@ -10,90 +10,15 @@ import sys
 import tempfile
 import time
 import urllib.request
-from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from services.cli.commands.engine import engine_config
 from services.cli.supervise.runtime_directory import running_stacks
-from services.common.config.errors import FatalError
+from tests.ring import MODEL, ROOT
+from tests.services.cli.command_line import ringline
 from tests.services.common.process.test_run import alive, wait_until
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).resolve().parents[4]
-
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "torch_dtype": "float32",
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "eos_token_id": 2,
-    "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "rope_theta": 10000.0,
-}
-
-
-def tensor_shapes():
-    """What a checkpoint of ``CONFIG`` holds."""
-    hidden, inner, head = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
-    query, key = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
-    layer = {
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
-        "self_attn.q_proj": (query, hidden),
-        "self_attn.k_proj": (key, hidden),
-        "self_attn.v_proj": (key, hidden),
-        "self_attn.o_proj": (hidden, query),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden), "model.norm.weight": (hidden,)}
-    for index in range(CONFIG["num_hidden_layers"]):
-        shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """A checkpoint of random weights."""
-    path = tmp_path_factory.mktemp("checkpoint")
-    (path / "config.json").write_text(json.dumps(CONFIG))
-    random = np.random.default_rng(0)
-    save_file(
-        {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in tensor_shapes().items()},
-        path / "model.safetensors",
-    )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat"] * 20, trainer)
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
-    )
-    (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    return path
 
 
 @pytest.fixture
@@ -101,13 +26,6 @@ def environment():
     """With a runtime directory of its own, whose path is short enough for sockets."""
     with tempfile.TemporaryDirectory() as path:
         yield {**os.environ, "XDG_RUNTIME_DIR": path, "OMP_NUM_THREADS": "1"}
-
-
-def ringline(*arguments, env, **kwargs):
-    command = [sys.executable, "-m", "services.cli", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=250, check=False, **kwargs
-    )
 
 
 class Stack:
@@ -150,8 +68,8 @@ class Stack:
         return done.returncode, {service["service"]: service for service in stack["services"]}
 
 
-def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(checkpoint, environment, tmp_path):
-    flags = (str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
+def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
+    flags = (str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
@@ -219,9 +137,9 @@ def check_log_of_a_request(stack, address):
     assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])
 
 
-def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environment, tmp_path, monkeypatch):
+def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
-    stack = Stack(environment, tmp_path, str(checkpoint), "--port", "0")
+    stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
         stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
         (state,) = running_stacks()
@@ -233,10 +151,10 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(checkpoint, environmen
     assert running_stacks() == []
 
 
-def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(checkpoint, environment):
+def test_a_stack_whose_engine_cannot_start_ends_with_its_code_and_one_readable_error(environment):
     """Its context does not fit, and the error says what to change."""
     shown = {**environment, "OMP_DISPLAY_ENV": "TRUE"}
-    done = ringline("serve", str(checkpoint), "--port", "0", "--kv-cache-memory-bytes", "32KiB", env=shown)
+    done = ringline("serve", str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "32KiB", env=shown)
     assert done.returncode == 3
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr  # or idle threads of the engine would starve the other services
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
@@ -255,45 +173,16 @@ def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_starte
     assert said == f"error: {model} is not a directory\n"
 
 
-def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
-    (tmp_path / "a-file").touch()
-    expected = {
-        "a-file": "is a file: give the directory that has the checkpoint's config.json",
-        "gone": "is not a directory",
-        ".": "has no config.json",
-    }
-    for name, words in expected.items():
-        with pytest.raises(FatalError, match=words):
-            engine_config({"model": str(tmp_path / name)})
-    with pytest.raises(FatalError, match="is not a directory"):
-        engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
-    assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
-
-
-@pytest.mark.parametrize(
-    ("variable", "given", "kept"),
-    [
-        ("/var/cache/me", {}, "/var/cache/me/ringline"),
-        ("/var/cache/me", {"kernel_cache_dir": "/kernels"}, "/kernels"),
-        ("relative", {}, None),  # the engine's own default, as without the variable
-        ("", {}, None),
-    ],
-)
-def test_compiled_kernels_are_kept_where_xdg_says(variable, given, kept, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert engine_config({"model": "some/hub-id", **given}).device.kernel_cache_dir == kept
-
-
-def test_a_taken_port_is_said_before_anything_is_started(environment, checkpoint):
+def test_a_taken_port_is_said_before_anything_is_started(environment):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = ringline("serve", str(checkpoint), "--port", str(port), env=environment)
+        done = ringline("serve", str(MODEL), "--port", str(port), env=environment)
     assert done.returncode == 3
     assert done.stderr == f"error: port {port} is in use: choose another with --port\n"
 
 
-def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environment):
-    done = ringline("demo", "--model", str(checkpoint), "--prompt", "hello", env=environment)
+def test_the_demo_streams_an_answer_and_shows_what_ran_where(environment):
+    done = ringline("demo", "--prompt", "hello", env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stderr == ""
     report = done.stdout.splitlines()[-7:]
@@ -302,16 +191,16 @@ def test_the_demo_streams_an_answer_and_shows_what_ran_where(checkpoint, environ
     assert "tokens/s" in report[-1]
 
 
-def test_the_demo_kills_a_service_and_finds_the_answers_unchanged(checkpoint, environment):
-    done = ringline("demo", "--kill", "detokenizer", "--model", str(checkpoint), "--prompt", "the", env=environment)
+def test_the_demo_kills_a_service_and_finds_the_answers_unchanged(environment):
+    done = ringline("demo", "--kill", "detokenizer", "--prompt", "the", env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert re.search(r"kill -9 \d+: the detokenizer is dead", done.stdout)
     tokens = re.search(r"undisturbed: ([\d,]+) tokens in", done.stdout)[1]
     assert done.stdout.endswith(f"64 answers of {tokens} tokens, each compared with the undisturbed one: the same\n")
 
 
-def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(checkpoint, environment):
-    command = [sys.executable, "-m", "services.cli", "demo", "--model", str(checkpoint)]
+def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(environment):
+    command = [sys.executable, "-m", "services.cli", "demo"]
     codes = []
     while 130 not in codes and len(codes) < 5:  # it may come to its end before it hears of the signal
         with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.supervise.child_logs import ChildLogs, death_reason
+from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.supervisor import ChildFailed, ChildSpec, RestartPolicy, Supervisor
 from services.common.links.redial import Backoff
 from services.common.process.heartbeat import HEARTBEAT_LIMITS
@@ -48,7 +48,7 @@ class Running:
         self.lines = []
         self.show = show
         self.heard = asyncio.Event()
-        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, death_reason=death_reason, limits=limits)
+        self.supervisor = Supervisor(specs, grace=grace, on_line=self.on_line, limits=limits)
         self.task = asyncio.create_task(self.supervisor.run())
 
     def on_line(self, name, line):

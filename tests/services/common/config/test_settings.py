@@ -1,8 +1,7 @@
-"""The services' settings: names, addresses and ports that follow from them."""
+"""The services' settings: names, addresses and ports that follow from them, and what is refused."""
 
 import pytest
 
-from services.common.config.addresses import is_dns_name, valid_address
 from services.common.config.options import SettingError
 from services.common.config.settings import (
     DetokenizerSettings,
@@ -58,39 +57,6 @@ def test_a_name_is_stable_and_differs_between_neighbours():
 def test_a_name_that_may_not_stand_in_a_hello_is_refused(name):
     with pytest.raises(SettingError, match="name="):
         ServerSettings(name=name)
-
-
-@pytest.mark.parametrize(
-    "address", ["localhost:1", "10.0.0.1:65535", "[::1]:50051", "engine-0.engines:50061", "unix:/run/e.sock"]
-)
-def test_addresses(address):
-    assert valid_address(address)
-    assert ProcessorSettings(engines=(address,)).engines == (address,)
-
-
-@pytest.mark.parametrize(
-    ("address", "name"),
-    [
-        ("engine:50061", True),
-        ("localhost:1", True),
-        ("engines.ring.svc.cluster.local.:1", True),
-        ("127.0.0.1:1", False),
-        ("[::1]:1", False),
-        ("unix:/run/e.sock", False),
-    ],
-)
-def test_which_addresses_are_names_that_dns_is_asked_for(address, name):
-    assert valid_address(address)
-    assert is_dns_name(address) == name
-
-
-@pytest.mark.parametrize(
-    "address", ["", "localhost", ":1", "host:0", "host:65536", "host:x", "::1:5", "unix:", "a..b:1", f"{'x' * 64}:1"]
-)
-def test_what_is_no_address_is_refused_by_the_option_that_has_it(address):
-    assert not valid_address(address)
-    with pytest.raises(SettingError, match=r"^engines="):
-        DetokenizerSettings(engines=(address,))
 
 
 def test_a_service_without_any_engine_is_refused():

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
 import grpc
 import pytest
@@ -17,9 +18,8 @@ from structlog.testing import capture_logs
 
 from services.common.links import discovery
 from services.common.links.channels import Endpoint
-from services.common.links.discovery import Discovery, resolve
+from services.common.links.discovery import Discovery, PeerDedup, resolve
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
 from services.ring.identity import PeerId
 from tests.ports import HeldPort
 
@@ -150,7 +150,7 @@ async def test_engines_of_a_name_come_and_go_while_the_process_runs() -> None:
         await second.stop(0)
         await owner.until("a")
         await names.asked_again()
-        assert found._dialled.keys() == {f"127.0.0.1:{port}"}, "nobody dials where nobody is"
+        assert found.addresses == {f"127.0.0.1:{port}"}, "nobody dials where nobody is"
 
 
 async def test_an_engine_with_two_addresses_is_linked_once_and_stays_when_one_goes() -> None:
@@ -205,18 +205,18 @@ async def test_addresses_that_are_given_are_dialled_without_asking_dns() -> None
 class Idle:
     """A link whose state the test sets."""
 
-    running: int = 0
+    running: ClassVar[dict[str, Idle]] = {}
 
     def __init__(self, address: str, host: str | None) -> None:
         assert host == (None if address.startswith("10.0.1") else "engine"), "whose certificate is expected there"
         self.address, self.up = address, False
 
     async def run(self) -> None:
-        Idle.running += 1
+        Idle.running[self.address] = self
         try:
             await asyncio.Event().wait()
         finally:
-            Idle.running -= 1
+            del Idle.running[self.address]
 
 
 @settings(max_examples=60, deadline=None)
@@ -225,26 +225,30 @@ def test_whatever_dns_says_only_what_it_names_or_lives_is_dialled(rounds: list[t
     """Of each round: the addresses that DNS names, and those whose links live afterwards."""
 
     async def main() -> None:
-        Idle.running = 0
-        found = Discovery(["engine:1", "10.0.1.1:1"], Idle, interval=1.0)
-        async with asyncio.TaskGroup() as tasks:
-            kept: set[str] = set()
-            for named, up in rounds:
-                found._found["engine:1"] = frozenset(f"10.0.0.{each}:1" for each in named)
-                found._reconcile(tasks)
-                wanted = found._found["engine:1"] | {"10.0.1.1:1"}
-                assert found._dialled.keys() >= kept, "a link that lives is kept"
-                assert found._dialled.keys() <= wanted | kept
-                assert len(found._dialled) == min(len(wanted | kept), discovery.MAX_LINKS)
-                kept = set()
-                for address, dialled in found._dialled.items():
-                    dialled.link.up = address.startswith("10.0.0") and int(address[7:-2]) in up  # type: ignore[misc]
-                    kept |= {address} if dialled.link.up else set()
+        answers: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+
+        async def resolve(host: str, port: int) -> frozenset[str]:
+            return await answers.get()
+
+        found = Discovery(["engine:1", "10.0.1.1:1"], Idle, interval=0.0, resolve=resolve)
+        task = asyncio.create_task(found.run())
+        kept: set[str] = set()
+        for named, up in rounds:
+            wanted = {f"10.0.0.{each}:1" for each in named} | {"10.0.1.1:1"}
+            answers.put_nowait(frozenset(wanted - {"10.0.1.1:1"}))
+            for _ in range(10):
                 await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                assert Idle.running == len(found._dialled), "tasks of what was forgotten end"
-            for dialled in found._dialled.values():
-                dialled.task.cancel()
+            dialled = found.addresses - {"engine:1"}
+            assert dialled >= kept, "a link that lives is kept"
+            assert dialled <= wanted | kept
+            assert len(dialled) == min(len(wanted | kept), discovery.MAX_LINKS)
+            assert Idle.running.keys() == dialled, "tasks of what was forgotten end"
+            kept = {address for address in dialled if address.startswith("10.0.0") and int(address[7:-2]) in up}
+            for address in dialled:
+                Idle.running[address].up = address in kept
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not Idle.running
 
     with pytest.MonkeyPatch.context() as patch, capture_logs():
         patch.setattr(discovery, "MAX_LINKS", 8)

@@ -14,8 +14,8 @@ from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
+from services.common.links.discovery import PeerDedup
 from services.common.links.engine_link import EngineLink
-from services.common.links.redial import PeerDedup
 from services.ring.identity import MAX_VERSION, PeerId
 
 ME = PeerId("processor-0", 1)

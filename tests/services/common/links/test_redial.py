@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
-from services.common.links.redial import LinkRefused, PeerDedup, maintain_link, parse_welcome
+from services.common.links.discovery import PeerDedup
+from services.common.links.redial import LinkRefused, maintain_link, parse_welcome
 from services.common.rpc.shared_messages import welcome_message
 from services.ring.identity import MAX_VERSION, PeerId
 

@@ -239,7 +239,7 @@ def connection(host: str, port: int, quiet: float = 60.0) -> AcceptedConnection:
 def chosen(connections: list[AcceptedConnection], busy: Sequence[int] = ()) -> list[int]:
     """Ports of those that are closed where there are 16 places."""
     guard = ConnectionGuard(1, 16, lambda _, port: port in busy)
-    return sorted(one.peer[1] for one in guard._idle_of_heaviest(connections))
+    return sorted(one.peer[1] for one in guard.idle_of_heaviest(connections))
 
 
 def test_who_has_most_connections_loses_the_quietest() -> None:

@@ -7,6 +7,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import error_pb2, output_pb2
 
 from services.common.rpc.shared_messages import (
@@ -58,7 +59,7 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error() -> None:
-    finish_reason, status = finish_from_proto(99, None)  # type: ignore[arg-type]
+    finish_reason, status = finish_from_proto(engine_pb2.Finished(finish_reason=99))  # type: ignore[arg-type]
     assert (finish_reason, status.code) == (FinishReason.ERROR, Code.UNKNOWN)
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.common.telemetry.metrics import Histogram
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.engine.metrics import EngineMetrics, EngineReading
-from services.processor.metrics import ProcessorMetrics, ProcessorReading, Routing
+from services.processor.metrics import ProcessorMetrics, ProcessorReading
 
 
 def samples(registry):
@@ -49,7 +49,6 @@ def test_buckets_that_do_not_ascend_are_refused(buckets):
 def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
     metrics = ProcessorMetrics()
     metrics.model_name = "tiny"
-    routing = Routing({"prefix": 5, "overload": 0}, {"engine-0": 2, "engine-1": 7}, 40)
     assert samples(metrics.registry)["ringline_serving",] == 0
     metrics.serving = True
     metrics.update(
@@ -62,7 +61,9 @@ def test_a_processor_tells_latencies_tokens_and_ends_under_vllms_names():
             generations=2,
             failovers={"engine": 4, "replay": 0},
             losses={"engine": 1},
-            routing=routing,
+            decisions={"prefix": 5, "overload": 0},
+            loads={"engine-0": 2, "engine-1": 7},
+            prefixes=40,
         )
     )
     metrics.admitted(0.002)

@@ -1,0 +1,10 @@
+// The kernels of 8-bit weights for one instruction set. build.py compiles this file for each, as it does kernels.cpp.
+#include RINGLINE_VECTORS
+// The vectors come first: all that follows is written in them.
+#include "int8_experts.h"
+#include "int8_multiply.h"
+#include "int8_pack.h"
+#include "kernel_table.h"
+
+#define RINGLINE_NAME(name, Arguments) name,
+const Int8Kernels RINGLINE_TABLE = {RINGLINE_INT8_KERNELS(RINGLINE_NAME)};

@@ -1,0 +1,84 @@
+"""Attention over heads, with what happens to them before: normalization and rotation. ``mla`` attends over latents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionOptions
+from engine_core.forward_context import LayerContext
+from engine_core.layers.part import Part
+from engine_core.layers.weights import Weights
+from engine_core.ops.base import HeadNorms, HeadsShape, OpsBackend, RotaryOp
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNormNames:
+    """Tensors of the root mean square norms of each head."""
+
+    query: str
+    key: str | None
+    """None where there are no keys."""
+    eps: float
+    offset: float = 0.0
+    """Added to the weights."""
+    of_values: bool = False
+    """Whether values are normalized too, with weights of one."""
+
+
+class Attention(Part):
+    """Attention of one layer over its KV cache."""
+
+    rotary: RotaryOp
+
+    def __init__(
+        self,
+        shape: HeadsShape,
+        options: AttentionOptions,
+        norms: HeadNormNames | None,
+        sinks: str | None,
+        ops: OpsBackend,
+        attention: AttentionBackend,
+    ) -> None:
+        """``norms`` names tensors of normalized heads, ``sinks`` a tensor [Hq]; None where there are none."""
+        self._shape = shape
+        self._options = options
+        self._norms = norms
+        self._sinks = sinks
+        self._ops = ops
+        self._attention = attention
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(self._norm_names(), (self._shape.head_dim,))
+        return shapes if self._sinks is None else shapes | {self._sinks: (self._shape.num_heads,)}
+
+    def _norm_names(self) -> list[str]:
+        names = () if self._norms is None else (self._norms.query, self._norms.key)
+        return [f"{name}.weight" for name in names if name is not None]
+
+    def load(self, weights: Weights) -> None:
+        norms = None
+        if self._norms is not None:
+            query, *keys = [weights.take(name).float() + self._norms.offset for name in self._norm_names()]
+            ones = torch.ones_like(query)
+            values = ones if self._norms.of_values else None
+            norms = HeadNorms(query, keys[0] if keys else ones, values, self._norms.eps)
+        self.rotary = self._ops.rotary(self._shape, norms)
+        if self._sinks is not None:
+            logits = weights.take(self._sinks).to(torch.float32, copy=True)
+            self._options = replace(self._options, sinks=logits)
+
+    @property
+    def nbytes(self) -> int:
+        sinks = self._options.sinks
+        return self.rotary.nbytes + (0 if sinks is None else sinks.nbytes)
+
+    def __call__(self, heads: torch.Tensor, context: LayerContext) -> torch.Tensor:
+        """[T, Hq · D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten; writes to the layer's cache.
+
+        With queries alone, nothing is written: another layer has.
+        """
+        return self._attention.forward_heads(
+            heads, self.rotary, context.angles, context.kv_cache, context.metadata, self._options
+        )

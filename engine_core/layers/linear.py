@@ -1,0 +1,64 @@
+"""Linear layers: projections, the output projection, and a gate.
+
+With several ranks, every projection is split along its outputs, ``o_proj`` and ``down_proj`` too, so that each output
+stays one chain of additions whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.layers.features import LinearShape
+from engine_core.layers.part import Part
+from engine_core.layers.weights import Weights
+from engine_core.ops.base import LinearOp, OpsBackend
+from engine_core.quantization.base import QuantMethod
+
+
+class ColumnParallelLinear(Part):
+    """y = x · Wᵀ + b."""
+
+    op: LinearOp
+
+    def __init__(self, shape: LinearShape, backend: OpsBackend, quant_method: QuantMethod) -> None:
+        self.shape = shape
+        self.outputs_per_row = shape.outputs.count
+        self._backend = backend
+        self._quant_method = quant_method
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return self._quant_method.tensors(self.shape)
+
+    def load(self, weights: Weights) -> None:
+        self.op = self._quant_method.load(self.shape, weights, self._backend)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        return self._quant_method.weight_bytes(self.shape, itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        return self.op.nbytes
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
+        """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
+        return self.op(x, residual=residual, scale=scale)
+
+
+class ParallelLMHead(ColumnParallelLinear):
+    """The output projection, in float32."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, V] float32 of ``hidden`` [R, H]."""
+        return self.op(hidden, dtype=torch.float32)
+
+    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R] int64: ids of the greatest logits, the lowest of equals."""
+        return self.op.argmax(hidden)
+
+
+class SigmoidGate(ColumnParallelLinear):
+    """A projection to one logit per row, by whose sigmoid rows are multiplied."""
+
+    def add_gated(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``residual`` plus ``gated`` times the sigmoid of the logit of each row of ``x``; all [T, H]."""
+        return self._backend.add_gated(gated, self.op(x, dtype=torch.float32), residual)

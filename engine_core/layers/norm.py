@@ -1,0 +1,97 @@
+"""Normalization over the last dimension: by the root mean square, or by mean and deviation."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.layers.features import Features
+from engine_core.layers.part import Part
+from engine_core.layers.weights import Weights
+from engine_core.ops.base import NormOp, OpsBackend
+
+
+class Norm(Part):
+    """Normalization of either kind."""
+
+    op: NormOp
+
+    def __init__(
+        self, name: str | None, features: Features, eps: float, backend: OpsBackend, device: torch.device
+    ) -> None:
+        """Over all ``features``; without a name, weights are ones and biases zeros."""
+        self._name = name
+        self._features = features
+        self._eps = eps
+        self._backend = backend
+        self._device = device
+
+    def _padded(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy of ``values`` [W], each group padded with zeros."""
+        return self._features.pad(values.clone(), 0, self._backend)
+
+    @property
+    def nbytes(self) -> int:
+        return self.op.nbytes
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual``; or [T, G, W] of groups of W each."""
+        return self.op(x, residual=residual)
+
+    def in_place(self, x: torch.Tensor) -> None:
+        """Normalize the rows of ``x`` [T, W], which may lie apart, in place."""
+        self.op(x, in_place=True)
+
+
+class RMSNorm(Norm):
+    """Divides by the root mean square (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467)."""
+
+    def __init__(
+        self,
+        name: str | None,
+        features: Features,
+        eps: float,
+        backend: OpsBackend,
+        device: torch.device,
+        offset: float = 0.0,
+        tensor: str = "weight",
+        scale: float | str = 1.0,
+    ) -> None:
+        """``offset`` is added to the weights. ``scale``: a number, or a tensor [1]."""
+        super().__init__(name, features, eps, backend, device)
+        self._tensor = tensor
+        self._offset = offset
+        self._scale = scale
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self._name is not None:
+            shapes[f"{self._name}.{self._tensor}"] = (self._features.count,)
+        if isinstance(self._scale, str):
+            shapes[self._scale] = (1,)
+        return shapes
+
+    def load(self, weights: Weights) -> None:
+        if self._name is None:
+            weight = torch.ones(self._features.count, device=self._device)
+        else:
+            weight = weights.take(f"{self._name}.{self._tensor}").float() + self._offset
+        weight = self._padded(weight)
+        scale = weights.take_float32(self._scale).item() if isinstance(self._scale, str) else self._scale
+        self.op = self._backend.norm(weight, None, self._eps, self._features.count, scale)
+
+
+class LayerNorm(Norm):
+    """Subtracts the mean, divides by the deviation, and adds a bias (Ba et al., 2016, https://arxiv.org/abs/1607.06450)."""
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        kinds = () if self._name is None else ("weight", "bias")
+        return {f"{self._name}.{kind}": (self._features.count,) for kind in kinds}
+
+    def load(self, weights: Weights) -> None:
+        count = self._features.count
+        if self._name is None:
+            weight, bias = torch.ones(count, device=self._device), torch.zeros(count, device=self._device)
+            weight, bias = self._padded(weight), self._padded(bias)
+        else:  # the first is valid only until the second is taken
+            weight, bias = (self._padded(weights.take(name).float()) for name in self.tensors())
+        self.op = self._backend.norm(weight, bias, self._eps, count)

@@ -1,0 +1,113 @@
+"""Admission as a whole: every limit that a request passes, and what it takes of each until its end.
+
+A request enters, is admitted once it is tokenized, is begun by an engine, and leaves. Each of these events is one call
+here; what a request takes is given back once, however many of the calls say so.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringline.inference.v1 import inference_pb2
+
+from services.processor.admission.backlog import Backlog
+from services.processor.admission.rate_limiter import RateLimiter
+from services.processor.admission.tokenization_queue import OnResolved, TokenizationQueue
+from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.ring.dynamic_threshold import TenantMemoryQuota
+from services.ring.errors import retry_after_ms
+
+MAX_LIVE_BYTES = 256 << 20
+"""Memory that the requests in flight may take together; one alone may take more."""
+
+
+class Admission:
+    """The backlog, the tenants' rate limits, the queue to be tokenized, and the memory of requests in flight."""
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        rate_limiter: RateLimiter,
+        queue: TokenizationQueue,
+        *,
+        max_live_bytes: int = MAX_LIVE_BYTES,
+    ) -> None:
+        self._backlog = backlog
+        self._rate_limiter = rate_limiter
+        self._queue = queue
+        self._memory = TenantMemoryQuota(
+            "prompt",
+            "this processor",
+            "prompts and outputs",
+            max_live_bytes,
+            lambda tenant: retry_after_ms(backlog.stay(tenant)),
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no engine has begun."""
+        return self._backlog.num_waiting
+
+    def enter(
+        self, request: Request, message: inference_pb2.GenerateRequest, now: float, on_resolved: OnResolved
+    ) -> None:
+        """Check the limits and queue a received request to be tokenized; raises ``Refused``.
+
+        ``on_resolved`` is called with the outcome, unless the request has left by then.
+        """
+        timeout = None if request.deadline is None else request.deadline - now
+        stopping, tenant = message.stopping, request.tenant
+        self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
+        self._rate_limiter.check(tenant, now)
+        request.message = RequestMessage(
+            message.SerializeToString(), message.model, message.resume.model_digest, message.priority
+        )
+        self._queue.add(request, on_resolved)
+        self._backlog.enter(request.request_id, tenant, now)
+        self._rate_limiter.enter(request.request_id, tenant, now)
+
+    def admit(self, request: Request, resolved: ResolvedRequest) -> None:
+        """Admit a tokenized request; raises ``Refused`` if it exceeds the quota of memory or of queued tokens."""
+        self._memory.check(request.tenant, resolved.held_bytes)
+        self._rate_limiter.queue(request.request_id, request.tenant, resolved.prompt_tokens)
+        self._memory.take(request.tenant, resolved.held_bytes)
+        request.admit(resolved)
+
+    def begun(self, request: Request) -> None:
+        """An engine computes a request. Idempotent."""
+        self._backlog.leave(request.request_id)
+        self._queue.left_backlog(request.request_id)
+        self._rate_limiter.begun(request.request_id)
+
+    def charge_prompt(self, request: Request) -> None:
+        """Charge the prompt to the tenant's rate limit, once.
+
+        A request that is cancelled while an engine has it is charged too, even before any progress is reported:
+        otherwise a client could have prompts computed for free.
+        """
+        if not request.prompt_charged:
+            request.prompt_charged = True
+            self._rate_limiter.computed(request.tenant, request.resolved.prompt_tokens, time.monotonic())
+
+    def delivered(self, request: Request, tokens: int, computed: int, now: float) -> None:
+        """Charge delivered output ``tokens``; ``computed``: what engines computed for them, the prompt included."""
+        self._backlog.computed(computed)
+        self._rate_limiter.computed(request.tenant, tokens, now)
+
+    def leave(self, request: Request, now: float) -> None:
+        """A request is about to end: give back everything that it takes."""
+        if request.admitted:
+            self._memory.give_back(request.tenant, request.resolved.held_bytes)
+            if request.computing_since is not None:
+                tokens = request.resolved.prompt_tokens + request.delivery.completion_tokens
+                self._backlog.ended(request.tenant, tokens, now - request.computing_since)
+        else:
+            self._queue.remove(request)
+        self.begun(request)
+        self._rate_limiter.leave(request.request_id)
+
+    def tick(self, now: float) -> None:
+        """Measure throughput, forget idle tenants, and queue what engines may soon need. Call a few times a second."""
+        self._backlog.tick(now)
+        self._rate_limiter.tick(now)
+        self._queue.release()

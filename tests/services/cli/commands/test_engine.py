@@ -1,0 +1,35 @@
+"""The options of ``ringline engine``, as far as they are checked before torch is loaded."""
+
+import pytest
+
+from services.cli.commands.engine import engine_config
+from services.common.config.errors import FatalError
+
+
+def test_what_is_wrong_with_a_model_is_told_as_far_as_it_shows(tmp_path):
+    (tmp_path / "a-file").touch()
+    expected = {
+        "a-file": "is a file: give the directory that has the checkpoint's config.json",
+        "gone": "is not a directory",
+        ".": "has no config.json",
+    }
+    for name, words in expected.items():
+        with pytest.raises(FatalError, match=words):
+            engine_config({"model": str(tmp_path / name)})
+    with pytest.raises(FatalError, match="is not a directory"):
+        engine_config({"model": "some/hub-id", "tokenizer": str(tmp_path / "gone")})
+    assert engine_config({"model": "some/hub-id", "max_num_seqs": 3}).scheduler.max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "kept"),
+    [
+        ("/var/cache/me", {}, "/var/cache/me/ringline"),
+        ("/var/cache/me", {"kernel_cache_dir": "/kernels"}, "/kernels"),
+        ("relative", {}, None),  # the engine's own default, as without the variable
+        ("", {}, None),
+    ],
+)
+def test_compiled_kernels_are_kept_where_xdg_says(variable, given, kept, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert engine_config({"model": "some/hub-id", **given}).device.kernel_cache_dir == kept

@@ -1,0 +1,115 @@
+"""Which models are served side by side, and which of them a request belongs to."""
+
+from __future__ import annotations
+
+import pytest
+from ringline.engine.v1 import engine_pb2
+
+from services.common.links.redial import LinkRefused
+from services.common.rpc.shared_messages import status_from_proto
+from services.processor.served_models import TextCodec
+from services.ring.errors import Code, Reason
+from services.ring.identity import PeerId
+from services.text.chat_templates import ChatTemplates
+from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
+from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
+
+
+def roll_out(world: Ring, *names: str) -> None:
+    """These engines are replaced by such as serve the next model."""
+    for name in names:
+        world.kill_engine(name, NEXT)
+    world.heal()
+    world.flow()
+
+
+def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: Ring) -> None:
+    old = wide.ask(ask())
+    other = {"engine-0": "engine-1", "engine-1": "engine-0"}[route_of(old).engine.name]
+    roll_out(wide, other)
+    assert route_of(wide.ask(ask(name="new"))).engine.name == other
+    wide.settle()
+    ids = {"r": [], "new": []}  # type: dict[str, list[int]]
+    for response in wide.events("delta"):
+        ids[response.request_id] += response.delta.token_ids
+    assert ids == {
+        "r": [PRESENT.token_at(SEED, 0, position) for position in range(20)],
+        "new": [NEXT.token_at(SEED, 0, position) for position in range(len(ids["new"]))],
+    }
+    started = {response.request_id: response.started.model_digest for response in wide.events("started")}
+    assert started == {"r": PRESENT.digest, "new": NEXT.digest}
+    assert wide.quiet
+
+
+def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: Ring) -> None:
+    wide.begin(tokens=2)
+    roll_out(wide, "engine-0", "engine-1")
+    wide.settle()
+    assert 0 < len(wide.ids()) < 20, "the next model computes nothing of it"
+    wide.kill_engine("engine-0", PRESENT)
+    wide.heal()
+    wide.settle()
+    assert wide.ids() == expected(20)
+    assert wide.quiet
+
+
+def test_a_request_whose_model_is_gone_ends_and_says_so(wide: Ring) -> None:
+    wide.begin(tokens=2)
+    wide.dispatcher.route_timeout = -1.0
+    roll_out(wide, "engine-0", "engine-1")
+    wide.settle()
+    status = status_from_proto(wide.end().error)
+    assert (status.code, status.reason) == (Code.UNAVAILABLE, Reason.MODEL_GONE)
+    assert wide.ids() == expected(len(wide.ids()))
+    assert wide.quiet
+    assert [held.model.model_digest for held in wide.models.served()] == [NEXT.digest]
+    assert len(wide.models.held) == 1, "none is kept"
+
+
+def test_a_rollback_makes_the_earlier_model_the_newest_again(wide: Ring) -> None:
+    for served in (NEXT, PRESENT):
+        wide.kill_engine("engine-1", served)
+        wide.heal()
+        wide.flow()
+        assert wide.model.model.model_digest == served.digest
+
+
+def test_an_engine_with_one_model_too_many_is_not_linked(wide: Ring) -> None:
+    wide.ask(ask())  # a request of the present one, which keeps it
+    stream = wide.stream()
+    for number in range(MAX_GENERATIONS - 1):
+        wide.models.add(model := another(number), CODEC)
+        wide.link_events.engine_up(stream, PeerId(model.name, model.incarnation), model)  # type: ignore[arg-type]
+    with pytest.raises(LinkRefused, match=r"limit of 3 models \(--max-generations\) reached, all in use"):
+        wide.models.add(another(9), CODEC)
+    assert len(wide.models.held) == MAX_GENERATIONS
+    wide.link_events.engine_down(stream, PeerId("engine-0", 1000))  # type: ignore[arg-type]
+    wide.models.add(another(9), CODEC)
+
+
+def test_an_engine_whose_model_was_dropped_before_it_was_linked_is_refused(world: Ring) -> None:
+    stream = world.stream()
+    for number in range(MAX_GENERATIONS):
+        world.models.add(another(number), CODEC)
+    with pytest.raises(LinkRefused, match="its model was dropped for later ones: limit of 3 models"):
+        world.link_events.engine_up(stream, PeerId("engine-0", 1000), another(0))  # type: ignore[arg-type]
+
+
+async def test_a_known_tokenizer_is_not_fetched_again(world: Ring) -> None:
+    class Stub:
+        async def GetModel(self, request: engine_pb2.GetModelRequest, **call: float) -> engine_pb2.GetModelResponse:
+            return another(1)
+
+    await world.link_events.prepare(Stub())
+    assert world.models.for_resume("", "another 1") is not None
+
+
+CODEC = TextCodec(PRESENT.tokenizer, ChatTemplates({}))
+
+
+def another(number: int) -> engine_pb2.GetModelResponse:
+    """What an engine of yet another model says, which was started later than all the others."""
+    model = engine_pb2.GetModelResponse()
+    model.CopyFrom(PRESENT.message)
+    model.model_digest, model.name, model.incarnation = f"another {number}", f"engine-{number}", 1000 + number
+    return model
