@@ -115,26 +115,18 @@ class Run:
         g = self.geometry
         width = max(len(table) for table in self.tables) + 1
         tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
-        rows, slots, lens = [], [], []
+        rows, lens = [], []
         for row, (s, count) in enumerate(work):
             positions = torch.arange(self.computed[s], self.computed[s] + count)
             used = -(-(self.computed[s] + count) // g.block_size)
             seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // g.block_size
             tables[row, seen:used] = self.tables[s][seen:used]
             self.forget(self.tables[s][:seen])
-            slots.append(tables[row].long()[positions // g.block_size] * g.block_size + positions % g.block_size)
             known = self.sequences[s]
             rows.append(torch.cat([known.query[positions], known.key[positions], known.value[positions]], dim=1))
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]
-        metadata = AttentionMetadata(
-            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-            seq_lens=torch.tensor(lens, dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.cat(slots),
-            max_query_len=max(counts),
-            max_seq_len=max(lens),
-        )
+        metadata = AttentionMetadata.of_sequences(lens, counts, tables, g.block_size)
         # One row holds query, key and value, as a fused projection leaves them.
         query, key, value = torch.cat(rows).split([g.num_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
         scale = g.head_dim**-0.5 if scale is None else scale

@@ -98,20 +98,15 @@ class Run:
     def step(self, work: list[tuple[int, int]]) -> None:
         s = self.sizes
         tables = torch.full((len(work), max(map(len, self.tables))), 2**31 - 1, dtype=torch.int32)
-        slots, places = [], []
+        places = []
         for row, (sequence, count) in enumerate(work):
             positions = torch.arange(self.computed[sequence], self.computed[sequence] + count)
             tables[row, : len(self.tables[sequence])] = self.tables[sequence]
-            slots.append(tables[row].long()[positions // s.block_size] * s.block_size + positions % s.block_size)
             places.append((sequence, positions))
             self.computed[sequence] += count
         counts = [count for _, count in work]
         lengths = [self.computed[sequence] for sequence, _ in work]
-        starts = torch.tensor([0, *counts]).cumsum(0).int()
-        metadata = AttentionMetadata(
-            starts, torch.tensor(lengths, dtype=torch.int32), tables, torch.cat(slots), max(counts), max(lengths)
-        )
-        metadata = metadata.on(self.device)
+        metadata = AttentionMetadata.of_sequences(lengths, counts, tables, s.block_size).on(self.device)
         query, query_rope, latent, rope = (
             torch.cat([each[sequence][positions] for sequence, positions in places]).to(self.device)
             for each in (self.queries, self.query_ropes, self.latents, self.ropes)

@@ -72,22 +72,13 @@ def make_step(
     tables = torch.full((len(lens), max(blocks) + 1), 2**31 - 1, dtype=torch.int32)
     spec = KVCacheSpec((AttentionSpec(num_kv_heads, head_dim),), block_size, dtype)
     cache = TorchAttention.allocate(spec, sum(blocks) + 3, CPU)[0].fill_(torch.nan)
-    slots = []
     for s, (length, count) in enumerate(zip(lens, counts, strict=True)):
         tables[s, : blocks[s]] = ids[s].int()
         slot = (ids[s] * block_size)[torch.arange(length) // block_size] + torch.arange(length) % block_size
         old = slot[: length - count]
         cache[0, old // block_size, :, old % block_size] = keys[s][: length - count]
         cache[1, old // block_size, :, old % block_size] = values[s][: length - count]
-        slots.append(slot[length - count :])
-    metadata = AttentionMetadata(
-        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-        seq_lens=torch.tensor(lens, dtype=torch.int32),
-        block_tables=tables,
-        slot_mapping=torch.cat(slots),
-        max_query_len=max(counts),
-        max_seq_len=max(lens),
-    )
+    metadata = AttentionMetadata.of_sequences(lens, counts, tables, block_size)
     return Step(query, keys, values, counts, cache, metadata)
 
 
