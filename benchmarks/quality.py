@@ -132,14 +132,8 @@ def log_probabilities(
 def _logits(model: LanguageModel, caches: list[torch.Tensor], text: list[int], blocks: int) -> torch.Tensor:
     """Logits [T, V] of one text, computed in one step."""
     positions = torch.arange(len(text))
-    metadata = AttentionMetadata(
-        query_starts=torch.tensor([0, len(text)], dtype=torch.int32),
-        seq_lens=torch.tensor([len(text)], dtype=torch.int32),
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        slot_mapping=positions,
-        max_query_len=len(text),
-        max_seq_len=len(text),
-    )
+    table = torch.arange(blocks, dtype=torch.int32)[None]
+    metadata = AttentionMetadata.of_sequences([len(text)], [len(text)], table, _BLOCK_SIZE)
     # A layer reads only data that it has written in this step, so groups can share blocks.
     every_group = [metadata] * len(model.kv_cache_groups)
     return model.compute_logits(model.forward(torch.tensor(text), positions, ForwardContext(caches, every_group)))

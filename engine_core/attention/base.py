@@ -70,6 +70,28 @@ class AttentionMetadata:
     group: int = 0
     """The group's index."""
 
+    @staticmethod
+    def of_sequences(
+        lengths: Sequence[int], counts: Sequence[int], block_tables: torch.Tensor, block_size: int, group: int = 0
+    ) -> AttentionMetadata:
+        """On the host, for sequences of ``lengths`` tokens, of each of which the last ``counts`` are rows of the step.
+
+        ``block_tables`` [S, N] int32.
+        """
+        slots = []
+        for table, length, count in zip(block_tables.long(), lengths, counts, strict=True):
+            places = torch.arange(length - count, length)
+            slots.append(table[places // block_size] * block_size + places % block_size)
+        return AttentionMetadata(
+            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=block_tables,
+            slot_mapping=torch.cat(slots),
+            max_query_len=max(counts),
+            max_seq_len=max(lengths),
+            group=group,
+        )
+
     def on(self, device: torch.device) -> AttentionMetadata:
         """The same on another device."""
         return AttentionMetadata(

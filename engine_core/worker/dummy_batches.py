@@ -176,14 +176,8 @@ def _quickest(
 
     The quickest of some runs counts, since the first one may compile kernels, and others may wait for the processor.
     """
-    on_host = AttentionMetadata(
-        query_starts=torch.tensor([0, rows], dtype=torch.int32),
-        seq_lens=torch.tensor([context], dtype=torch.int32),
-        block_tables=torch.zeros(1, -(-context // spec.block_size), dtype=torch.int32),
-        slot_mapping=torch.arange(context - rows, context) % spec.block_size,
-        max_query_len=rows,
-        max_seq_len=context,
-    )
+    table = torch.zeros(1, -(-context // spec.block_size), dtype=torch.int32)
+    on_host = AttentionMetadata.of_sequences([context], [rows], table, spec.block_size)
     attend = _attention_of(attention, spec, num_heads, on_host.on(device), device)
     attention.plan(on_host)
     runs: list[float] = []

@@ -72,45 +72,26 @@ def _logits(
     """Logits [all tokens, V] of the sequences, one after the other, computed in ``steps`` on a cache of their own."""
     blocks, num_groups = [-(-length // block_size) for length in lengths], len(model.kv_cache_groups)
     caches = attention.allocate(model.kv_cache_spec(block_size), num_groups * sum(blocks), device)
-    tables = torch.split(torch.arange(num_groups * sum(blocks), dtype=torch.int32), blocks * num_groups)
+    own = torch.split(torch.arange(num_groups * sum(blocks), dtype=torch.int32), blocks * num_groups)
+    tables = torch.nn.utils.rnn.pad_sequence(list(own), batch_first=True).view(num_groups, len(blocks), -1)
     tokens = [(torch.arange(length) * 7919 + 31 * place) % model.vocab_size for place, length in enumerate(lengths)]
     computed = [0] * len(lengths)
     logits: list[list[torch.Tensor]] = [[] for _ in lengths]
     for step in steps:
+        sequences, counts = [sequence for sequence, _ in step], [count for _, count in step]
         ranges = [torch.arange(computed[sequence], computed[sequence] + count) for sequence, count in step]
-        metadata = [
-            _metadata(step, ranges, tables[group * len(blocks) :], block_size, group).on(device)
-            for group in range(num_groups)
-        ]
-        ids = torch.cat([tokens[sequence][places] for (sequence, _), places in zip(step, ranges, strict=True)])
-        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), ForwardContext(caches, metadata))
-        parts = torch.split(model.compute_logits(hidden), [count for _, count in step])
-        for (sequence, count), part in zip(step, parts, strict=True):
-            logits[sequence].append(part)
+        for sequence, count in step:
             computed[sequence] += count
+        done = [computed[sequence] for sequence in sequences]
+        metadata = [
+            AttentionMetadata.of_sequences(done, counts, of_group[sequences], block_size, group).on(device)
+            for group, of_group in enumerate(tables)
+        ]
+        ids = torch.cat([tokens[sequence][places] for sequence, places in zip(sequences, ranges, strict=True)])
+        hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), ForwardContext(caches, metadata))
+        for sequence, part in zip(sequences, torch.split(model.compute_logits(hidden), counts), strict=True):
+            logits[sequence].append(part)
     return torch.cat([part for sequence in logits for part in sequence])
-
-
-def _metadata(
-    step: Step, ranges: Sequence[torch.Tensor], tables: Sequence[torch.Tensor], block_size: int, group: int
-) -> AttentionMetadata:
-    """``tables`` are those of the group, one for each sequence."""
-    counts = [count for _, count in step]
-    lengths = [int(places[-1]) + 1 for places in ranges]
-    block_tables = torch.zeros(len(step), max(len(table) for table in tables), dtype=torch.int32)
-    slots = []
-    for row, ((sequence, _), places) in enumerate(zip(step, ranges, strict=True)):
-        block_tables[row, : len(tables[sequence])] = tables[sequence]
-        slots.append(block_tables[row, places // block_size].long() * block_size + places % block_size)
-    return AttentionMetadata(
-        query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-        seq_lens=torch.tensor(lengths, dtype=torch.int32),
-        block_tables=block_tables,
-        slot_mapping=torch.cat(slots),
-        max_query_len=max(counts),
-        max_seq_len=max(lengths),
-        group=group,
-    )
 
 
 @contextmanager

@@ -39,14 +39,12 @@ def _last_rows(
     block_size = 16
     caches = attention.allocate(model.kv_cache_spec(block_size), 2 * len(groups), device)
     metadata = [
-        AttentionMetadata(
-            query_starts=torch.tensor([0, _ROWS, 2 * _ROWS], dtype=torch.int32),
-            seq_lens=torch.tensor([_ROWS, _ROWS], dtype=torch.int32),
-            block_tables=torch.tensor([[2 * group], [2 * group + 1]], dtype=torch.int32),
-            slot_mapping=torch.cat([torch.arange(_ROWS) + block * block_size for block in (2 * group, 2 * group + 1)]),
-            max_query_len=_ROWS,
-            max_seq_len=_ROWS,
-            group=group,
+        AttentionMetadata.of_sequences(
+            [_ROWS, _ROWS],
+            [_ROWS, _ROWS],
+            torch.tensor([[2 * group], [2 * group + 1]], dtype=torch.int32),
+            block_size,
+            group,
         ).on(device)
         for group in groups
     ]

@@ -191,25 +191,17 @@ class Run:
         size = self.geometry.block_size
         width = max(len(table) for table in self.tables) + 1
         tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
-        rows, slots, lens = [], [], []
+        rows, lens = [], []
         for row, (s, count) in enumerate(work):
             positions = torch.arange(self.computed[s], self.computed[s] + count)
             used = -(-(self.computed[s] + count) // size)
             seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // size
             tables[row, seen:used] = self.tables[s][seen:used]
             self.blocks()[self.tables[s][:seen].long().to(self.device)] = torch.nan  # others may have them by now
-            slots.append(tables[row].long()[positions // size] * size + positions % size)
             rows.append([each[positions] for each in self.sequences[s].inputs()])
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]
-        metadata = AttentionMetadata(
-            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-            seq_lens=torch.tensor(lens, dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.cat(slots),
-            max_query_len=max(counts),
-            max_seq_len=max(lens),
-        )
+        metadata = AttentionMetadata.of_sequences(lens, counts, tables, size)
         self.backend.plan(metadata)
         known, inputs = self.sequences[0], [torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)]
         options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks)

@@ -111,7 +111,6 @@ class Driver:
         """Blocks behind a window are gone from the tables, and poisoned as if another sequence had written to them."""
         first_table = group * len(self.computed)
         tables = torch.full((len(sequences), max(map(len, self.tables))), 2**30, dtype=torch.int32)
-        slots = []
         for row, (sequence, places) in enumerate(zip(sequences, positions, strict=True)):
             table = self.tables[first_table + sequence]
             seen, used = self.groups[group].first_block(int(places[0]), BLOCK_SIZE), int(places[-1]) // BLOCK_SIZE + 1
@@ -119,17 +118,8 @@ class Driver:
             for kv_cache in self.caches:
                 of_blocks = kv_cache if kv_cache.shape[0] == self.num_blocks else kv_cache.transpose(0, 1)
                 of_blocks[table[:seen].long()] = torch.nan
-            slots.append(tables[row].long()[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE)
         counts, lens = [len(places) for places in positions], [int(places[-1]) + 1 for places in positions]
-        return AttentionMetadata(
-            query_starts=torch.tensor([0, *counts]).cumsum(0).int(),
-            seq_lens=torch.tensor(lens, dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.cat(slots),
-            max_query_len=max(counts),
-            max_seq_len=max(lens),
-            group=group,
-        )
+        return AttentionMetadata.of_sequences(lens, counts, tables, BLOCK_SIZE, group)
 
 
 def logits_of(model: LanguageModel, ids: torch.Tensor, chunks: Sequence[int] | None = None) -> torch.Tensor:
