@@ -25,7 +25,7 @@ from tests.engine_core.attention.sequences import (
     make_latents,
     make_sequences,
 )
-from tests.engine_core.ops.experts import chosen, weights_of
+from tests.engine_core.ops.experts import chosen, numbers, weights_of
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -62,10 +62,6 @@ def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(
     expected = Run(backend, geometry, sequences, device=GPU, window=window).at_once()
     run = Run(backend, geometry, sequences, seed=1, device=GPU, window=window)
     assert_equal(run.in_random_steps(random.Random(4)), expected)
-
-
-def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -23,7 +23,7 @@ SHAPES = {
 }
 
 
-def numbers(*shape: int, dtype: torch.dtype, seed: int, size: float = 1.0) -> torch.Tensor:
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0, size: float = 1.0) -> torch.Tensor:
     return (size * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
 
 

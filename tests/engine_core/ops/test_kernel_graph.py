@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,17 +47,35 @@ class Watched(NativeBackend):
         return super().captured(counted)
 
 
-def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
-    """All logits of three sequences, computed in steps of random sizes; threads change, too."""
-    rng = random.Random(seed)
-    driver = Driver(model, LENGTHS, attention=ATTENTION)
+def pair(
+    directory: Path, dtype: str = "bfloat16", quantization: str | None = None
+) -> tuple[LanguageModel, LanguageModel, Watched]:
+    """A model that is captured, the same that is not, and what watches the first."""
+    watched, plain = Watched(load_kernels()), Uncaptured(load_kernels())
+    models = [load(directory, dtype, quantization, layers=ops, attention=ATTENTION) for ops in (watched, plain)]
+    return models[0], models[1], watched
+
+
+def token_ids(model: LanguageModel, lengths: Sequence[int]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
-    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    return [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in lengths]
+
+
+def random_work(
+    driver: Driver, sequences: list[torch.Tensor], rng: random.Random, threads: Sequence[int]
+) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Steps of random members and sizes, until all is computed; threads change, too."""
     while unfinished := [s for s, ids in enumerate(sequences) if driver.computed[s] < len(ids)]:
         torch.set_num_threads(rng.choice(threads))
         chosen = rng.sample(unfinished, rng.randint(1, len(unfinished)))
-        work = [(s, sequences[s][driver.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen]
+        yield [(s, sequences[s][driver.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen]
+
+
+def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> torch.Tensor:
+    """All logits of three sequences."""
+    driver, sequences = Driver(model, LENGTHS, attention=ATTENTION), token_ids(model, LENGTHS)
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for work in random_work(driver, sequences, random.Random(seed), threads):
         for (s, _), rows in zip(work, driver.step(work), strict=True):
             logits[s].append(rows)
     return torch.cat([rows for sequence in logits for rows in sequence])
@@ -76,12 +94,7 @@ def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> t
 @torch.inference_mode()
 def test_replayed_steps_have_the_same_bits(case: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
     directory = save_model(make_model(configuration(case)), tmp_path)
-    kernels = load_kernels()
-    watched = Watched(kernels)
-    captured, plain = (
-        load(directory, dtype, quantization, layers=layers, attention=ATTENTION)
-        for layers in (watched, Uncaptured(kernels))
-    )
+    captured, plain, watched = pair(directory, dtype, quantization)
     for seed in range(4):
         assert torch.equal(steps(captured, seed), steps(plain, seed))
     assert 4 <= watched.calls <= 4 * 2, "once for each cache, and when a step is larger than those before"
@@ -100,14 +113,8 @@ QUICK = ("olmo2", "deepseek_v3", "gemma4_text")
 def test_a_capture_does_not_depend_on_its_rows(name: str, quantization: str | None, tmp_path: Path) -> None:
     """Of a single row, any stride is right; replayed with many rows, only one is."""
     directory = save_model(make_model(configuration(name)), tmp_path)
-    kernels = load_kernels()
-    watched = Watched(kernels)
-    captured, plain = (
-        load(directory, "bfloat16", quantization, layers=layers, attention=ATTENTION)
-        for layers in (watched, Uncaptured(kernels))
-    )
-    generator = torch.Generator().manual_seed(1)
-    sequences = [torch.randint(0, plain.vocab_size, (length,), generator=generator) for length in (1, 40, 9)]
+    captured, plain, watched = pair(directory, quantization=quantization)
+    sequences = token_ids(plain, (1, 40, 9))
 
     def logits(model: LanguageModel, *steps: Sequence[int]) -> torch.Tensor:
         driver, found = Driver(model, [len(ids) for ids in sequences], attention=ATTENTION), dict[int, torch.Tensor]()
@@ -136,12 +143,9 @@ def test_wanted_rows_have_the_bits_that_they_have_among_all(
     directory = save_model(make_model(configuration(case)), tmp_path)
     chosen = layers(load_kernels())
     model = load(directory, "bfloat16", quantization, layers=chosen, attention=ATTENTION)
-    rng, generator = random.Random(7), torch.Generator().manual_seed(1)
-    sequences = [torch.randint(0, model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+    rng, sequences = random.Random(7), token_ids(model, LENGTHS)
     partly, fully = (Driver(model, LENGTHS, attention=ATTENTION) for _ in range(2))
-    while unfinished := [s for s, ids in enumerate(sequences) if partly.computed[s] < len(ids)]:
-        chosen_ones = rng.sample(unfinished, rng.randint(1, len(unfinished)))
-        work = [(s, sequences[s][partly.computed[s] :][: rng.choice([1, 1, 20, 90])]) for s in chosen_ones]
+    for work in random_work(partly, sequences, rng, threads=(1, 2)):
         last_alone = rng.random() < 0.7
         few, many = partly.step(work, last_alone), fully.step(work)
         for some, every in zip(few, many, strict=True):
@@ -154,11 +158,7 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
     """Also one of more threads than there are processors, so that some come late or stop in the middle."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
     directory = save_model(make_model(Qwen3Config(**(SIZES | sizes))), tmp_path)
-    kernels = load_kernels()
-    captured, plain = (
-        load(directory, "bfloat16", quantization, layers=layers(kernels), attention=ATTENTION)
-        for layers in (NativeBackend, Uncaptured)
-    )
+    captured, plain, _ = pair(directory, quantization=quantization)
     for seed in range(4):
         expected = steps(plain, seed)
         for _ in range(3):

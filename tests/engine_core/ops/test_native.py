@@ -20,6 +20,8 @@ from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.native import NativeBackend, NativeLinear
 from engine_core.ops.torch import TorchBackend
 
+from .experts import numbers
+
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512, 1040)]
@@ -43,10 +45,6 @@ def ops(kernels: Kernels) -> NativeBackend:
     return NativeBackend(kernels)
 
 
-def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
     torch.set_num_threads(1)
     alone = torch.cat([layer(x[row : row + 1].clone()) for row in range(len(x))])
@@ -61,10 +59,10 @@ def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "residual", "bias"), PRODUCTS)
 def test_product(ops: NativeBackend, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
-    weight, offset = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
+    weight, offset = numbers(n, k, dtype=dtype), numbers(n, dtype=dtype, seed=1)
     linear = ops.linear(weight, offset if bias else None)
     for rows in (1, 2, 7, 40):
-        x, beside = random(rows, k, dtype=dtype, seed=rows), random(rows, n, dtype=dtype, seed=9)
+        x, beside = numbers(rows, k, dtype=dtype, seed=rows), numbers(rows, n, dtype=dtype, seed=9)
         expected = (
             x.double() @ weight.double().T + (offset.double() if bias else 0) + (beside.double() if residual else 0)
         )
@@ -81,13 +79,13 @@ def test_product(ops: NativeBackend, n: int, k: int, residual: bool, bias: bool,
 def test_rows_of_products_have_the_same_bits_in_every_batch(
     ops: NativeBackend, n: int, k: int, dtype: torch.dtype
 ) -> None:
-    check_rows(ops.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
+    check_rows(ops.linear(numbers(n, k, dtype=dtype), numbers(n, dtype=dtype)), numbers(210, k, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_row_poisons_another(ops: NativeBackend, dtype: torch.dtype) -> None:
-    linear = ops.linear(random(80, 32, dtype=dtype))
-    x = random(9, 32, dtype=dtype)
+    linear = ops.linear(numbers(80, 32, dtype=dtype))
+    x = numbers(9, 32, dtype=dtype)
     clean = linear(x)
     x[3], x[7, 5] = torch.nan, torch.inf
     y = linear(x)
@@ -102,11 +100,11 @@ def test_no_row_poisons_another(ops: NativeBackend, dtype: torch.dtype) -> None:
 def test_argmax_is_where_products_are_greatest(
     ops: NativeBackend, n: int, k: int, bias: bool, dtype: torch.dtype
 ) -> None:
-    head = ops.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
+    head = ops.linear(numbers(n, k, dtype=dtype), numbers(n, dtype=dtype, seed=1) if bias else None)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         for rows in (1, 2, 7, 200):
-            x = random(rows, k, dtype=dtype, seed=rows)
+            x = numbers(rows, k, dtype=dtype, seed=rows)
             expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
             assert head.argmax(x).tolist() == expected.tolist()
 
@@ -130,14 +128,14 @@ def test_of_equal_products_the_first_is_taken_and_padding_never(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_rows_of_the_weight_can_be_read_back(ops: NativeBackend, n: int, k: int, dtype: torch.dtype) -> None:
-    table = random(n, k, dtype=dtype)
+    table = numbers(n, k, dtype=dtype)
     head = ops.linear(table)
     ids = torch.randint(0, n, (50,))
     assert torch.equal(head.weight_rows(ids), table[ids])
 
 
 def test_only_the_packed_weight_is_kept_in_huge_pages(ops: NativeBackend) -> None:
-    weight = random(2048, 1024, dtype=torch.bfloat16)
+    weight = numbers(2048, 1024, dtype=torch.bfloat16)
     linear = ops.linear(weight)
     assert isinstance(linear, NativeLinear)
     assert linear.nbytes == weight.nbytes
@@ -147,12 +145,12 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(ops: NativeBackend) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2048])
 def test_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
-    x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    x, weight = 3 * numbers(50, width, dtype=dtype), numbers(width, dtype=dtype, seed=1)
     norm = ops.norm(weight.float(), None, 1e-5, width)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
     check_rows(norm, x)
-    check_rows(norm, random(400, width, dtype=dtype))
+    check_rows(norm, numbers(400, width, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -161,7 +159,7 @@ def test_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
 def test_activations_with_and_without_a_gate(
     ops: NativeBackend, width: int, activation: Activation, dtype: torch.dtype
 ) -> None:
-    x = 4 * random(50, 2 * width, dtype=dtype)
+    x = 4 * numbers(50, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
     gated, alone = (partial(function, activation=activation) for function in (ops.act_and_mul, ops.activate))
@@ -198,14 +196,14 @@ ROTATIONS = [
 @pytest.mark.parametrize("shape", [shape for shape, _ in ROTATIONS], ids=[name for _, name in ROTATIONS])
 def test_rotation_equals_torch(ops: NativeBackend, shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
     split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
-    x = random(400, sum(split), shape.head_dim, dtype=dtype)
-    query, key, value = (random(shape.head_dim, dtype=torch.float32, seed=seed) for seed in (1, 2, 3))
+    x = numbers(400, sum(split), shape.head_dim, dtype=dtype)
+    query, key, value = (numbers(shape.head_dim, dtype=torch.float32, seed=seed) for seed in (1, 2, 3))
     norms = HeadNorms(query, key, value if normalized == "values too" else None, 1e-6) if normalized else None
     angles = None
     if shape.rotary_dim:
         rope = RopeParameters("default", 1e4, shape.rotary_dim)
         angles = Rotary(rope, 400 * 7, torch.device("cpu")).angles(torch.arange(400) * 7)
-        angles = angles._replace(query_scales=1 + random(400, 1, 1, dtype=torch.float32, seed=4).abs())
+        angles = angles._replace(query_scales=1 + numbers(400, 1, 1, dtype=torch.float32, seed=4).abs())
     rotation, padding = ops.rotary(shape, norms), ops.padded(shape.head_dim) - shape.head_dim
     expected = TorchBackend().rotary(shape, norms)(x, angles)
     padded = torch.nn.functional.pad(x, (0, padding))
@@ -224,8 +222,8 @@ def test_rotation_equals_torch(ops: NativeBackend, shape: HeadsShape, normalized
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [40, 1008])
 def test_layer_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
-    x, residual = 3 + 2 * random(50, width, dtype=dtype), random(50, width, dtype=dtype, seed=3)
-    weight, bias = (random(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    x, residual = 3 + 2 * numbers(50, width, dtype=dtype), numbers(50, width, dtype=dtype, seed=3)
+    weight, bias = (numbers(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
     exact = torch.nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
     x, residual, weight, bias = (
         torch.nn.functional.pad(each, (0, ops.padded(width) - width)) for each in (x, residual, weight, bias)
@@ -241,14 +239,16 @@ def test_layer_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_of_padded_rows_in_place_and_with_a_residual(ops: NativeBackend, dtype: torch.dtype) -> None:
-    x, weight, residual = (random(*size, dtype=dtype, seed=seed) for seed, size in enumerate([(9, 40), (40,), (9, 40)]))
+    x, weight, residual = (
+        numbers(*size, dtype=dtype, seed=seed) for seed, size in enumerate([(9, 40), (40,), (9, 40)])
+    )
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     x, weight, residual = (torch.nn.functional.pad(each, (0, 8)) for each in (x, weight, residual))
     norm = ops.norm(weight.float(), None, 1e-5, 40)
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
     added = norm(x, residual=residual)
     torch.testing.assert_close(added[:, :40].double(), exact + residual[:, :40].double(), **tolerance)
-    beside = torch.cat([random(9, 16, dtype=dtype), x, random(9, 16, dtype=dtype)], dim=1)
+    beside = torch.cat([numbers(9, 16, dtype=dtype), x, numbers(9, 16, dtype=dtype)], dim=1)
     before = beside.clone()
     norm(beside[:, 16:64], in_place=True)
     torch.testing.assert_close(beside[:, 16:56].double(), exact, **tolerance)
@@ -260,8 +260,8 @@ def test_norm_of_padded_rows_in_place_and_with_a_residual(ops: NativeBackend, dt
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_of_groups_scaled(ops: NativeBackend, dtype: torch.dtype) -> None:
     """Each group on its own, with a residual, in rows that lie apart: as torch does, and row by row the same bits."""
-    shape, weight = (30, 5, 48), random(48, dtype=torch.float32, seed=1)
-    x, residual = random(30, 6 * 48, dtype=dtype)[:, :240].view(shape), random(*shape, dtype=dtype, seed=2)
+    shape, weight = (30, 5, 48), numbers(48, dtype=torch.float32, seed=1)
+    x, residual = numbers(30, 6 * 48, dtype=dtype)[:, :240].view(shape), numbers(*shape, dtype=dtype, seed=2)
     norm, reference = (backend.norm(weight, None, 1e-5, 48, 0.7) for backend in (ops, TorchBackend()))
     made = norm(x, residual=residual)
     assert made.shape == shape
@@ -274,7 +274,7 @@ def test_norm_of_groups_scaled(ops: NativeBackend, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_times_and_selection_of_rows_that_lie_apart(ops: NativeBackend, dtype: torch.dtype) -> None:
-    x, factors = random(9, 96, dtype=dtype), random(9, 160, dtype=dtype, seed=1)[:, 32:128]
+    x, factors = numbers(9, 96, dtype=dtype), numbers(9, 160, dtype=dtype, seed=1)[:, 32:128]
     made = ops.activate(x, Activation.GELU_TANH, factors)
     assert torch.equal(made, ops.act_and_mul(torch.cat([x, factors], dim=1), Activation.GELU_TANH))
     rows = torch.tensor([7, 0, 3])
@@ -283,8 +283,8 @@ def test_activation_times_and_selection_of_rows_that_lie_apart(ops: NativeBacken
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gate_of_rows(ops: NativeBackend, dtype: torch.dtype) -> None:
-    x, residual = (random(50, 1008, dtype=dtype, seed=seed) for seed in (1, 2))
-    logits = 4 * random(50, 1, dtype=torch.float32, seed=3)
+    x, residual = (numbers(50, 1008, dtype=dtype, seed=seed) for seed in (1, 2))
+    logits = 4 * numbers(50, 1, dtype=torch.float32, seed=3)
     exact_sum = residual.double() + logits.double().sigmoid() * x.double()
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
     for backend in (ops, TorchBackend()):

@@ -14,7 +14,7 @@ from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsSh
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.ops.torch import TorchBackend
-from tests.engine_core.ops.experts import chosen, weights_of
+from tests.engine_core.ops.experts import chosen, numbers, weights_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
@@ -23,10 +23,6 @@ OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
 @pytest.fixture(params=TOLERANCE, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
-
-
-def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
