@@ -21,7 +21,7 @@ from benchmarks.startup import forget
 from engine_core.kernels.library import load_kernels
 from engine_core.layers.fused_moe import ExpertTensors, SeparateExperts, StackedExperts
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape
 from engine_core.ops.native import NativeBackend
@@ -55,7 +55,7 @@ class Stored:
         started = time.perf_counter()
         sizes = _sizes(self._layers, self._shape)
         cpu, digest = torch.device("cpu"), WeightsDigest()
-        weights = SafetensorsWeights(self._directory, sizes, lambda name: False, torch.bfloat16, cpu, digest=digest)
+        weights = SafetensorsWeights(self._directory, ExpectedTensors(sizes), torch.bfloat16, cpu, digest=digest)
         for tensors, layer in zip(self._layers, layers, strict=True):
             layer.load(tensors.read(weights, self._shape))
         del weights  # include the unmapping of the files in the time

@@ -24,31 +24,35 @@ async def measure_isolation(
     """
     neighbours = {
         "nobody": None,
-        f"{_NEIGHBOUR_SHARE:.0%} of the peak": lambda: _offer(address, shape, _NEIGHBOUR_SHARE * peak),
-        "a flood": lambda: _offer(address, shape, times * peak),
-        "floods that begin": lambda: send_in_bursts(address, shape, "other", times * peak, _BURST_SECONDS),
+        f"{_NEIGHBOUR_SHARE:.0%} of the peak": lambda tally: _offer(address, shape, _NEIGHBOUR_SHARE * peak, tally),
+        "a flood": lambda tally: _offer(address, shape, times * peak, tally),
+        "floods that begin": lambda tally: send_in_bursts(address, shape, "other", times * peak, _BURST_SECONDS, tally),
     }
     seen: dict[str, list[Tally]] = {name: [] for name in neighbours}
+    beside: dict[str, Tally] = {name: Tally() for name in neighbours}
     for _ in range(rounds):
         for name, neighbour in neighbours.items():
             async with TenantLoad(address, shape, "one") as load:
                 work = [load.run_open_loop(SHARE * peak)]
                 if neighbour is not None:
-                    work.append(neighbour())
+                    work.append(neighbour(beside[name]))
                 async with background(*work):
                     await asyncio.sleep(settle)
                     load.fresh_tally()
                     await asyncio.sleep(seconds)
                     seen[name].append(load.fresh_tally())
-    return [_row(name, tallies) for name, tallies in seen.items()]
+    return [_row(name, tallies, beside[name]) for name, tallies in seen.items()]
 
 
-async def _offer(address: str, shape: RequestShape, rate: float) -> None:
+async def _offer(address: str, shape: RequestShape, rate: float, tally: Tally) -> None:
     async with TenantLoad(address, shape, "other") as other:
-        await other.run_open_loop(rate)
+        try:
+            await other.run_open_loop(rate)
+        finally:
+            tally.add(other.fresh_tally())
 
 
-def _row(name: str, rounds: Sequence[Tally]) -> Row:
+def _row(name: str, rounds: Sequence[Tally], neighbour: Tally) -> Row:
     tally = merged(rounds)
     return {
         "beside": name,
@@ -59,4 +63,5 @@ def _row(name: str, rounds: Sequence[Tally]) -> Row:
         "complete": tally.good,
         "refused": tally.refused,
         "failed": tally.failures.total(),
+        "neighbour tok/s": neighbour.goodput if neighbour.seconds else None,
     }

@@ -232,13 +232,21 @@ async def background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         raise failed[0]
 
 
-async def send_in_bursts(address: str, shape: RequestShape, tenant: str, rate: float, seconds: float) -> None:
-    """Alternate forever: an open loop for ``seconds``, whose requests are then dropped, and ``seconds`` of silence."""
+async def send_in_bursts(
+    address: str, shape: RequestShape, tenant: str, rate: float, seconds: float, tally: Tally
+) -> None:
+    """Alternate forever: an open loop for ``seconds``, whose requests are then dropped, and ``seconds`` of silence.
+
+    The outcomes, without the silence, are added to ``tally``.
+    """
     while True:
         async with TenantLoad(address, shape, tenant) as load:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await load.run_open_loop(rate)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await load.run_open_loop(rate)
+            finally:
+                tally.add(load.fresh_tally())
         await asyncio.sleep(seconds)
 
 

@@ -11,7 +11,7 @@ from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.torch import TorchBackend
@@ -55,15 +55,6 @@ def load_weights(
     if checkpoint.load_format == "dummy":
         weights = DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
-        weights = SafetensorsWeights(
-            checkpoint.path,
-            shapes,
-            model.is_redundant,
-            checkpoint.dtype,
-            device,
-            on_progress,
-            digest,
-            model.renamed,
-            model.repeats,
-        )
+        expected = ExpectedTensors(shapes, model.is_redundant, model.renamed, model.repeats)
+        weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, on_progress, digest)
     model.load(weights)

@@ -52,6 +52,18 @@ class StoredTensor:
         return _TYPES.get(self.type_name)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """The tensors that a model takes, all of which must be there; others only if they are redundant."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    is_redundant: Callable[[str], bool] = lambda name: False
+    renamed: Callable[[str], str] = lambda name: name
+    """The name in ``shapes`` for that in a file."""
+    repeats: Callable[[str], str | None] = lambda name: None
+    """The tensor that a redundant one must equal, if any."""
+
+
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor in the files that a checkpoint consists of; no weight is read.
 
@@ -85,26 +97,21 @@ class SafetensorsWeights:
     def __init__(
         self,
         directory: Path,
-        shapes: Mapping[str, tuple[int, ...]],
-        is_redundant: Callable[[str], bool],
+        expected: ExpectedTensors,
         dtype: torch.dtype,
         device: torch.device,
         on_progress: ProgressCallback | None = None,
         digest: WeightsDigest | None = None,
-        renamed: Callable[[str], str] = lambda name: name,
-        repeats: Callable[[str], str | None] = lambda name: None,
     ) -> None:
-        """``shapes`` are the tensors that will be taken; those for which ``is_redundant`` is true may also be there.
+        """What is taken is added to ``digest``.
 
-        What is taken is added to ``digest``. ``renamed`` gives the name in ``shapes`` for that in a file,
-        ``repeats`` the tensor that a redundant one must equal.
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
         found = find_tensors(directory)
-        self._tensors = {renamed(name): tensor for name, tensor in found.items()}
-        if twice := [name for name in found if self._tensors[renamed(name)].name != name]:
+        self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
+        if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {_some(twice)}")
-        _check(directory, self._tensors, shapes, is_redundant)
+        _check(directory, self._tensors, expected)
         self._dtype = dtype
         self._staging = Staging(dtype, device)
         self._device = device
@@ -115,9 +122,9 @@ class SafetensorsWeights:
         """Tensors of which rows are taken."""
         self._mapped = 0
         self._done = 0
-        self._total = sum(self._tensors[name].nbytes for name in shapes)
-        for name in self._tensors.keys() - shapes.keys():
-            if (original := repeats(name)) is not None:
+        self._total = sum(self._tensors[name].nbytes for name in expected.shapes)
+        for name in self._tensors.keys() - expected.shapes.keys():
+            if (original := expected.repeats(name)) is not None:
                 self._require_equal(name, original)
 
     def _require_equal(self, name: str, original: str) -> None:
@@ -260,17 +267,11 @@ def _wrong_type(tensor: StoredTensor, types: Iterable[str]) -> CheckpointError:
     )
 
 
-def _check(
-    directory: Path,
-    found: Mapping[str, StoredTensor],
-    shapes: Mapping[str, tuple[int, ...]],
-    is_redundant: Callable[[str], bool],
-) -> None:
-    """Raise ``CheckpointError`` unless ``found`` has exactly the tensors of ``shapes``, redundant ones aside, which may
-    be of any type.
-    """
+def _check(directory: Path, found: Mapping[str, StoredTensor], expected: ExpectedTensors) -> None:
+    """Raise ``CheckpointError`` unless ``found`` has what is ``expected``. Redundant tensors may be of any type."""
+    shapes = expected.shapes
     missing = [name for name in shapes if name not in found]
-    unexpected = [name for name in found if name not in shapes and not is_redundant(name)]
+    unexpected = [name for name in found if name not in shapes and not expected.is_redundant(name)]
     misshaped = [
         f"{name} is {list(found[name].shape)}, expected {list(shape)}"
         for name, shape in shapes.items()

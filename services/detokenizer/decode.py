@@ -6,15 +6,13 @@ All state belongs to one link: it is built from a request's first frame on that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
-from services.common.rpc.shared_messages import finish_from_proto, read_logprobs
+from services.common.rpc.shared_messages import OutputEntry, read_end, read_entries, read_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.detokenizer.service import Subscriber, Subscribers
 from services.ring.errors import Code, Status, invalid_field
@@ -104,7 +102,7 @@ class EngineDecoder:
             self._open(opened)
         self._prompts(outputs)
         finishes = {(finish.request_id, finish.choice): finish for finish in outputs.finished}
-        for entry in _entries(outputs):
+        for entry in read_entries(outputs):
             request = self._find(entry)
             if request is not None and entry.choice in request.choices:
                 finish = finishes.pop((entry.request_id, entry.choice), None) if finishes else None
@@ -112,7 +110,7 @@ class EngineDecoder:
         for finish in finishes.values():
             request = self._find(finish)
             if request is not None and finish.choice in request.choices:
-                entry = _Entry(finish.request_id, finish.epoch, finish.choice, finish.position, (), None)
+                entry = OutputEntry(finish.request_id, finish.epoch, finish.choice, finish.position, (), None)
                 self._advance(request, entry, finish, stops)
         for closed in outputs.closed:
             self._close(closed)
@@ -169,7 +167,7 @@ class EngineDecoder:
             subscriber.outbox.end(opened.request_id, choice, end, epoch=opened.epoch)
 
     def _find(
-        self, part: _Entry | engine_pb2.Finished | engine_pb2.Prefill | engine_pb2.PromptLogprobs
+        self, part: OutputEntry | engine_pb2.Finished | engine_pb2.Prefill | engine_pb2.PromptLogprobs
     ) -> _Request | None:
         """The request that a part of a frame is of; None if there is none with its epoch."""
         request = self._requests.get(part.request_id)
@@ -188,7 +186,7 @@ class EngineDecoder:
     def _advance(
         self,
         request: _Request,
-        entry: _Entry,
+        entry: OutputEntry,
         finish: engine_pb2.Finished | None,
         stops: list[engine_pb2.Command],
     ) -> None:
@@ -224,7 +222,7 @@ class EngineDecoder:
             stops.append(engine_pb2.Command(stop=stop))
             end = ChoiceEnd(FinishReason.STOP, delta.end, stop_string=delta.stop)
         elif finish is not None:
-            end = _end_of(finish)
+            end = read_end(finish)
         else:
             return
         outbox.end(request_id, choice, end, epoch=epoch)
@@ -267,38 +265,3 @@ class EngineDecoder:
 
 def _internal_error(request_id: str) -> Status:
     return Status(Code.INTERNAL, f"internal error; find {request_id} in the detokenizer's log")
-
-
-class _Entry(NamedTuple):
-    """The next ids of one choice."""
-
-    request_id: str
-    epoch: int
-    choice: int
-    first_position: int
-    ids: Sequence[int]
-    logprobs: PackedLogprobs | None
-
-
-def _entries(outputs: engine_pb2.StepOutputs) -> Iterator[_Entry]:
-    """Every entry, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
-    ids = outputs.token_ids[:]
-    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
-    arrays = zip(
-        outputs.request_ids[:],
-        outputs.epochs[:],
-        outputs.choices[:],
-        outputs.first_positions[:],
-        outputs.token_counts[:],
-        strict=True,
-    )
-    start = 0
-    for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
-        yield _Entry(request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index))
-        start += count
-
-
-def _end_of(finish: engine_pb2.Finished) -> ChoiceEnd:
-    finish_reason, error = finish_from_proto(finish)
-    stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
-    return ChoiceEnd(finish_reason, finish.position, stop_token_id=stop_token_id, error=error)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringline.detokenizer.v1 import detokenizer_pb2
-from ringline.types.v1 import output_pb2
 
-from services.common.rpc.shared_messages import status_to_proto, write_logprobs
-from services.ring.events import ChoiceEnd
+from services.common.rpc.shared_messages import write_end, write_logprobs
 from services.ring.outbox import RequestUpdate
 
 
@@ -36,7 +34,11 @@ def outputs_of(taken: Sequence[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
                 texts.append("".join(part.texts))
                 token_ids.extend(part.ids)
             if part.end is not None:
-                outputs.finished.append(_finished(update, choice, part.end))
+                position = part.end.position
+                finished = outputs.finished.add(
+                    request_id=update.request_id, epoch=update.epoch, choice=choice, position=position
+                )
+                write_end(finished, part.end)
     outputs.request_ids.extend(request_ids)
     outputs.epochs.extend(epochs)
     outputs.choices.extend(choices)
@@ -61,19 +63,3 @@ def _prompt(outputs: detokenizer_pb2.TextOutputs, update: RequestUpdate) -> None
             request_id=update.request_id, epoch=update.epoch, offset=update.prompt_offset
         )
         write_logprobs(part.logprobs, update.prompt_logprobs)
-
-
-def _finished(update: RequestUpdate, choice: int, end: ChoiceEnd) -> detokenizer_pb2.TextFinished:
-    finished = detokenizer_pb2.TextFinished(
-        request_id=update.request_id,
-        epoch=update.epoch,
-        choice=choice,
-        position=end.position,
-        finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
-        error=None if end.error is None else status_to_proto(end.error),
-    )
-    if end.stop_string is not None:
-        finished.stop_string = end.stop_string
-    elif end.stop_token_id is not None:
-        finished.stop_token_id = end.stop_token_id
-    return finished

@@ -159,7 +159,16 @@ class AsyncEngine:
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 
     def _removed(self, entry: LedgerEntry) -> None:
-        _log_finished(entry)
+        log.debug(
+            "request finished",
+            request_id=entry.request_id,
+            epoch=entry.epoch,
+            submitter=entry.submitter.name,
+            finish_reasons={choice: kept.end and kept.end.finish_reason.name for choice, kept in entry.choices.items()},
+            prompt_tokens=entry.prompt_tokens,
+            cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
+            completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),
+        )
         if self._traces is not None:
             self._traces.removed(entry, time.monotonic())
 
@@ -192,16 +201,3 @@ class AsyncEngine:
             computed_tokens=stats.computed_tokens,
             generated_tokens=stats.generated_tokens,
         )
-
-
-def _log_finished(entry: LedgerEntry) -> None:
-    log.debug(
-        "request finished",
-        request_id=entry.request_id,
-        epoch=entry.epoch,
-        submitter=entry.submitter.name,
-        finish_reasons={choice: kept.end and kept.end.finish_reason.name for choice, kept in entry.choices.items()},
-        prompt_tokens=entry.prompt_tokens,
-        cached_tokens=entry.prefill.cached_tokens if entry.prefill is not None else 0,
-        completion_tokens=sum(len(kept.ids) for kept in entry.choices.values()),
-    )

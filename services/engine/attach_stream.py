@@ -121,7 +121,8 @@ class Attachment:
     async def _parsed(self, data: bytes) -> AsyncIterator[engine_pb2.AttachRequest]:
         """Parse a frame. A large one is measured and parsed off the event loop, in a turn held until the block ends."""
         work = partial(parse, engine_pb2.AttachRequest, data, self._limits)
-        if _is_small(data):
+        # Few bytes or few fields, such as one request with a long prompt, are parsed on the event loop.
+        if len(data) <= SMALL_FRAME_BYTES or is_cheap_to_parse(engine_pb2.AttachRequest, data):
             yield work()
         else:
             async with self._engine.large_frames.turn(len(data)):
@@ -230,11 +231,6 @@ class Attachment:
 
 def _no_hello() -> Refused:
     return invalid_field("hello", "absent: the first frame must say who attaches")
-
-
-def _is_small(data: bytes) -> bool:
-    """Whether to parse a frame on the event loop: few bytes or few fields (such as one request with a long prompt)."""
-    return len(data) <= SMALL_FRAME_BYTES or is_cheap_to_parse(engine_pb2.AttachRequest, data)
 
 
 async def _end_superseded(waker: LinkWaker) -> None:

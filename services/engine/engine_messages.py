@@ -219,14 +219,12 @@ def _prefill(request_id: str, epoch: int, prefill: Prefill) -> engine_pb2.Prefil
 
 
 def _finished(request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> engine_pb2.Finished:
-    finished = engine_pb2.Finished(
+    return engine_pb2.Finished(
         request_id=request_id,
         epoch=epoch,
         choice=choice,
         position=end.position,
         finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
         stop_token_id=end.stop_token_id,
+        error=None if end.error is None else status_to_proto(end.error),
     )
-    if end.error is not None:
-        finished.error.CopyFrom(status_to_proto(end.error))
-    return finished

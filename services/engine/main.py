@@ -193,10 +193,9 @@ class _EngineProcess:
             return  # no request would finish, and peers must not mistake a crash for a drain
         self._engine.metrics.serving = False
         self._engine.drain(grace)
-        log.info("drained", left=await wait_until_idle(self._requests_to_finish, grace))
-
-    def _requests_to_finish(self) -> int:
-        return self._engine.registry.num_ledgers if self._engine.failure is None else 0
+        engine = self._engine
+        left = await wait_until_idle(lambda: engine.registry.num_ledgers if engine.failure is None else 0, grace)
+        log.info("drained", left=left)
 
     def _report(self, report: StepReport) -> None:
         """Enter a step's results. An error here would silently lose outputs, so the engine fails."""

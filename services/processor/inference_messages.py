@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import output_pb2
 
-from services.common.rpc.shared_messages import finish_from_proto, read_logprobs, status_to_proto, write_logprobs
+from services.common.rpc.shared_messages import read_end, read_entries, status_to_proto, write_end, write_logprobs
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.logprobs import PackedLogprobs
@@ -57,7 +56,7 @@ def write_update(frame: inference_pb2.SessionResponse, update: RequestUpdate, na
         if part.ids or any(part.texts):
             _write_delta(add(request_id=name).delta, choice, part)
         if part.end is not None:
-            add(request_id=name, choice_finished=_choice_finished(choice, part.end))
+            write_end(add(request_id=name, choice_finished={"choice": choice}).choice_finished, part.end)
     if isinstance(update.closing, inference_pb2.Usage):
         add(request_id=name, request_finished=inference_pb2.RequestFinished(usage=update.closing))
     if isinstance(update.closing, inference_pb2.Refused):
@@ -73,19 +72,6 @@ def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceUpdate) ->
         write_logprobs(delta.logprobs, part.logprobs)
 
 
-def _choice_finished(choice: int, end: ChoiceEnd) -> inference_pb2.ChoiceFinished:
-    finished = inference_pb2.ChoiceFinished(
-        choice=choice,
-        finish_reason=output_pb2.FinishReason.ValueType(end.finish_reason),
-        error=None if end.error is None else status_to_proto(end.error),
-    )
-    if end.stop_string is not None:
-        finished.stop_string = end.stop_string
-    elif end.stop_token_id is not None:
-        finished.stop_token_id = end.stop_token_id
-    return finished
-
-
 class TextEntry(NamedTuple):
     """One choice's delta."""
 
@@ -94,45 +80,17 @@ class TextEntry(NamedTuple):
     choice: int
     first_position: int
     ids: Sequence[int]
-    text: str
     logprobs: PackedLogprobs | None
+    text: str
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
-    """Every delta, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
-    ids = outputs.token_ids[:]
-    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
-    arrays = zip(
-        outputs.request_ids[:],
-        outputs.epochs[:],
-        outputs.choices[:],
-        outputs.first_positions[:],
-        outputs.token_counts[:],
-        outputs.texts[:],
-        strict=True,
-    )
-    start = 0
-    for index, (request_id, epoch, choice, first_position, count, text) in enumerate(arrays):
-        yield TextEntry(
-            request_id, epoch, choice, first_position, ids[start : start + count], text, logprobs.get(index)
-        )
-        start += count
+    """Every delta, in order."""
+    for entry, text in zip(read_entries(outputs), outputs.texts[:], strict=True):
+        yield TextEntry(*entry, text)
 
 
 def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, int, ChoiceEnd]]:
     """Every (request id, epoch, choice, end), in order."""
     for finished in outputs.finished:
-        stop = finished.WhichOneof("stop")
-        finish_reason, error = finish_from_proto(finished)
-        yield (
-            finished.request_id,
-            finished.epoch,
-            finished.choice,
-            ChoiceEnd(
-                finish_reason,
-                position=finished.position,
-                stop_token_id=finished.stop_token_id if stop == "stop_token_id" else None,
-                stop_string=finished.stop_string if stop == "stop_string" else None,
-                error=error,
-            ),
-        )
+        yield finished.request_id, finished.epoch, finished.choice, read_end(finished)

@@ -84,15 +84,35 @@ class Intake:
         arrived_at: float,
         call_timeout: float | None,
     ) -> None:
-        """Take the one request of a Generate call; raises ``Refused``.
-
-        ``call_timeout``: seconds until the deadline of the RPC.
-        """
+        """Take one request; raises ``Refused``. ``call_timeout``: seconds until the deadline of the RPC."""
+        self._check_open(stream)
+        check_request_id(message.request_id)
+        if message.HasField("timeout_ms") and message.timeout_ms == 0:
+            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
+        now = time.monotonic()
+        deadlines = [arrived_at + message.timeout_ms / 1000] if message.HasField("timeout_ms") else []
+        if call_timeout is not None:
+            deadlines.append(now + call_timeout)
+        request = Request(
+            request_id=ring_id(self._me.incarnation, next(self._counter)),
+            client_request_id=message.request_id,
+            ordinal=ordinal,
+            tenant=stream.tenant,
+            stream=stream,
+            arrived_at=arrived_at,
+            deadline=min(deadlines, default=None),
+        )
+        request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
         try:
-            self._receive(stream, message, ordinal, arrived_at, call_timeout)
+            self._admission.enter(request, message, now, self._in_flight.start)
         except Refused as refused:
-            self._metrics.request_refused(refused.status.code.name, stream.tenant)
+            request.trace.refused_at_once(refused.status)
             raise
+        stream.add(request)
+        if request.deadline is not None:
+            request.deadline_timer = asyncio.get_running_loop().call_later(
+                request.deadline - now, self._in_flight.end, request, FinishReason.DEADLINE
+            )
 
     def session_frame(
         self, stream: ClientStream, frame: inference_pb2.SessionRequest, ordinal: int, arrived_at: float
@@ -127,46 +147,9 @@ class Intake:
                     f"limit of {self._max_live_requests} live requests per session reached; retry when one has ended"
                 )
                 raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=100, reason=Reason.QUOTA)
-            self._receive(stream, message, ordinal, arrived_at, None)
+            self.begin(stream, message, ordinal, arrived_at, None)
         except Refused as refused:
             self.refuse(stream, usable_id(message), ordinal, refused.status)
-
-    def _receive(
-        self,
-        stream: ClientStream,
-        message: inference_pb2.GenerateRequest,
-        ordinal: int,
-        arrived_at: float,
-        call_timeout: float | None,
-    ) -> None:
-        self._check_open(stream)
-        check_request_id(message.request_id)
-        if message.HasField("timeout_ms") and message.timeout_ms == 0:
-            raise refuse("timeout_ms", "0 is out of range: expected at least 1")
-        now = time.monotonic()
-        deadlines = [arrived_at + message.timeout_ms / 1000] if message.HasField("timeout_ms") else []
-        if call_timeout is not None:
-            deadlines.append(now + call_timeout)
-        request = Request(
-            request_id=ring_id(self._me.incarnation, next(self._counter)),
-            client_request_id=message.request_id,
-            ordinal=ordinal,
-            tenant=stream.tenant,
-            stream=stream,
-            arrived_at=arrived_at,
-            deadline=min(deadlines, default=None),
-        )
-        request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
-        try:
-            self._admission.enter(request, message, now, self._in_flight.start)
-        except Refused as refused:
-            request.trace.refused_at_once(refused.status)
-            raise
-        stream.add(request)
-        if request.deadline is not None:
-            request.deadline_timer = asyncio.get_running_loop().call_later(
-                request.deadline - now, self._in_flight.end, request, FinishReason.DEADLINE
-            )
 
     def _check_open(self, stream: ClientStream) -> None:
         """Raise ``Refused`` if the stream takes no new requests; the client may retry on another one or elsewhere."""

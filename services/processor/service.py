@@ -94,14 +94,11 @@ class InferenceService:
         """Begin the one request of a Generate call; returns the response if it is refused."""
         name, arrived_at = "", time.monotonic()
         try:
-            try:
-                request = await self._parse(inference_pb2.GenerateRequest, data, stream.tenant)
-            except Refused as refused:
-                self._metrics.request_refused(refused.status.code.name, stream.tenant)
-                raise
+            request = await self._parse(inference_pb2.GenerateRequest, data, stream.tenant)
             name = usable_id(request)
             self._intake.begin(stream, request, 1, arrived_at, context.time_remaining())
         except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name, stream.tenant)
             return refusal(name, 1, refused.status)
         return None
 

@@ -56,7 +56,8 @@ def read_special_tokens(files: Mapping[str, bytes]) -> SpecialTokens:
         config |= load_json(files, "special_tokens_map.json")
     named = {role: _parse(value, role) for role, value in _with_role(config)}
     special = [_as_special(token) for token in named.values()]
-    special += [_parse(value, "extra_special_tokens") for value in _without_role(config)]
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    special += [_parse(value, "extra_special_tokens") for value in (extra if isinstance(extra, list) else [])]
     return SpecialTokens({role: token.content for role, token in named.items()}, tuple(special), listed)
 
 
@@ -81,11 +82,6 @@ def _with_role(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     extra = config.get("extra_special_tokens")
     if isinstance(extra, dict):
         yield from extra.items()
-
-
-def _without_role(config: Mapping[str, Any]) -> list[Any]:
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
-    return extra if isinstance(extra, list) else []
 
 
 def _parse(value: Any, where: str) -> AddedToken:

@@ -136,8 +136,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check_widths(_WIDE_PERCENT, left)
         elif operator == "*":
             _check_product(left, right)
-        elif operator == "**":
-            _check_power(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check_bits(left.bit_length() * abs(right))
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -217,11 +217,6 @@ def _check_product(left: Any, right: Any) -> None:
             _budget.get().charge(_length(one) * max(other, 0))
     if isinstance(left, int) and isinstance(right, int):
         _check_bits(left.bit_length() + right.bit_length())
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_bits(left.bit_length() * abs(right))
 
 
 def _check_bits(bits: int) -> None:

@@ -65,16 +65,11 @@ class Tokenizer:
         """
         return self.encode_batch([text], add_special_tokens, truncate_prompt_tokens)[0]
 
+    @panics_as_errors()
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, truncate_prompt_tokens: int | None = None
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
-        with panics_as_errors():
-            return self._encode_batch(texts, add_special_tokens, truncate_prompt_tokens)
-
-    def _encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool, truncate_prompt_tokens: int | None
-    ) -> list[list[int]]:
         # Only the batch methods release the GIL in every version of the library.
         encode = self._tokenizer.encode_batch_fast
         if truncate_prompt_tokens is None:

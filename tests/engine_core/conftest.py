@@ -1,9 +1,60 @@
-"""Tensors of random numbers are the same in every run: what fails once fails again."""
+"""Tensors of random numbers are the same in every run: what fails once fails again. And the kernels of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
+from engine_core.kernels.library import (
+    INSTRUCTION_SETS,
+    INT8_INSTRUCTION_SETS,
+    Kernels,
+    KernelsUnavailableError,
+    load_int8_kernels,
+    load_kernels,
+)
 
 
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The native kernels of every instruction set that this machine has."""
+    return _here(load_kernels, request.param)
+
+
+@pytest.fixture(params=INT8_INSTRUCTION_SETS)
+def int8_kernels(request: pytest.FixtureRequest) -> Kernels:
+    """Those of 8-bit weights."""
+    return _here(load_int8_kernels, request.param)
+
+
+def _here(load: Callable[[str], Kernels], instruction_set: str) -> Kernels:
+    try:
+        return load(instruction_set)
+    except KernelsUnavailableError as error:
+        if "processor" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    """A test sets how many threads torch has."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def poisoned_memory(restored_threads: None) -> Iterator[None]:
+    """Whatever torch allocates is NaN until written; and threads are as before."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.ones(1, dtype=torch.bfloat16).new_empty(100, 16).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)

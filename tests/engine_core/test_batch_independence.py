@@ -7,7 +7,7 @@ preempted, with steps that overlap, with drafts, and continued from places in th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,13 @@ from .models.tiny_models import CASES, make_model, save_model
 
 COUNT = 50
 VOCAB = 199
+TIGHT = {
+    "block_size": 4,
+    "kv_cache_memory_bytes": 80 * 4 * BLOCK_BYTES * 2 // 16,  # this model has four key-value heads
+    "max_model_len": 100,
+    "max_num_batched_tokens": 48,
+}
+"""80 blocks of 4 tokens for what would fill ten times that, and steps of at most 48 tokens."""
 
 
 def sampled_params(rng: random.Random) -> SamplingParams:
@@ -74,6 +81,14 @@ def streams(engine: StartedEngine, names: list[str] | None = None) -> Streams:
     return {key: (outcome.token_ids, outcome.logprobs) for key, outcome in outcomes.items()}
 
 
+def begun(whole: Streams, cut: Callable[[list[int]], list[int]]) -> dict[str, dict[int, tuple[int, ...]]]:
+    """The beginning of each choice's tokens, as a request resumes them."""
+    resume: dict[str, dict[int, tuple[int, ...]]] = {}
+    for (name, choice), (token_ids, _) in whole.items():
+        resume.setdefault(name, {})[choice] = tuple(cut(token_ids))
+    return resume
+
+
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(CASES["qwen3-mha-biases"]), tmp_path_factory.mktemp("model"))
@@ -112,10 +127,7 @@ def test_with_prefix_hits(engine: StartedEngine, together: Streams) -> None:
 
 
 def test_in_small_chunks_under_preemption(directory: Path, engine: StartedEngine, together: Streams) -> None:
-    """A cache of 80 blocks of 4 tokens for what would fill ten times that, and steps of at most 48 tokens."""
-    small = 80 * 4 * BLOCK_BYTES * 2 // 16  # this model has four key-value heads
-    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
-    with started(directory, **limits) as other:
+    with started(directory, **TIGHT) as other:
         assert streams(other) == together
         assert other.core.stats().preemptions > 0
         assert other.executor.numerics == engine.executor.numerics
@@ -123,17 +135,13 @@ def test_in_small_chunks_under_preemption(directory: Path, engine: StartedEngine
 
 def test_with_overlapping_steps(directory: Path, together: Streams) -> None:
     """With room for all, and in small chunks under preemption."""
-    small = 80 * 4 * BLOCK_BYTES * 2 // 16
-    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
-    for options in ({}, limits):
+    for options in ({}, TIGHT):
         with started(directory, async_scheduling=True, **options) as other:
             assert other.executor.max_concurrent_steps == 2
             assert streams(other) == together
             assert bool(other.core.stats().preemptions) == bool(options)
             assert other.core.stats().kv_blocks_used == 0
-            resume: dict[str, dict[int, tuple[int, ...]]] = {}
-            for (name, choice), (ids, _) in together.items():
-                resume.setdefault(name, {})[choice] = tuple(ids[:3])
+            resume = begun(together, lambda ids: ids[:3])
             rest = run(other, WORKLOAD.prompts, WORKLOAD.params, resume)
             assert {key: outcome.token_ids for key, outcome in rest.items()} == {
                 key: ids[3:] for key, (ids, _) in together.items()
@@ -155,9 +163,7 @@ def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the
     original = InputBatch.pending_tokens
     monkeypatch.setattr(InputBatch, "pending_tokens", count)
     plain = [name for name, params in WORKLOAD.params.items() if not reads_tokens(params)]
-    small = 80 * 4 * BLOCK_BYTES * 2 // 16
-    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
-    for options in ({}, limits):
+    for options in ({}, TIGHT):
         with started(directory, **options) as other:
             assert other.executor.max_concurrent_steps == 2
             assert streams(other, plain) == {key: stream for key, stream in together.items() if key[0] in plain}
@@ -181,9 +187,7 @@ def test_with_drafts(
     """Right, wrong and half right ones, some behind the last token: with room for all, and under preemption."""
     monkeypatch.setattr(CpuPlatform, "is_asynchronous", asynchronous)
     texts = [[*WORKLOAD.prompts[name], *token_ids] for (name, _), (token_ids, _) in together.items()]
-    small = 80 * 4 * BLOCK_BYTES * 2 // 16
-    limits = {"block_size": 4, "kv_cache_memory_bytes": small, "max_model_len": 100, "max_num_batched_tokens": 48}
-    for options in ({"max_num_seqs": 150}, limits):
+    for options in ({"max_num_seqs": 150}, TIGHT):
         drafter = ScriptedDrafter(lambda: texts, VOCAB, way)
         with started(directory, drafter, **options) as other:
             assert streams(other) == together
@@ -195,9 +199,7 @@ def test_with_drafts(
 def test_continued_from_any_split(engine: StartedEngine, together: Streams) -> None:
     """Prompt and tokens so far are all it takes: the rest equals what was drawn without interruption."""
     rng = random.Random(4)
-    resume: dict[str, dict[int, tuple[int, ...]]] = {}
-    for (name, choice), (token_ids, _) in together.items():
-        resume.setdefault(name, {})[choice] = tuple(token_ids[: rng.randrange(len(token_ids))])
+    resume = begun(together, lambda ids: ids[: rng.randrange(len(ids))])
     outcomes = run(engine, WORKLOAD.prompts, WORKLOAD.params, resume)
     for (name, choice), (token_ids, logprobs) in together.items():
         done = len(resume[name][choice])

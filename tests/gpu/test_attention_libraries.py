@@ -16,7 +16,7 @@ from engine_core.attention.flash_attention import FlashAttention, varlen_functio
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.llm import LLM
 from engine_core.request import SamplingParams
-from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
+from tests.engine_core.attention.sequences import Geometry, Run, assert_right, make_sequences
 from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
 
 pytestmark = pytest.mark.gpu
@@ -41,9 +41,7 @@ def test_random_steps(name: str, dtype: torch.dtype, heads: tuple[int, int, int]
     geometry = Geometry(*heads, BLOCKS[name])
     sequences = make_sequences([1, 30, 700], geometry, dtype, seed=1)
     run = Run(backend_of(name, geometry, dtype), geometry, sequences, seed=2, device=GPU)
-    for known, output in zip(sequences, run.in_random_steps(random.Random(3)), strict=True):
-        expected = known.expected(geometry.head_dim**-0.5)
-        torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    assert_right(run.in_random_steps(random.Random(3)), sequences, TOLERANCE[dtype])
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,16 @@ from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsSh
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.sampling import noise
-from tests.engine_core.attention import test_latents as latents
-from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
-from tests.engine_core.attention.test_latents import Sizes
-from tests.engine_core.layers.experts import chosen, weights_of
+from tests.engine_core.attention.sequences import (
+    Geometry,
+    Run,
+    Sizes,
+    assert_equal,
+    assert_right,
+    make_latents,
+    make_sequences,
+)
+from tests.engine_core.ops.experts import chosen, weights_of
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -42,9 +48,7 @@ def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, unifo
     sequences = make_sequences([1, 17, 130, 300, 700], geometry, dtype, seed=1)
     backend = TritonAttention(1024, PROCESSORS, uniform)
     run = Run(backend, geometry, sequences, seed=2, device=GPU, window=window)
-    for known, output in zip(sequences, run.in_random_steps(random.Random(3)), strict=True):
-        expected = known.expected(geometry.head_dim**-0.5, window)
-        torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    assert_right(run.in_random_steps(random.Random(3)), sequences, TOLERANCE[dtype], window=window)
 
 
 @pytest.mark.parametrize("window", [None, 300])
@@ -57,9 +61,7 @@ def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(
     backend = TritonAttention(1024, PROCESSORS, uniform=True)
     expected = Run(backend, geometry, sequences, device=GPU, window=window).at_once()
     run = Run(backend, geometry, sequences, seed=1, device=GPU, window=window)
-    outputs = run.in_random_steps(random.Random(4))
-    for one, other in zip(expected, outputs, strict=True):
-        assert torch.equal(one, other)
+    assert_equal(run.in_random_steps(random.Random(4)), expected)
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -82,14 +84,10 @@ def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("sizes", [Sizes(16, 512, 64, 16), Sizes(20, 512, 64, 64), Sizes(4, 128, 32, 16)], ids=str)
 def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
-    lengths, backend = [1, 17, 300, 700], TritonAttention(1024, PROCESSORS, uniform=True)
-    alone = latents.Run(backend, sizes, lengths, dtype, device=GPU)
-    for sequence, output in enumerate(alone.at_once()):
-        expected = alone.expected(sequence)
-        torch.testing.assert_close(output.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    together = latents.Run(backend, sizes, lengths, dtype, seed=1, device=GPU).in_random_steps(random.Random(2))
-    for one, other in zip(alone.result(), together, strict=True):
-        assert torch.equal(one, other)
+    sequences, backend = make_latents([1, 17, 300, 700], sizes, dtype), TritonAttention(1024, PROCESSORS, uniform=True)
+    alone = Run(backend, sizes, sequences, device=GPU).at_once()
+    assert_right(alone, sequences, TOLERANCE[dtype], TOLERANCE[dtype])
+    assert_equal(Run(backend, sizes, sequences, seed=1, device=GPU).in_random_steps(random.Random(2)), alone)
 
 
 EXPERTS = [

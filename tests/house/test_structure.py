@@ -70,3 +70,34 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 assert isinstance(node.value, ast.Constant), relative(path)
                 assert node.value.value is False, relative(path)
+
+
+SCENARIOS = {
+    "engine_core": "batch_independence crash interrupts limits loaded transformers_parity",
+    "engine_core/attention": "latents queries_alone unlike_caches",
+    "engine_core/kernels": "engine layers libraries",
+    "engine_core/layers": "expert_tensors",
+    "engine_core/model_loader": "load_memory quantized_models",
+    "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
+    "next_token_layers shared_caches single_fields transformers_fallback unlike_layers",
+    "services/cli": "diagnosis secured",
+    "services/common": "backoff incarnation rate_limited_log",
+    "services/engine": "inbox",
+    "services/processor": "cycles",
+    "services/text": "calls_in_templates cut_choices families incremental_decoding",
+}
+"""By room, tests of what no one module does."""
+
+
+def test_tests_bear_the_names_of_what_they_test() -> None:
+    """``test_routes.py``, and ``test_routes_of_tenants.py``, are about a module or a room that is called ``routes``."""
+    nameless = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        *room, _ = path.relative_to(ROOT / "tests").parts[:3]
+        if room[:1] == ["engine_core"] or (room[:1] == ["services"] and len(room) == 2):
+            place = "/".join(room)
+            names = {one.stem for one in (ROOT / place).rglob("*") if one.suffix == ".py" or one.is_dir()}
+            subject = path.stem.removeprefix("test_")
+            about = any(f"{subject}_".startswith(f"{name}_") for name in names)
+            nameless += [] if about or subject in SCENARIOS.get(place, "").split() else [f"{place}: {subject}"]
+    assert nameless == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 from collections.abc import Callable
 
@@ -14,7 +13,6 @@ from ringline.inference.v1 import inference_pb2
 
 from tests.ring import Ring
 from tests.services.streams import Transcript, ask, generate, read_session, send
-from tests.services.test_session import nothing_is_left
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
@@ -197,31 +195,6 @@ async def test_garbage_on_the_port(front, ring: Ring) -> None:
 
     await asyncio.to_thread(throw)
     await works(front)
-
-
-async def test_too_many_live_requests_are_told_when_to_come_back(front, ring: Ring) -> None:
-    call = front.Session(timeout=250)
-    assert (await call.read()).limits.max_live_requests > 0
-    refused: list[status_pb2.Status] = []
-
-    async def write() -> None:
-        """As many as it takes: the first may end meanwhile, where this process stands still."""
-        for index in itertools.count():
-            await send(call, ask(f"r{index}", text="a", max_tokens=1500, ignore_eos=True))
-            if refused:
-                return
-
-    writer = asyncio.create_task(write())
-    while not refused:
-        frame = await call.read()
-        refused += [r.refused.status for r in frame.responses if r.HasField("refused")]
-    await writer
-    call.cancel()
-    await nothing_is_left(ring)  # or those who come next might still be refused
-    assert refused[0].code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    info = error_details_pb2.RetryInfo()
-    assert any(detail.Unpack(info) for detail in refused[0].details)
-    assert info.retry_delay.ToMilliseconds() > 0
 
 
 async def test_tokenize_and_detokenize_refuse_by_name(front) -> None:

@@ -118,24 +118,6 @@ async def test_a_backend_gets_its_own_token_ids(backend: Backend) -> None:
     assert [opened.request_id for opened in backend.opened] == [first[0], second[0]]
 
 
-async def test_epochs_supersede_and_never_go_back(backend: Backend) -> None:
-    await backend.send(backend.submit(1, epoch=2, max_tokens=1000), backend.submit(1, epoch=2))
-    await backend.until(lambda: backend.rejections)
-    assert backend.rejections[0].status.code == grpc.StatusCode.ALREADY_EXISTS.value[0]
-    assert backend.rejections[0].in_reply_to == 2
-    await backend.send(backend.submit(1, epoch=3, max_tokens=4))
-    key = (backend.request_id(1), 0)
-    await backend.until(lambda: key in backend.ends and backend.ends[key].epoch == 3)
-    assert backend.ends[key].position == 4
-
-
-async def test_an_unknown_receiver_is_unavailable(backend: Backend) -> None:
-    await backend.send(backend.submit(1, deliver_to="nobody"))
-    await backend.until(lambda: backend.rejections)
-    assert backend.rejections[0].status.code == grpc.StatusCode.UNAVAILABLE.value[0]
-    assert "deliver_to" in backend.rejections[0].status.message
-
-
 async def test_bad_commands_are_answered_one_by_one(backend: Backend) -> None:
     bad_ids = backend.submit(2)
     bad_ids.submit.prompt_token_ids.append(4_000_000_000)

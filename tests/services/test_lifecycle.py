@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.ports import HeldPort
 from tests.processes import THIS, Process, Release
-from tests.programs import run
 from tests.ring import MODEL, ROOT, metric_values
 from tests.services.failing_engine import MAY_FAIL, POISON
 from tests.services.streams import Transcript, ask, generate, long_work, read_session, read_until, send
@@ -201,11 +199,3 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
         assert processor.wait() == 0
     for name in ("detokenizer", "engine"):
         assert await services.processes[name].drain() == 0
-
-
-def test_serve_ends_with_one_readable_error_for_a_missing_checkpoint(tmp_path: Path) -> None:
-    done = run(sys.executable, "-m", "services.cli", "serve", tmp_path, "--port", "0", "--no-metrics")
-    output = done.stdout + done.stderr
-    assert done.returncode != 0
-    assert "Traceback" not in output
-    assert "config.json" in output

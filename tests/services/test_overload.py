@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2_grpc
 
 from services.ring.errors import Code
@@ -48,6 +49,7 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
     transcripts = {name: Transcript() for name in names}
     asked = iter([ask(name, text, 40, ignore_eos=True, truncate_prompt_tokens=10) for name in names])
     call = front.Session(timeout=250)
+    assert (await call.read()).limits.max_live_requests > 0
     await send(call, *itertools.islice(asked, PLACES // 8))
     await read_until(
         call, transcripts, lambda: any(one.ids for one in transcripts.values())
@@ -65,7 +67,10 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
     await writer
     refusals = [one.refused.status for one in transcripts.values() if one.refused is not None]
     assert {error.code for error in refusals} == {EXHAUSTED}
-    assert all(error.details for error in refusals), "when to come again"
+    for error in refusals:
+        retry = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(retry) for detail in error.details)
+        assert retry.retry_delay.ToMilliseconds() > 0
     assert 0 < len(refusals) < len(names)
     assert all(
         one.complete and one.usage.completion_tokens == 40 for one in transcripts.values() if one.refused is None

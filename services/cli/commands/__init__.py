@@ -1,1 +1,1 @@
-"""The commands of ``ringline``, one file each; ``services.cli.main`` finds them."""
+"""The commands of ``ringline``, one file each, which ``services.cli.main`` finds; what they share has an underscore."""

@@ -14,7 +14,7 @@ import click
 from engine_core.config import EngineConfig, LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
-from services.cli.commands.capacity import (
+from services.cli.commands._capacity import (
     Demand,
     Impossible,
     Memory,

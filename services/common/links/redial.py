@@ -102,7 +102,8 @@ async def maintain_link(endpoint: Endpoint, run_link: Callable[[grpc.aio.Channel
                 await run_link(channel, backoff)
             reason = "the peer ended the link"
         except asyncio.CancelledError:
-            if _cancelled_from_outside():
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # this task, rather than only a call that it awaits
                 raise
             reason = "given up"
         except (grpc.aio.AioRpcError, LinkRefused, TimeoutError) as error:
@@ -153,12 +154,6 @@ async def _watch_authorities(channel: grpc.aio.Channel, endpoint: Endpoint, trus
                 log.warning("redialling: an authority was removed from the trusted ones", address=endpoint.address)
                 await channel.close()
                 return
-
-
-def _cancelled_from_outside() -> bool:
-    """Whether this task was cancelled, rather than only a call that it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
-"""Heartbeats: a service writes them to a pipe, and its supervisor reads them and kills a process that hangs.
+"""A hung process, judged by its supervisor: its event loop beats on a pipe, and one that gives no more beats is killed.
 
-There are two observers, because neither sees everything. A watchdog thread in the process detects an event loop that
-hangs, and can log where; the supervisor also detects a process that is stopped as a whole.
+Others judge too, because none sees everything: a ``watchdog`` thread in the process, which can log where it hangs, but
+is stopped with it; and peers, which only send it no more work (``services.ring.liveness``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A watchdog: a thread that ends the process when something in it hangs.
+"""A hang, judged in the process itself: a thread ends it when its event loop, or an engine's step, takes too long.
 
 Neither idleness (there is nothing to do) nor long work (each kind of work has its own limit) counts as a hang. Time in
 which the watchdog itself did not run, because its process or the machine was stopped, does not count. So a process that

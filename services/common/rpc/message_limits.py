@@ -26,7 +26,7 @@ _CHEAP_FIELDS, _CHEAP_BYTES = 256, 64 << 10
 
 
 class MalformedMessage(Exception):
-    """A message could not be parsed as its type. The error interceptor turns it into INVALID_ARGUMENT."""
+    """A message could not be parsed as its type. The call interceptor turns it into INVALID_ARGUMENT."""
 
 
 @dataclass(frozen=True, slots=True)

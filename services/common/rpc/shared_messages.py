@@ -1,21 +1,22 @@
-"""Converts the ring's data to protobuf and back, where all three services need it: statuses, handshakes, logprobs."""
+"""Converts the ring's data to protobuf and back, where several services need it: statuses, handshakes, output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, output_pb2
 
 from services.ring.attached_peers import PeerChange
 from services.ring.errors import USUAL_REASONS, Code, Reason, Status
-from services.ring.events import FinishReason
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
 from services.ring.logprobs import PackedLogprobs
 
@@ -66,15 +67,58 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> 
     await context.abort(_STATUS_CODES[status.code], status.message, (("grpc-status-details-bin", details),))
 
 
-def finish_from_proto(
-    finished: engine_pb2.Finished | detokenizer_pb2.TextFinished,
-) -> tuple[FinishReason, Status | None]:
-    """Why a choice ended. A reason that only a later contract version knows becomes an error, never a success."""
+class OutputEntry(NamedTuple):
+    """The next ids of one choice."""
+
+    request_id: str
+    epoch: int
+    choice: int
+    first_position: int
+    ids: Sequence[int]
+    logprobs: PackedLogprobs | None
+
+
+def read_entries(outputs: engine_pb2.StepOutputs | detokenizer_pb2.TextOutputs) -> Iterator[OutputEntry]:
+    """Every entry of a frame, in order. Copies whole arrays first: iterating over protobuf's own is slow."""
+    ids = outputs.token_ids[:]
+    logprobs = {scored.entry: read_logprobs(scored.logprobs) for scored in outputs.logprobs}
+    arrays = zip(
+        outputs.request_ids[:],
+        outputs.epochs[:],
+        outputs.choices[:],
+        outputs.first_positions[:],
+        outputs.token_counts[:],
+        strict=True,
+    )
+    start = 0
+    for index, (request_id, epoch, choice, first_position, count) in enumerate(arrays):
+        yield OutputEntry(request_id, epoch, choice, first_position, ids[start : start + count], logprobs.get(index))
+        start += count
+
+
+def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> ChoiceEnd:
+    """The end of a choice. A reason that only a later contract version knows becomes an error, never a success."""
     reason = finished.finish_reason
     error = status_from_proto(finished.error) if finished.HasField("error") else None
-    if reason in FinishReason._value2member_map_:
-        return FinishReason(reason), error
-    return FinishReason.ERROR, error or Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
+    if reason not in FinishReason._value2member_map_:
+        error = error or Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
+        reason = output_pb2.FinishReason.ValueType(FinishReason.ERROR)
+    stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
+    stop_string = None
+    if isinstance(finished, detokenizer_pb2.TextFinished) and finished.HasField("stop_string"):
+        stop_string = finished.stop_string
+    return ChoiceEnd(FinishReason(reason), finished.position, stop_token_id, stop_string, error)
+
+
+def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinished, end: ChoiceEnd) -> None:
+    """Fill in why a choice ended."""
+    message.finish_reason = output_pb2.FinishReason.ValueType(end.finish_reason)
+    if end.error is not None:
+        message.error.CopyFrom(status_to_proto(end.error))
+    if end.stop_string is not None:
+        message.stop_string = end.stop_string
+    elif end.stop_token_id is not None:
+        message.stop_token_id = end.stop_token_id
 
 
 def hello_message(me: PeerId) -> link_pb2.Hello:

@@ -76,7 +76,7 @@ class Admission:
     def begun(self, request: Request) -> None:
         """An engine computes a request. Idempotent."""
         self._backlog.leave(request.request_id)
-        self._queue.left_backlog(request.request_id)
+        self._queue.begun(request.request_id)
         self._rate_limiter.begun(request.request_id)
 
     def charge_prompt(self, request: Request) -> None:

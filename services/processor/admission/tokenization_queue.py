@@ -142,7 +142,7 @@ class TokenizationQueue:
         else:
             self._remove(self._waiting, request.tenant, request.request_id)
 
-    def left_backlog(self, request_id: str) -> None:
+    def begun(self, request_id: str) -> None:
         """An engine has begun a request, or it has ended: another request of its tenant may go ahead.
 
         If many leave in one turn of the event loop, ``release`` runs once for all of them.

@@ -1,15 +1,16 @@
-"""Sequences of known queries, keys and values, computed by a backend in steps of any membership and chunk sizes."""
+"""Sequences of known queries, keys and values, or latents, computed by a backend in steps of any kind."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionMetadata, AttentionOptions, KVCacheSpec
-from engine_core.kv_cache_interface import AttentionSpec
+from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
 
 CPU = torch.device("cpu")
 
@@ -25,6 +26,19 @@ class Geometry:
         return f"{self.num_heads}-{self.num_kv_heads}-{self.head_dim}-block{self.block_size}"
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Of latents."""
+
+    num_heads: int
+    latent: int
+    rope: int
+    block_size: int
+
+    def __str__(self) -> str:
+        return f"{self.num_heads}-{self.latent}-{self.rope}-block{self.block_size}"
+
+
 @dataclass
 class Known:
     """One sequence: all its queries [n, Hq, D], keys and values [n, Hkv, D]."""
@@ -36,13 +50,30 @@ class Known:
     def __len__(self) -> int:
         return len(self.query)
 
+    @property
+    def scale(self) -> float:
+        return float(self.query.shape[2] ** -0.5)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return AttentionSpec(*self.key.shape[1:])
+
+    def inputs(self) -> list[torch.Tensor]:
+        """One row holds query, key and value, as a fused projection leaves them."""
+        return [torch.cat([self.query, self.key, self.value], dim=1)]
+
+    def attend(self, backend: AttentionBackend, rows: list[torch.Tensor], *step: Any) -> torch.Tensor:
+        num_kv_heads = self.key.shape[1]
+        query, key, value = rows[0].split([self.query.shape[1], num_kv_heads, num_kv_heads], dim=1)
+        return backend.forward(query, key, value, *step)
+
     def expected(
-        self, scale: float, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
+        self, window: int | None = None, softcap: float | None = None, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Causal attention in float64, as ``AttentionOptions`` says, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
         key, value = (x.double().repeat_interleave(group, 1) for x in (self.key, self.value))
-        scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * scale
+        scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * self.scale
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         every = torch.ones(len(self), len(self), dtype=torch.bool)
         hidden = every.triu(1) if window is None else every.triu(1) | every.tril(-window)
@@ -50,6 +81,42 @@ class Known:
         if sinks is not None:
             scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(self), 1)], dim=-1)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(self)], value).flatten(1)
+
+
+@dataclass
+class KnownLatents:
+    """One sequence: queries [n, Hq, R] and [n, Hq, 32 + P], latents [n, R] and their rotated parts [n, 16 + P].
+
+    Neither rows nor heads of what is rotated are dense: it is a slice of whole heads.
+    """
+
+    query: torch.Tensor
+    query_rope: torch.Tensor
+    latent: torch.Tensor
+    rope: torch.Tensor
+    scale = 0.11
+
+    def __len__(self) -> int:
+        return len(self.query)
+
+    @property
+    def spec(self) -> MLAAttentionSpec:
+        return MLAAttentionSpec(self.latent.shape[1], self.rope.shape[1] - 16)
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [self.query, self.query_rope, self.latent, self.rope]
+
+    def attend(self, backend: AttentionBackend, rows: list[torch.Tensor], *step: Any) -> torch.Tensor:
+        query, query_rope, latent, rope = rows
+        return backend.forward_latents(query, query_rope[..., 32:], latent, rope[:, 16:], *step)
+
+    def expected(self) -> torch.Tensor:
+        """[n, Hq, R] in float64."""
+        scores = torch.einsum("qhr,kr->hqk", self.query.double(), self.latent.double())
+        scores += torch.einsum("qhp,kp->hqk", self.query_rope[..., 32:].double(), self.rope[:, 16:].double())
+        hidden = torch.ones(len(self), len(self), dtype=torch.bool).triu(1)
+        weights = (self.scale * scores).masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.einsum("hqk,kr->qhr", weights, self.latent.double())
 
 
 def make_sequences(
@@ -71,13 +138,23 @@ def make_sequences(
     ]
 
 
+def make_latents(lengths: Sequence[int], sizes: Sizes, dtype: torch.dtype) -> list[KnownLatents]:
+    generator = torch.Generator().manual_seed(1)
+    heads, latent, rope = sizes.num_heads, sizes.latent, sizes.rope
+    shapes = ((heads, latent), (heads, 32 + rope), (latent,), (16 + rope,))
+    return [
+        KnownLatents(*(torch.randn(length, *shape, generator=generator).to(dtype) for shape in shapes))
+        for length in lengths
+    ]
+
+
 @dataclass
 class Run:
     """A cache of scattered blocks, all of its memory NaN until written, and how far each sequence has come."""
 
     backend: AttentionBackend
-    geometry: Geometry
-    sequences: list[Known]
+    geometry: Geometry | Sizes
+    sequences: Sequence[Known] | Sequence[KnownLatents]
     seed: int = 0
     device: torch.device = CPU
     window: int | None = None
@@ -90,51 +167,45 @@ class Run:
     tables: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        g, dtype = self.geometry, self.sequences[0].query.dtype
-        blocks = [-(-len(known) // g.block_size) for known in self.sequences]
+        size, first = self.geometry.block_size, self.sequences[0]
+        blocks = [-(-len(known) // size) for known in self.sequences]
         self.num_blocks = sum(blocks) + 3
         order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        spec = KVCacheSpec((AttentionSpec(g.num_kv_heads, g.head_dim),), g.block_size, dtype)
+        spec = KVCacheSpec((first.spec,), size, first.query.dtype)
         self.cache = self.backend.allocate(spec, self.num_blocks, self.device)[0]
         self.memory().fill_(torch.nan)
         self.computed = [0] * len(self.sequences)
         self.outputs = [[] for _ in self.sequences]
 
-    def forget(self, blocks: torch.Tensor) -> None:
-        """Poison ``blocks``, of which no row sees a token any more: others may have them."""
-        of_blocks = self.cache if self.cache.shape[0] == self.num_blocks else self.cache.transpose(0, 1)
-        of_blocks[blocks.long().to(self.device)] = torch.nan
+    def blocks(self) -> torch.Tensor:
+        """The cache, [blocks, …] whatever the layout."""
+        return self.cache if self.cache.shape[0] == self.num_blocks else self.cache.transpose(0, 1)
 
     def memory(self) -> torch.Tensor:
         """Everything that was allocated, whatever the layout."""
         return torch.empty(0, dtype=self.cache.dtype, device=self.device).set_(self.cache.untyped_storage())
 
-    def step(self, work: Sequence[tuple[int, int]], scale: float | None = None) -> AttentionMetadata:
+    def step(self, work: Sequence[tuple[int, int]]) -> AttentionMetadata:
         """Compute the next tokens of some sequences, each ``(sequence, count)``."""
-        g = self.geometry
+        size = self.geometry.block_size
         width = max(len(table) for table in self.tables) + 1
         tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
         rows, lens = [], []
         for row, (s, count) in enumerate(work):
             positions = torch.arange(self.computed[s], self.computed[s] + count)
-            used = -(-(self.computed[s] + count) // g.block_size)
-            seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // g.block_size
+            used = -(-(self.computed[s] + count) // size)
+            seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // size
             tables[row, seen:used] = self.tables[s][seen:used]
-            self.forget(self.tables[s][:seen])
-            known = self.sequences[s]
-            rows.append(torch.cat([known.query[positions], known.key[positions], known.value[positions]], dim=1))
+            self.blocks()[self.tables[s][:seen].long().to(self.device)] = torch.nan  # others may have them by now
+            rows.append([each[positions] for each in self.sequences[s].inputs()])
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]
-        metadata = AttentionMetadata.of_sequences(lens, counts, tables, g.block_size)
-        # One row holds query, key and value, as a fused projection leaves them.
-        query, key, value = torch.cat(rows).split([g.num_heads, g.num_kv_heads, g.num_kv_heads], dim=1)
-        scale = g.head_dim**-0.5 if scale is None else scale
-        query, key, value = (x.to(self.device) for x in (query, key, value))
+        metadata = AttentionMetadata.of_sequences(lens, counts, tables, size)
         self.backend.plan(metadata)
-        on_device = metadata.on(self.device)
-        options = AttentionOptions(scale, self.window, self.softcap, self.sinks)
-        output = self.backend.forward(query, key, value, self.cache, on_device, options)
+        known, inputs = self.sequences[0], [torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)]
+        options = AttentionOptions(known.scale, self.window, self.softcap, self.sinks)
+        output = known.attend(self.backend, inputs, self.cache, metadata.on(self.device), options)
         for (s, count), part in zip(work, output.cpu().split(counts), strict=True):
             self.computed[s] += count
             self.outputs[s].append(part)
@@ -161,3 +232,22 @@ class Run:
 
     def result(self) -> list[torch.Tensor]:
         return [torch.cat(parts) for parts in self.outputs]
+
+
+def assert_right(
+    outputs: Iterable[torch.Tensor],
+    sequences: Sequence[Known] | Sequence[KnownLatents],
+    atol: float,
+    rtol: float = 0.0,
+    **options: Any,
+) -> None:
+    """Outputs of all sequences are as ``expected`` with these options, in the type of the queries."""
+    for output, known in zip(outputs, sequences, strict=True):
+        assert output.dtype == known.query.dtype
+        torch.testing.assert_close(output.double(), known.expected(**options), atol=atol, rtol=rtol)
+
+
+def assert_equal(outputs: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+    """Outputs have the same bits."""
+    for output, other in zip(outputs, others, strict=True):
+        assert torch.equal(output, other)

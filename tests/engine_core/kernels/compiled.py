@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def _measured(name: str, kernel: Any) -> Compiled:
     return Compiled(name, kernel.asm["ptx"], kernel.metadata.shared, usage["REG"], usage["STACK"])
 
 
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Without memory."""
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+
+def step_of_prompts_and_single_rows(rows: int) -> AttentionMetadata:
+    starts, lengths, tables = (numbers(*shape, dtype=torch.int32) for shape in ((4,), (3,), (3, 7)))
+    return AttentionMetadata(starts, lengths, tables, numbers(rows, dtype=torch.int64), 20, 100)
+
+
 def attend(
     geometry: Geometry,
     dtype: torch.dtype,
@@ -117,23 +128,16 @@ def attend(
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
     spec = KVCacheSpec((AttentionSpec(geometry.num_kv_heads, geometry.head_dim),), geometry.block_size, dtype)
     cache = backend.allocate(spec, num_blocks, META)[0]
-    rows, seqs, split = 40, 3, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
-
-    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device=META)
-
-    metadata = AttentionMetadata(
-        integers(seqs + 1), integers(seqs), integers(seqs, 7), integers(rows, dtype=torch.int64), 20, 100
-    )
-    heads = torch.empty(rows, sum(split), geometry.head_dim, dtype=dtype, device=META)
+    rows, split = 40, [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
+    metadata = step_of_prompts_and_single_rows(rows)
+    heads = numbers(rows, sum(split), geometry.head_dim, dtype=dtype)
     query, key, value = torch.split(heads, split, dim=1)
     options = AttentionOptions(geometry.head_dim**-0.5, window)
     backend.forward(query, key, value, cache, metadata, options)
     if window is not None:
-        sinks = torch.empty(geometry.num_heads, dtype=torch.float32, device=META)
-        backend.forward(query, key, value, cache, metadata, replace(options, logit_softcap=50.0, sinks=sinks))
-    halves = torch.empty(rows, 1, geometry.head_dim // 2, device=META)
-    norm = torch.empty(geometry.head_dim, device=META)
+        capped = replace(options, logit_softcap=50.0, sinks=numbers(geometry.num_heads))
+        backend.forward(query, key, value, cache, metadata, capped)
+    halves, norm = numbers(rows, 1, geometry.head_dim // 2), numbers(geometry.head_dim)
     for norms in (None, HeadNorms(norm, norm, None, 1e-6)):
         rotation = GpuBackend(132, uniform).rotary(heads_of(geometry), norms)
         backend.forward_heads(heads, rotation, Angles(halves, halves), cache, metadata, options)
@@ -144,15 +148,9 @@ def attend_latents(num_heads: int, dtype: torch.dtype, *, uniform: bool) -> None
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
     spec = KVCacheSpec((MLAAttentionSpec(512, 64),), 16, dtype)
     cache = backend.allocate(spec, 1 << 18, META)[0]
-    rows, seqs = 40, 3
-
-    def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device=META)
-
-    starts, lengths, tables = (numbers(*shape, dtype=torch.int32) for shape in ((seqs + 1,), (seqs,), (seqs, 7)))
-    metadata = AttentionMetadata(starts, lengths, tables, numbers(rows, dtype=torch.int64), 20, 100)
-    inputs = numbers(rows, num_heads, 512), numbers(rows, num_heads, 64), numbers(rows, 512), numbers(rows, 64)
-    backend.forward_latents(*inputs, cache, metadata, AttentionOptions(192**-0.5))
+    shapes = (40, num_heads, 512), (40, num_heads, 64), (40, 512), (40, 64)
+    inputs = [numbers(*shape, dtype=dtype) for shape in shapes]
+    backend.forward_latents(*inputs, cache, step_of_prompts_and_single_rows(40), AttentionOptions(192**-0.5))
 
 
 def heads_of(geometry: Geometry) -> HeadsShape:
@@ -162,31 +160,27 @@ def heads_of(geometry: Geometry) -> HeadsShape:
 
 def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: int) -> None:
     """What is between attentions, once: with norms of queries and keys, a bias and a residual, and without."""
-    layers = GpuBackend(processors=132, deterministic=True)
+    ops = GpuBackend(processors=132, deterministic=True)
     rows, head_dim = 40, geometry.head_dim
     count = geometry.num_heads + 2 * geometry.num_kv_heads
-
-    def numbers(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.empty(*shape, dtype=dtype, device=META)
-
-    norm = layers.norm(numbers(hidden, dtype=torch.float32), None, 1e-6, hidden)
-    x = norm(norm(numbers(rows, hidden)), residual=numbers(rows, hidden))
-    norm(numbers(rows, 2 * hidden)[:, :hidden], in_place=True)
-    angles, weight = (numbers(*shape, dtype=torch.float32) for shape in ((rows, 1, head_dim // 2), (head_dim,)))
+    typed = partial(numbers, dtype=dtype)
+    norm = ops.norm(numbers(hidden), None, 1e-6, hidden)
+    x = norm(norm(typed(rows, hidden)), residual=typed(rows, hidden))
+    norm(typed(rows, 2 * hidden)[:, :hidden], in_place=True)
+    angles, weight = numbers(rows, 1, head_dim // 2), numbers(head_dim)
     for norms in (None, HeadNorms(weight, weight, None, 1e-6)):
-        layers.rotary(heads_of(geometry), norms)(numbers(rows, count, head_dim), Angles(angles, angles))
-    layers.act_and_mul(numbers(rows, 2 * inner), Activation.SILU)
-    layers.linear(numbers(2 * inner, hidden), numbers(2 * inner))(x)
-    layers.linear(numbers(hidden, inner))(numbers(rows, inner), residual=numbers(rows, hidden))
-    layers.linear(numbers(128256, hidden))(x, dtype=torch.float32)
+        ops.rotary(heads_of(geometry), norms)(typed(rows, count, head_dim), Angles(angles, angles))
+    ops.act_and_mul(typed(rows, 2 * inner), Activation.SILU)
+    ops.linear(typed(2 * inner, hidden), typed(2 * inner))(x)
+    ops.linear(typed(hidden, inner))(typed(rows, inner), residual=typed(rows, hidden))
+    ops.linear(typed(128256, hidden))(x, dtype=torch.float32)
 
 
 def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """A few rows through experts."""
     experts, rows = GpuBackend(132, deterministic=True, device=META).experts(shape, dtype), 40
-    ids = torch.empty(rows, shape.top_k, dtype=torch.int32, device=META)
-    x = torch.empty(rows, shape.hidden_size, dtype=dtype, device=META)
-    experts(x, ids, torch.empty(ids.shape, device=META), x)
+    ids, x = numbers(rows, shape.top_k, dtype=torch.int32), numbers(rows, shape.hidden_size, dtype=dtype)
+    experts(x, ids, numbers(*ids.shape), x)
 
 
 EXPERTS = {

@@ -114,30 +114,3 @@ def test_published_blocks_are_evicted_last_and_the_tail_of_a_prefix_before_its_h
     assert pool.allocate(1) == [table[2]]
     assert pool.find(b"2") is None
     assert pool.find(b"0") == table[0]
-
-
-def test_a_copy_that_is_held_is_found_when_the_known_block_is_given_up():
-    pool = BlockPool(4)
-    first, second = pool.allocate(1), pool.allocate(1)
-    for block in (*first, *second):
-        pool.publish(block, b"same")
-    assert pool.find(b"same") == first[0]
-    pool.release(first)
-    assert pool.find(b"same") == second[0]
-    assert pool.allocate(1) == first, "it is worth nothing beside the other"
-
-
-def test_a_held_block_is_known_instead_of_a_free_one_of_the_same_content():
-    pool = BlockPool(4)
-    free, held = pool.allocate(1), pool.allocate(1)
-    pool.publish(free[0], b"same")
-    pool.release(free)
-    pool.publish(held[0], b"same")
-    assert pool.find(b"same") == held[0]
-    assert pool.allocate(1) == free
-
-
-def test_a_hit_takes_a_block_out_of_the_middle_of_the_free_list():
-    pool = BlockPool(4)
-    pool.hold([2])
-    assert pool.allocate(3) == [0, 1, 3]

@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_core.errors import OutOfMemoryError
-from engine_core.kv_cache.manager import block_hashes, root_hash
+from engine_core.kv_cache.manager import KVCacheManager, block_hashes, root_hash
+from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, group_layers
+from engine_core.sequence import Sequence, SequenceGroup, SequenceState
 
-from ..scheduling.harness import Harness
+from ..scheduling.checked_executor import model_spec
+from ..scheduling.harness import Harness, make_request
 
 WINDOW = 6
 """One and a half blocks of 4 tokens, so that up to three are read."""
@@ -241,22 +244,21 @@ def test_prefixes_are_found_across_and_behind_the_window(windows):
 
 
 def test_a_prefix_ends_where_a_window_lacks_a_block():
-    engine = Harness(windows=[WINDOW, None], prefix_caching=True)
-    prompt = [2 + at % 30 for at in range(40)]
-    engine.add("first", prompt, max_tokens=1)
-    engine.finish()
-    engine.add("again", [*prompt, 33], max_tokens=1)
-    seq = engine.scheduler._queue.peek(set())
-    prefix = engine.scheduler._kv.find_prefix(seq)
+    config = KVCacheConfig(64, 4, 1, group_layers([WINDOW, None]))
+    manager = KVCacheManager(config, step_tokens=64, prefix_caching=True)
+    group = SequenceGroup(make_request("r", 41), model_spec(), 0.0, 4, priority=0, tenant="")
+    first, again = (Sequence(number, group, 0, SequenceState.QUEUED) for number in range(2))
+    manager.admit(first, manager.find_prefix(first), headroom=0)
+    manager.publish(first, 40)
+    prefix = manager.find_prefix(again)
     assert prefix.num_blocks == 10
-    assert [table.count(-1) for table in prefix.block_tables] == [8, 0]  # the token at 40 sees from 35 on
+    assert [table.count(NO_BLOCK) for table in prefix.block_tables] == [8, 0]  # the token at 40 sees from 35 on
     # Without block 8 of the window's group the longest prefix is 8 blocks: a token at 36 would read it, too.
-    pool = engine.scheduler._kv.pool
-    del pool._by_hash[seq.block_hashes[8]]
-    pool._hash[prefix.block_tables[0][8]] = None
-    shorter = engine.scheduler._kv.find_prefix(seq)
+    manager.pool.release([first.block_tables[0][8]])
+    manager.pool.allocate(manager.pool.num_free)
+    shorter = manager.find_prefix(again)
     assert shorter.num_blocks == 8
-    assert [table.count(-1) for table in shorter.block_tables] == [6, 0]
+    assert [table.count(NO_BLOCK) for table in shorter.block_tables] == [6, 0]
 
 
 def test_choices_start_from_the_window_behind_their_prompt():
@@ -265,7 +267,7 @@ def test_choices_start_from_the_window_behind_their_prompt():
     engine.finish()
     introduced = [new for plan in engine.executor.plans for new in plan.new]
     assert [new.num_computed_tokens for new in introduced] == [0, 20, 20, 20, 20]
-    assert [table.count(-1) for table in introduced[1].block_ids] == [3, 0]  # the token at 20 sees from 15 on
+    assert [table.count(NO_BLOCK) for table in introduced[1].block_ids] == [3, 0]  # the token at 20 sees from 15 on
 
 
 def test_a_prompt_that_reports_on_itself_is_shared_when_a_chunk_ends_in_its_last_block():

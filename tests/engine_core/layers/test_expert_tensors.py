@@ -23,7 +23,7 @@ from engine_core.layers.fused_moe import (
     StackedExperts,
 )
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import SafetensorsWeights
+from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
 from engine_core.ops.native import NativeBackend
@@ -31,7 +31,7 @@ from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import QuantMethod, Unquantized
 from engine_core.quantization.int8 import Int8
 
-from .experts import load, numbers, weights_of
+from ..ops.experts import load, numbers, weights_of
 
 SHAPE = ExpertsShape(3, 2, 48, 33, Activation.SILU)
 ROUTER = RouterTensors("l.gate", bias=True, correction_bias="l.gate.shift", expert_scales="l.scales")
@@ -86,7 +86,7 @@ def part(way: str, backend: OpsBackend, method: QuantMethod, dtype: torch.dtype)
 
 
 def opened(directory: Path, made: FusedMoE, dtype: torch.dtype) -> SafetensorsWeights:
-    return SafetensorsWeights(directory, made.tensors(), lambda name: False, dtype, torch.device("cpu"))
+    return SafetensorsWeights(directory, ExpectedTensors(made.tensors()), dtype, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError
 from engine_core.model_loader import safetensors_reader as stored
-from engine_core.model_loader.safetensors_reader import SafetensorsWeights, find_tensors
+from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights, find_tensors
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5).to(torch.float16), "c.bias": torch.randn(2, 2)}
@@ -29,8 +30,10 @@ def save_sharded(directory: Path, shards: dict[str, list[str]], weight_map: dict
 
 
 def open_weights(directory: Path, **changes: object) -> SafetensorsWeights:
-    arguments = {"shapes": SHAPES, "is_redundant": lambda name: False, "dtype": torch.float32, "device": CPU} | changes
-    return SafetensorsWeights(directory, **arguments)
+    """``changes``: fields of ``ExpectedTensors``, or further arguments."""
+    expected = {field.name: changes.pop(field.name) for field in fields(ExpectedTensors) if field.name in changes}
+    arguments = {"dtype": torch.float32, "device": CPU} | changes
+    return SafetensorsWeights(directory, ExpectedTensors(**{"shapes": SHAPES} | expected), **arguments)
 
 
 @pytest.mark.parametrize("mapped_at_once", [stored._MAPPED_AT_ONCE, 0])

@@ -14,7 +14,7 @@ import torch
 from transformers import Qwen3Config
 
 from engine_core.attention.native import NativeAttention
-from engine_core.kernels.capture import BufferPool, Captured, NotCapturableError, capturing
+from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import load_kernels
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import DecoderStack
@@ -25,6 +25,7 @@ from tests.engine_core.models.families import SHAPES, configuration
 from tests.engine_core.models.tiny_models import CASES, SIZES, make_model, save_model
 
 ATTENTION = NativeAttention(load_kernels())
+pytestmark = pytest.mark.usefixtures("restored_threads")
 LENGTHS = (130, 3, 40)
 
 
@@ -60,13 +61,6 @@ def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> t
         for (s, _), rows in zip(work, driver.step(work), strict=True):
             logits[s].append(rows)
     return torch.cat([rows for sequence in logits for rows in sequence])
-
-
-@pytest.fixture(autouse=True)
-def restored_threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -185,28 +179,6 @@ def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
 
     a, b = (load(directory, layers=layers(load_kernels()), attention=ATTENTION) for layers in (Doubling, DoublingPlain))
     assert torch.equal(steps(a, 0), steps(b, 0))
-
-
-@torch.inference_mode()
-def test_a_capture_names_what_it_cannot_hold() -> None:
-    x = torch.ones(2)
-    captured = Captured(BufferPool(4), load_kernels().replay)
-    with pytest.raises(NotCapturableError, match=r"aten\.mul"), capturing(captured):
-        x * 2
-
-
-def test_memory_is_used_anew_once_nobody_has_it() -> None:
-    pool = BufferPool(8)
-    first = pool.take(2, 16, torch.bfloat16)
-    view = first.view(2, 4, 4)[1:, :2]
-    second = pool.take(2, 16, torch.bfloat16)
-    addresses = {first.data_ptr(), second.data_ptr()}
-    assert len(addresses) == 2
-    del first
-    third = pool.take(2, 16, torch.bfloat16)
-    assert third.data_ptr() not in addresses, "a view is left"
-    del view
-    assert pool.take(2, 16, torch.bfloat16).data_ptr() in addresses
 
 
 def _output(output: torch.Tensor, *_: object) -> torch.Tensor:

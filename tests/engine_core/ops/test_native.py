@@ -1,11 +1,11 @@
-"""The native kernels of layers, for every instruction set of this machine: right against float64, no output left
+"""The native kernels of ops, for every instruction set of this machine: right against float64, no output left
 unwritten, and for each row the same bits whatever the other rows and the threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -13,14 +13,14 @@ import torch
 
 from engine_core.attention.base import Angles
 from engine_core.kernels import memory
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels, load_kernels_for
+from engine_core.kernels.library import Kernels
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.native import NativeBackend, NativeLinear
-from engine_core.ops.selector import choose_ops
 from engine_core.ops.torch import TorchBackend
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(64, 16), (96, 64), (257, 2064), (160, 3008), (11, 48), (1, 16), (512, 1040)]
 """Outputs and inputs: whole tiles and parts of them, one part of the inputs and several."""
@@ -38,24 +38,9 @@ HEADS = [
 ]
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
-def layers(request: pytest.FixtureRequest) -> NativeBackend:
-    try:
-        return NativeBackend(load_kernels(request.param))
-    except KernelsUnavailableError as error:
-        if "processor" not in str(error):
-            raise
-        pytest.skip(f"this processor has no {request.param}")
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Whatever torch allocates is NaN until written; and threads are as before."""
-    threads = torch.get_num_threads()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
+@pytest.fixture
+def ops(kernels: Kernels) -> NativeBackend:
+    return NativeBackend(kernels)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -75,9 +60,9 @@ def check_rows(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "residual", "bias"), PRODUCTS)
-def test_product(layers: NativeBackend, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
+def test_product(ops: NativeBackend, n: int, k: int, residual: bool, bias: bool, dtype: torch.dtype) -> None:
     weight, offset = random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1)
-    linear = layers.linear(weight, offset if bias else None)
+    linear = ops.linear(weight, offset if bias else None)
     for rows in (1, 2, 7, 40):
         x, beside = random(rows, k, dtype=dtype, seed=rows), random(rows, n, dtype=dtype, seed=9)
         expected = (
@@ -94,14 +79,14 @@ def test_product(layers: NativeBackend, n: int, k: int, residual: bool, bias: bo
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(257, 2064), (512, 1040)])
 def test_rows_of_products_have_the_same_bits_in_every_batch(
-    layers: NativeBackend, n: int, k: int, dtype: torch.dtype
+    ops: NativeBackend, n: int, k: int, dtype: torch.dtype
 ) -> None:
-    check_rows(layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
+    check_rows(ops.linear(random(n, k, dtype=dtype), random(n, dtype=dtype)), random(210, k, dtype=dtype, seed=1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_row_poisons_another(layers: NativeBackend, dtype: torch.dtype) -> None:
-    linear = layers.linear(random(80, 32, dtype=dtype))
+def test_no_row_poisons_another(ops: NativeBackend, dtype: torch.dtype) -> None:
+    linear = ops.linear(random(80, 32, dtype=dtype))
     x = random(9, 32, dtype=dtype)
     clean = linear(x)
     x[3], x[7, 5] = torch.nan, torch.inf
@@ -115,9 +100,9 @@ def test_no_row_poisons_another(layers: NativeBackend, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k", "bias"), HEADS)
 def test_argmax_is_where_products_are_greatest(
-    layers: NativeBackend, n: int, k: int, bias: bool, dtype: torch.dtype
+    ops: NativeBackend, n: int, k: int, bias: bool, dtype: torch.dtype
 ) -> None:
-    head = layers.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
+    head = ops.linear(random(n, k, dtype=dtype), random(n, dtype=dtype, seed=1) if bias else None)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         for rows in (1, 2, 7, 200):
@@ -129,7 +114,7 @@ def test_argmax_is_where_products_are_greatest(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("outputs", [1, 65, 600])
 def test_of_equal_products_the_first_is_taken_and_padding_never(
-    layers: NativeBackend, outputs: int, dtype: torch.dtype
+    ops: NativeBackend, outputs: int, dtype: torch.dtype
 ) -> None:
     torch.set_num_threads(2)
     weight = torch.full((outputs, 16), -1.0, dtype=dtype)
@@ -137,23 +122,23 @@ def test_of_equal_products_the_first_is_taken_and_padding_never(
     x = torch.ones(5, 16, dtype=dtype)
     x[1] = torch.nan
     x[2] = torch.inf  # all outputs are −∞
-    assert layers.linear(weight).argmax(x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
+    assert ops.linear(weight).argmax(x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
     weight[outputs // 3, 3] = torch.nan
-    assert layers.linear(weight).argmax(x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
+    assert ops.linear(weight).argmax(x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_rows_of_the_weight_can_be_read_back(layers: NativeBackend, n: int, k: int, dtype: torch.dtype) -> None:
+def test_rows_of_the_weight_can_be_read_back(ops: NativeBackend, n: int, k: int, dtype: torch.dtype) -> None:
     table = random(n, k, dtype=dtype)
-    head = layers.linear(table)
+    head = ops.linear(table)
     ids = torch.randint(0, n, (50,))
     assert torch.equal(head.weight_rows(ids), table[ids])
 
 
-def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> None:
+def test_only_the_packed_weight_is_kept_in_huge_pages(ops: NativeBackend) -> None:
     weight = random(2048, 1024, dtype=torch.bfloat16)
-    linear = layers.linear(weight)
+    linear = ops.linear(weight)
     assert isinstance(linear, NativeLinear)
     assert linear.nbytes == weight.nbytes
     assert linear._weights.packed.data_ptr() % memory._HUGE_PAGE == 0
@@ -161,9 +146,9 @@ def test_only_the_packed_weight_is_kept_in_huge_pages(layers: NativeBackend) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 1008, 2048])
-def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
+def test_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
     x, weight = 3 * random(50, width, dtype=dtype), random(width, dtype=dtype, seed=1)
-    norm = layers.norm(weight.float(), None, 1e-5, width)
+    norm = ops.norm(weight.float(), None, 1e-5, width)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     torch.testing.assert_close(norm(x).double(), exact, atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
     check_rows(norm, x)
@@ -174,12 +159,12 @@ def test_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("width", [16, 1008, 2304])
 def test_activations_with_and_without_a_gate(
-    layers: NativeBackend, width: int, activation: Activation, dtype: torch.dtype
+    ops: NativeBackend, width: int, activation: Activation, dtype: torch.dtype
 ) -> None:
     x = 4 * random(50, 2 * width, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
-    gated, alone = (partial(function, activation=activation) for function in (layers.act_and_mul, layers.activate))
+    gated, alone = (partial(function, activation=activation) for function in (ops.act_and_mul, ops.activate))
     torch.testing.assert_close(gated(x).double(), activation(gate) * up, **tolerance)
     torch.testing.assert_close(alone(x).double(), activation(x.double()), **tolerance)
     check_rows(gated, x)
@@ -187,9 +172,9 @@ def test_activations_with_and_without_a_gate(
 
 
 @pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
-def test_activations_of_far_values(layers: NativeBackend, activation: Activation) -> None:
+def test_activations_of_far_values(ops: NativeBackend, activation: Activation) -> None:
     gate = torch.tensor([-math.inf, -1e30, -200.0, 200.0, 1e30, math.inf, math.nan, 0.0] * 2)
-    values = layers.act_and_mul(torch.cat([gate, torch.ones(16)])[None], activation)[0, :8]
+    values = ops.act_and_mul(torch.cat([gate, torch.ones(16)])[None], activation)[0, :8]
     assert (values[1:3].abs() < 1e-6).all()
     assert torch.equal(values[3:6], gate[3:6])
     assert values[6].isnan()
@@ -211,7 +196,7 @@ ROTATIONS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalized", ["", "queries and keys", "values too"])
 @pytest.mark.parametrize("shape", [shape for shape, _ in ROTATIONS], ids=[name for _, name in ROTATIONS])
-def test_rotation_equals_torch(layers: NativeBackend, shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
+def test_rotation_equals_torch(ops: NativeBackend, shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
     split = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
     x = random(400, sum(split), shape.head_dim, dtype=dtype)
     query, key, value = (random(shape.head_dim, dtype=torch.float32, seed=seed) for seed in (1, 2, 3))
@@ -221,7 +206,7 @@ def test_rotation_equals_torch(layers: NativeBackend, shape: HeadsShape, normali
         rope = RopeParameters("default", 1e4, shape.rotary_dim)
         angles = Rotary(rope, 400 * 7, torch.device("cpu")).angles(torch.arange(400) * 7)
         angles = angles._replace(query_scales=1 + random(400, 1, 1, dtype=torch.float32, seed=4).abs())
-    rotation, padding = layers.rotary(shape, norms), layers.padded(shape.head_dim) - shape.head_dim
+    rotation, padding = ops.rotary(shape, norms), ops.padded(shape.head_dim) - shape.head_dim
     expected = TorchBackend().rotary(shape, norms)(x, angles)
     padded = torch.nn.functional.pad(x, (0, padding))
     given = padded.clone()
@@ -238,14 +223,14 @@ def test_rotation_equals_torch(layers: NativeBackend, shape: HeadsShape, normali
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [40, 1008])
-def test_layer_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> None:
+def test_layer_norm(ops: NativeBackend, width: int, dtype: torch.dtype) -> None:
     x, residual = 3 + 2 * random(50, width, dtype=dtype), random(50, width, dtype=dtype, seed=3)
     weight, bias = (random(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
     exact = torch.nn.functional.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-5)
     x, residual, weight, bias = (
-        torch.nn.functional.pad(each, (0, layers.padded(width) - width)) for each in (x, residual, weight, bias)
+        torch.nn.functional.pad(each, (0, ops.padded(width) - width)) for each in (x, residual, weight, bias)
     )
-    norm = layers.norm(weight, bias, 1e-5, width)
+    norm = ops.norm(weight, bias, 1e-5, width)
     tolerance = {"atol": 2e-5, "rtol": 2 * torch.finfo(dtype).eps}
     torch.testing.assert_close(norm(x)[:, :width].double(), exact, **tolerance)
     assert not norm(x)[:, width:].any()
@@ -255,11 +240,11 @@ def test_layer_norm(layers: NativeBackend, width: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend, dtype: torch.dtype) -> None:
+def test_norm_of_padded_rows_in_place_and_with_a_residual(ops: NativeBackend, dtype: torch.dtype) -> None:
     x, weight, residual = (random(*size, dtype=dtype, seed=seed) for seed, size in enumerate([(9, 40), (40,), (9, 40)]))
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     x, weight, residual = (torch.nn.functional.pad(each, (0, 8)) for each in (x, weight, residual))
-    norm = layers.norm(weight.float(), None, 1e-5, 40)
+    norm = ops.norm(weight.float(), None, 1e-5, 40)
     tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
     added = norm(x, residual=residual)
     torch.testing.assert_close(added[:, :40].double(), exact + residual[:, :40].double(), **tolerance)
@@ -273,11 +258,11 @@ def test_norm_of_padded_rows_in_place_and_with_a_residual(layers: NativeBackend,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norm_of_groups_scaled(layers: NativeBackend, dtype: torch.dtype) -> None:
+def test_norm_of_groups_scaled(ops: NativeBackend, dtype: torch.dtype) -> None:
     """Each group on its own, with a residual, in rows that lie apart: as torch does, and row by row the same bits."""
     shape, weight = (30, 5, 48), random(48, dtype=torch.float32, seed=1)
     x, residual = random(30, 6 * 48, dtype=dtype)[:, :240].view(shape), random(*shape, dtype=dtype, seed=2)
-    norm, reference = (backend.norm(weight, None, 1e-5, 48, 0.7) for backend in (layers, TorchBackend()))
+    norm, reference = (backend.norm(weight, None, 1e-5, 48, 0.7) for backend in (ops, TorchBackend()))
     made = norm(x, residual=residual)
     assert made.shape == shape
     torch.testing.assert_close(made, reference(x, residual=residual), atol=1e-5, rtol=2 * torch.finfo(dtype).eps)
@@ -288,24 +273,19 @@ def test_norm_of_groups_scaled(layers: NativeBackend, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_activation_times_and_selection_of_rows_that_lie_apart(layers: NativeBackend, dtype: torch.dtype) -> None:
+def test_activation_times_and_selection_of_rows_that_lie_apart(ops: NativeBackend, dtype: torch.dtype) -> None:
     x, factors = random(9, 96, dtype=dtype), random(9, 160, dtype=dtype, seed=1)[:, 32:128]
-    made = layers.activate(x, Activation.GELU_TANH, factors)
-    assert torch.equal(made, layers.act_and_mul(torch.cat([x, factors], dim=1), Activation.GELU_TANH))
+    made = ops.activate(x, Activation.GELU_TANH, factors)
+    assert torch.equal(made, ops.act_and_mul(torch.cat([x, factors], dim=1), Activation.GELU_TANH))
     rows = torch.tensor([7, 0, 3])
-    assert torch.equal(layers.select_rows(factors, rows), factors[rows])
+    assert torch.equal(ops.select_rows(factors, rows), factors[rows])
 
 
-def test_which_sizes_are_supported() -> None:
-    assert load_kernels_for(1024, torch.float16)
-    assert load_kernels_for(38, torch.float16)
-    with pytest.raises(KernelsUnavailableError, match="head_dim up to 1024; the model has float16 and head_dim 1040"):
-        load_kernels_for(1040, torch.float16)
-    with pytest.raises(KernelsUnavailableError, match="the model has float64"):
-        load_kernels_for(64, torch.float64)
-
-
-def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
-    layers, why = choose_ops(1040, torch.bfloat16)
-    assert isinstance(layers, TorchBackend)
-    assert "head_dim up to 1024" in why
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_of_rows(ops: NativeBackend, dtype: torch.dtype) -> None:
+    x, residual = (random(50, 1008, dtype=dtype, seed=seed) for seed in (1, 2))
+    logits = 4 * random(50, 1, dtype=torch.float32, seed=3)
+    exact_sum = residual.double() + logits.double().sigmoid() * x.double()
+    tolerance = {"atol": 1e-5, "rtol": 2 * torch.finfo(dtype).eps}
+    for backend in (ops, TorchBackend()):
+        torch.testing.assert_close(backend.add_gated(x, logits, residual).double(), exact_sum, **tolerance)

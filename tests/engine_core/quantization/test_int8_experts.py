@@ -4,7 +4,6 @@ nothing, and for each row the same bits whatever the other rows and the threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -12,30 +11,20 @@ import pytest
 import torch
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.kernels.capture import BufferPool, Captured, capturing
-from engine_core.kernels.library import Kernels, load_kernels
+from engine_core.kernels.capture import BufferPool
+from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8
 from engine_core.quantization.int8_experts import Int8Experts
 
-from ..layers.experts import SHAPES, activated, chosen, load, numbers, weights_of
+from ..ops.experts import SHAPES, activated, check_replay, chosen, load, numbers, weights_of
 from .test_int8 import DTYPES, KERNELS, held_bytes, rounded
 
-by_kernels = pytest.mark.parametrize("kernels", KERNELS, ids=lambda kernels: kernels.instruction_set)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 by_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 8e-3}
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """Whatever torch allocates is NaN until written; and threads are as before."""
-    threads = torch.get_num_threads()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -62,16 +51,15 @@ def expected(
     return (total + residual.float()).to(x.dtype)
 
 
-@by_kernels
 @by_shape
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_and_bits(kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
+def test_values_and_bits(int8_kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
     """Where the activation rounds nothing, to the bit."""
     pad = partial(torch.nn.functional.pad, pad=(0, -shape.hidden_size % 16))
     x, residual = (numbers(40, shape.hidden_size, dtype=dtype, seed=seed) for seed in (900, 901))
     ids, weights = chosen(shape, 40, seed=5)
     for exact, sizes in ((False, shape), (True, replace(shape, activation=Activation.RELU))):
-        experts = load(Int8Experts(kernels, sizes, dtype), sizes, dtype)
+        experts = load(Int8Experts(int8_kernels, sizes, dtype), sizes, dtype)
         torch.set_num_threads(1)
         y = experts(pad(x), ids, weights, pad(residual))
         right = expected(sizes, x, ids, weights, residual)
@@ -88,13 +76,12 @@ def test_values_and_bits(kernels: Kernels, shape: ExpertsShape, dtype: torch.dty
                 assert torch.equal(part, y[rows])
 
 
-@by_kernels
-def test_rounding_costs_little(kernels: Kernels) -> None:
+def test_rounding_costs_little(int8_kernels: Kernels) -> None:
     """Beside experts that are not rounded, in float64."""
     shape, dtype = ExpertsShape(3, 2, 512, 256, Activation.SILU), torch.float32
     x = numbers(60, 512, dtype=dtype, seed=1)
     ids, weights = chosen(shape, 60, seed=2)
-    y = load(Int8Experts(kernels, shape, dtype), shape, dtype)(x, ids, weights, None).double()
+    y = load(Int8Experts(int8_kernels, shape, dtype), shape, dtype)(x, ids, weights, None).double()
     exact = torch.zeros_like(y)
     for expert in range(3):
         gate, up, down = (each.double() for each in weights_of(shape, expert, dtype)[0])
@@ -104,11 +91,10 @@ def test_rounding_costs_little(kernels: Kernels) -> None:
     assert (y - exact).norm() / exact.norm() < 0.03
 
 
-@by_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_that_are_not_numbers_stay_alone(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_rows_that_are_not_numbers_stay_alone(int8_kernels: Kernels, dtype: torch.dtype) -> None:
     shape = SHAPES["few"]
-    experts = load(Int8Experts(kernels, shape, dtype), shape, dtype)
+    experts = load(Int8Experts(int8_kernels, shape, dtype), shape, dtype)
     x = numbers(30, 64, dtype=dtype, seed=3)
     ids, weights = chosen(shape, 30, seed=4)
     clean = experts(x, ids, weights, None)
@@ -120,33 +106,27 @@ def test_rows_that_are_not_numbers_stay_alone(kernels: Kernels, dtype: torch.dty
         assert torch.equal(y[torch.arange(30) != 5], clean[torch.arange(30) != 5])
 
 
-@by_kernels
-def test_captured_calls_put_out_the_same_bits(kernels: Kernels) -> None:
+def test_captured_calls_put_out_the_same_bits(int8_kernels: Kernels) -> None:
     shape, dtype = SHAPES["many"], torch.bfloat16
-    experts = load(Int8Experts(kernels, shape, dtype), shape, dtype)
+    experts = load(Int8Experts(int8_kernels, shape, dtype), shape, dtype)
     pool = BufferPool(100)
-    captured = Captured(pool, load_kernels().replay)
-    own_x, own_ids, own_weights = (
-        pool.take(100, *each) for each in ((80, dtype), (shape.top_k, torch.int32), (shape.top_k, torch.float32))
-    )
-    with capturing(captured):
-        output = experts(own_x[:7], own_ids[:7], own_weights[:7], own_x[:7])
-    output = output.as_strided((100, 80), (80, 1))
-    for rows, threads in ((1, 2), (100, 1), (33, 3), (0, 1)):
-        x = numbers(rows, 80, dtype=dtype, seed=rows)
-        ids, weights = chosen(shape, rows, seed=rows) if rows else (own_ids[:0], own_weights[:0])
-        own_x[:rows], own_ids[:rows], own_weights[:rows] = x, ids, weights
-        captured.replay(rows=rows, num_threads=threads)
-        assert torch.equal(output[:rows], experts(x, ids, weights, x))
+    x, ids, weights = (pool.take(100, *each) for each in ((80, dtype), (5, torch.int32), (5, torch.float32)))
+
+    def fill(rows: int) -> None:
+        if rows:
+            x[:rows] = numbers(rows, 80, dtype=dtype, seed=rows)
+            ids[:rows], weights[:rows] = chosen(shape, rows, seed=rows)
+
+    check_replay(pool, fill, lambda rows: (experts(x[:rows], ids[:rows], weights[:rows], x[:rows]),))
 
 
 @by_shape
 def test_memory_is_what_was_told_before(shape: ExpertsShape) -> None:
-    experts = Int8Experts(KERNELS[0], shape, torch.bfloat16)
+    experts = Int8Experts(KERNELS, shape, torch.bfloat16)
     held = held_bytes(experts._gate_up) + held_bytes(experts._down)
     assert experts.nbytes == Int8(None).expert_bytes(shape, 2) == held
 
 
 def test_sizes_that_torch_layers_do_not_pad_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="of experts with hidden_size=70 needs native kernels"):
-        Int8(KERNELS[0]).experts(SHAPES["padded, with biases"], torch.float32, TorchBackend())
+        Int8(KERNELS).experts(SHAPES["padded, with biases"], torch.float32, TorchBackend())

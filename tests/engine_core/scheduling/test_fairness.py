@@ -60,14 +60,15 @@ def test_a_tenant_below_its_share_takes_the_last_places():
     assert (running(engine, "flood"), running(engine, "other")) == (29, 3), "it goes before the flood"
 
 
-def test_two_tenants_with_their_share_leave_a_place_to_a_third():
+@pytest.mark.parametrize("others", [1, 2])
+def test_tenants_with_their_share_leave_a_place_to_the_next(others):
     engine = flooded()
-    for serial in range(40):
-        engine.add(f"other {serial}", tenant="other", max_tokens=30)
+    for serial in range(80):
+        engine.add(f"other {serial}", tenant=f"other {serial % others}", max_tokens=30)
     engine.step()
     assert len(engine.scheduler._sequences.running) == 15
-    engine.add("third", tenant="third")
-    assert ("third", 0) in engine.step()
+    engine.add("next", tenant="next")
+    assert ("next", 0) in engine.step()
 
 
 def test_the_choices_of_one_request_leave_a_place_too():

@@ -197,7 +197,7 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     engine.finish()
 
 
-def test_prompt_logprobs_go_on_after_the_cancellation_of_who_reported_them():
+def test_prompt_logprobs_go_on_after_a_cancellation_or_a_preemption_and_none_is_reported_again():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
     engine.step()
@@ -205,9 +205,6 @@ def test_prompt_logprobs_go_on_after_the_cancellation_of_who_reported_them():
     engine.cancel("r", 0)
     engine.finish()
     assert len(engine.streams["r"].prompt_logprobs) == 19
-
-
-def test_prompt_logprobs_are_not_reported_again_after_a_preemption():
     engine = preempted_midway(prompt_logprobs=0)
     engine.finish()
     assert len(engine.streams["r"].prompt_logprobs) == 25
@@ -236,13 +233,3 @@ def test_the_time_in_the_queue_ends_when_a_request_is_scheduled_first():
                 told[output.request_id] = (output.queue_seconds, start)
     assert told["a"] == (0.0, 0.0)
     assert told["b"][0] == told["b"][1] > 0.0
-
-
-def test_cached_tokens_are_told_once_per_request():
-    engine = Harness(prefix_caching=True)
-    engine.add("a", 20)
-    engine.finish()
-    engine.add("b", engine.streams["a"].request.prompt_token_ids, n=3)
-    told = [output.cached_tokens for output in engine.step().values()]
-    assert sorted(told, key=str) == [16, None, None]
-    engine.finish()

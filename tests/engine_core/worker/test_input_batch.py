@@ -229,12 +229,7 @@ def test_a_row_is_sampled_behind_the_last_token_and_behind_every_draft() -> None
     rows = inputs.sampling_rows
     assert rows.num_tokens.tolist() == [6, 7, 8, 9, 2]
     assert rows.num_drafts.tolist() == [0, 1, 2, 3, 0]
-    assert [rows.tokens_before(row).tolist()[5:] for row in range(4)] == [
-        [15],
-        [15, 16],
-        [15, 16, 17],
-        [15, 16, 17, 18],
-    ]
+    assert [rows.tokens_before(row).tolist()[5:] for row in range(4)] == [[*range(15, 16 + row)] for row in range(4)]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,14 @@ class Read:
     """(ids, text) so far, after each delta."""
     end: ChoiceEnd | None = None
 
+    @property
+    def failed(self) -> tuple[Code, int]:
+        """The code of the error that ended it, and where."""
+        assert self.end is not None
+        assert self.end.error is not None
+        assert self.end.finish_reason is FinishReason.ERROR
+        return self.end.error.code, self.end.position
+
 
 class Detokenizer:
     """A decoder and one subscriber who reads at once."""
@@ -332,11 +340,7 @@ def test_ids_of_another_tokenizer_are_refused_choice_by_choice() -> None:
         choices |= {choice: Read(end=part.end) for choice, part in update.choices.items()}
     assert choices.keys() == {0, 1}
     for choice, position in ((0, 0), (1, 3)):
-        end = choices[choice].end
-        assert end is not None
-        assert (end.finish_reason, end.position) == (FinishReason.ERROR, position), "where the processor's count is"
-        assert end.error is not None
-        assert end.error.code is Code.FAILED_PRECONDITION
+        assert choices[choice].failed == (Code.FAILED_PRECONDITION, position), "where the processor's count is"
     assert detokenizer.decoder.num_requests == 0
 
 
@@ -397,11 +401,8 @@ def test_a_context_that_cannot_be_used_ends_its_request_and_no_other() -> None:
     detokenizer = Detokenizer()
     read: dict[int, Read] = {}
     detokenizer.read(engine_pb2.StepOutputs(opened=[opened(stop_strings=[""])]), read)
-    end = read[0].end
-    assert end is not None
-    assert end.error is not None
-    assert end.error.code is Code.INVALID_ARGUMENT
-    assert end.error.message.startswith("output_context: ")
+    assert read[0].failed == (Code.INVALID_ARGUMENT, 0)
+    assert read[0].end.error.message.startswith("output_context: ")  # type: ignore[union-attr]
     assert detokenizer.decoder.num_requests == 0
 
 
@@ -415,17 +416,11 @@ def test_what_cannot_be_decoded_ends_alone() -> None:
     pieces = own.pieces(skip_special_tokens=True)
     library, pieces._tokenizer = pieces._tokenizer, Panicking()  # type: ignore[assignment]
     detokenizer.read(tokens(PARTS[1:2], first=1), choices)
-    for choice, count in ((0, 1), (1, 0)):
-        end = choices[choice].end
-        assert end is not None
-        assert end.error is not None
-        assert (end.error.code, end.position) == (Code.INTERNAL, count)
+    assert (choices[0].failed, choices[1].failed) == ((Code.INTERNAL, 1), (Code.INTERNAL, 0))
     assert detokenizer.decoder.num_requests == 0
     refused = {0: Read()}
     detokenizer.read(engine_pb2.StepOutputs(opened=[opened(epoch=2, prompt_tail=PARTS[2:3])]), refused)
-    assert refused[0].end is not None
-    assert refused[0].end.error is not None
-    assert refused[0].end.error.code == Code.INTERNAL
+    assert refused[0].failed == (Code.INTERNAL, 0)
     pieces._tokenizer = library
     goes_on = {0: Read()}
     detokenizer.read(engine_pb2.StepOutputs(opened=[opened(epoch=3)]), goes_on)

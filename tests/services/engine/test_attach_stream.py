@@ -12,10 +12,12 @@ from ringline.types.v1 import link_pb2
 from engine_core.config import ModelSpec
 from services.common.rpc import message_limits as parsing
 from services.common.rpc.message_limits import MessageLimits
-from services.engine.async_engine import AsyncEngine
+from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.attach_stream import MAX_PENDING_REJECTIONS, Attachment
 from services.ring.errors import Code, Refused
 from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
+from services.ring.outbound_link import OutboundLink
+from tests.waiting import until
 
 ME = PeerId("processor-0", 1)
 
@@ -43,6 +45,17 @@ class Peer:
     async def write(self, frame: engine_pb2.AttachResponse) -> None:
         self.writing.set()
         await asyncio.Event().wait()
+
+
+class Engine(AsyncEngine):
+    """Shows the link of the peer that attached last."""
+
+    link: OutboundLink
+
+    def attach(self, peer: PeerId) -> LinkWaker:
+        waker = super().attach(peer)
+        self.link = waker.link
+        return waker
 
 
 def attach(engine: AsyncEngine, peer: Peer) -> asyncio.Task[None]:
@@ -107,14 +120,13 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
 
 
 async def test_a_peer_that_does_not_read_why_its_commands_are_rejected_has_no_more_of_them_carried_out() -> None:
-    engine = AsyncEngine(orphan_grace=1.0, max_ledgers=0)
+    engine = Engine(orphan_grace=1.0, max_ledgers=0)
     peer = Peer(engine_pb2.AttachRequest(commands=[engine_pb2.Command()] * (2 * MAX_PENDING_REJECTIONS)))
     stream = attach(engine, peer)
     async with asyncio.timeout(30):
         await peer.writing.wait()
-        (link,) = engine._wakers
-        while link.num_rejections <= MAX_PENDING_REJECTIONS:  # noqa: ASYNC110 - it tells nobody
-            await asyncio.sleep(0)
+        link = engine.link
+        await until(lambda: link.num_rejections > MAX_PENDING_REJECTIONS)
         for _ in range(100):
             await asyncio.sleep(0)
     assert link.num_rejections == MAX_PENDING_REJECTIONS + 1

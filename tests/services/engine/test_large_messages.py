@@ -47,7 +47,8 @@ async def test_one_at_a_time_even_when_their_senders_have_gone() -> None:
         await asyncio.gather(*asked, return_exceptions=True)
         last = asyncio.create_task(handle(messages, MIB, lambda: order.append("last")))
         await settle()
-        assert len(messages._waiting) == 1, "the turn was given away while a thread was at work"
+        await asyncio.sleep(0.05)
+        assert not order, "the turn was given away while a thread was at work"
         go_on.set()
         await last
     gc.collect()
@@ -88,44 +89,36 @@ async def test_after_one_the_next_waits_as_long_as_its_work_took(monkeypatch: py
 @pytest.mark.parametrize("told", [False, True], ids=["that waits", "whose turn has come"])
 async def test_one_that_is_cancelled_leaves_the_turn_to_the_next(told: bool) -> None:
     messages = LargeMessages()
-    await messages._wait(0)
-    asked, other = (asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2))
-    await settle()
+    async with messages.turn(0):
+        asked, other = (asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2))
+        await settle()
+        if not told:
+            asked.cancel()
     if told:
-        messages._next()
-    asked.cancel()
+        when_told(asked.cancel)
     with pytest.raises(asyncio.CancelledError):
         await asked
-    if not told:
-        messages._next()
     async with asyncio.timeout(30):
         assert await other == "done"
         assert await handle(messages, 1, lambda: "again") == "again"
 
 
+def when_told(function: Callable[[], object]) -> None:
+    """Call it once the turn that was just given back is the next one's, before that one goes on."""
+    asyncio.get_running_loop().call_later(0.0, function)
+
+
 async def test_those_that_are_cancelled_together_leave_the_turn_to_the_next() -> None:
     """The first of them has just been told that its turn has come."""
     messages = LargeMessages()
-    await messages._wait(0)
-    asked = [asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2, 3)]
-    await settle()
-    messages._next()
+    async with messages.turn(0):
+        asked = [asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2, 3)]
+        await settle()
     for task in asked[:2]:
-        task.cancel()
+        when_told(task.cancel)
     async with asyncio.timeout(30):
         ended = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(one) for one in ended] == [asyncio.CancelledError, asyncio.CancelledError, str]
-
-
-async def test_one_that_is_cancelled_as_its_turn_comes_is_passed_over() -> None:
-    messages = LargeMessages()
-    await messages._wait(0)
-    asked = [asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2)]
-    await settle()
-    asked[0].cancel()  # it hears of that in the next iteration of the event loop
-    messages._next()
-    async with asyncio.timeout(30):
-        assert await asked[1] == "done"
 
 
 async def test_those_that_are_cancelled_do_not_stay() -> None:
@@ -136,4 +129,6 @@ async def test_those_that_are_cancelled_do_not_stay() -> None:
             await asyncio.sleep(0)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
-        assert len(messages._waiting) <= 1
+        gc.collect()
+        held = [one for one in gc.get_objects() if isinstance(one, asyncio.Future) and one.cancelled()]
+        assert len(held) <= 5

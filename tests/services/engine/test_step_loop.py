@@ -16,7 +16,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepPlan
 from services.engine.async_engine import AsyncEngine
-from services.engine.step_loop import MAX_CALLS, StepLoop, TooManyCalls
+from services.engine.step_loop import MAX_CALLS, Inbox, RequestCommands, StepLoop, TooManyCalls
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, Pending, model_spec
@@ -162,3 +162,59 @@ async def test_what_an_operator_asked_for_is_not_taken_for_a_step_that_hangs() -
         assert loop.turn is None
         may_end.set()
         await asyncio.wrap_future(called)
+
+
+# What waits for the next step
+
+
+def test_orders_are_taken_in_the_order_in_which_they_came() -> None:
+    inbox, told = Inbox(), []
+    first, second = make_request("a"), make_request("b")
+    inbox.add("a", first)
+    assert inbox.cancel("c", None)
+    inbox.add("b", second)
+    assert inbox.cancel("a", 1)
+    inbox.call(lambda: told.append(1))
+    assert inbox
+    commands = inbox.take()
+    assert list(commands.requests.items()) == [
+        ("a", RequestCommands(first, {1})),
+        ("c", RequestCommands(None, {None})),
+        ("b", RequestCommands(second)),
+    ]
+    (call,) = commands.calls
+    call()
+    assert told == [1]
+    assert not inbox
+    assert not inbox.take()
+
+
+def test_what_is_cancelled_before_it_was_taken_was_never_there() -> None:
+    inbox = Inbox()
+    for index in range(100):
+        inbox.add(f"r{index}", make_request(f"r{index}"))
+        for choice in range(10):
+            assert inbox.cancel(f"r{index}", choice), "the rest of it is wanted"
+        assert not inbox.cancel(f"r{index}", None)
+    assert not inbox
+
+
+def test_who_cancels_again_adds_nothing() -> None:
+    inbox = Inbox()
+    for _ in range(100):
+        for choice in (0, 1):
+            assert inbox.cancel("a", choice)
+    assert inbox.take().requests == {"a": RequestCommands(None, {0, 1})}
+    for choice in (0, None, 1, None):
+        assert inbox.cancel("a", choice)
+    assert inbox.take().requests == {"a": RequestCommands(None, {None})}
+
+
+def test_calls_are_bounded() -> None:
+    inbox = Inbox()
+    for _ in range(MAX_CALLS):
+        inbox.call(lambda: None)
+    with pytest.raises(TooManyCalls):
+        inbox.call(lambda: None)
+    assert len(inbox.take().calls) == MAX_CALLS
+    inbox.call(lambda: None)

@@ -18,7 +18,7 @@ from services.engine.tokenizer import CHUNK_BYTES, chunks, fingerprint_of, read_
 from services.text.tokenizer import Tokenizer
 from tests.ring import MODEL
 from tests.services.text.families import FAMILIES
-from tests.services.text.trained_tokenizers import byte_level
+from tests.services.text.trained_tokenizers import byte_level, tokenizer_json
 
 pytestmark = pytest.mark.long
 
@@ -105,7 +105,7 @@ def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
 
 def test_vocabulary_and_merges_are_converted_with_the_bos_that_their_configuration_asks_for(tmp_path: Path) -> None:
     """As OPT's are: here, where there is no tokenizer.json, ``add_bos_token`` counts."""
-    spec = json.loads(byte_level()._tokenizer.to_str())
+    spec = json.loads(tokenizer_json(byte_level()))
     merges = "\n".join(["#version: 0.2", *map(" ".join, spec["model"]["merges"])])
     config = FAMILIES["opt"].config
     contents = {

@@ -17,7 +17,7 @@ from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Code, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
-from services.ring.ledger import LedgerEntry, Ledgers, Submission
+from services.ring.ledger import LedgerEntry, Ledgers
 from tests.services.ring.attach_harness import (
     GRACE,
     MAX_LEDGERS,
@@ -123,20 +123,9 @@ class AttachRegistryMachine(RuleBasedStateMachine):
         if 0 < epoch <= self.spent.get(request_id, 0):
             return  # a submitter never uses an epoch again
         asked = 1 if scored else None
-        submission = Submission(
-            request_id,
-            epoch,
-            deliver_to,
-            context,
-            logs,
-            max_tokens=MAX_TOKENS,
-            logprobs=asked,
-            prompt_tokens=PROMPT_TOKENS,
-            prompt_logprobs=asked,
-            num_ids=9,
-            tenant="",
-            core_request=set(logs),
-        )
+        ask = {"deliver_to": deliver_to, "output_context": context, "choices": logs, "core_request": set(logs)}
+        sizes = {"max_tokens": MAX_TOKENS, "prompt_tokens": PROMPT_TOKENS, "logprobs": asked, "prompt_logprobs": asked}
+        submitted = submission(request_id, epoch, **ask, **sizes)
         old = self.expected.get(request_id)
         receiver = deliver_to or name
         code = None
@@ -149,10 +138,10 @@ class AttachRegistryMachine(RuleBasedStateMachine):
         elif old is None and len(self.expected) >= MAX_LEDGERS:
             code = Code.RESOURCE_EXHAUSTED
         if code is not None:
-            self.refused(code, lambda: self.registry.submit(peer, submission))
+            self.refused(code, lambda: self.registry.submit(peer, submitted))
             return
         before = set(self.core.names)
-        self.registry.submit(peer, submission)
+        self.registry.submit(peer, submitted)
         (core_id,) = self.core.names - before
         if old is not None:
             assert not self.core.running.get(old.core_id), "the old one is freed first"

@@ -91,7 +91,8 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, choice=CHOICES)
     def what_is_late_is_ignored(self, name: str, choice: int) -> None:
-        if self.epochs[name] > 1 and name in self.outbox._updates:
+        waits = any(sent != self.read[name][choice] for choice, sent in self.written[name].items())
+        if self.epochs[name] > 1 and waits:
             epoch = self.epochs[name] - 1
             self.outbox.delta(name, choice, 0, [999], "late", epoch=epoch)
             self.outbox.end(name, choice, ChoiceEnd(FinishReason.STOP, 1), epoch=epoch)
@@ -126,11 +127,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_is_counted(self) -> None:
-        waiting = list(self.outbox._updates.values())
-        assert self.outbox.size == sum(update.held for update in waiting) + self.outbox._taken
         assert self.outboxes.total == self.outbox.size
-        for update in waiting:
-            assert update.held >= update.measure(), "an estimate from above"
 
     def teardown(self) -> None:
         while self.outbox.pending:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.services.text import chat_template_samples, family_templates
-from tests.services.text.trained_tokenizers import byte_level, sentencepiece_bpe
+from tests.services.text.trained_tokenizers import byte_level, sentencepiece_bpe, tokenizer_json
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -89,7 +89,7 @@ def _bytes(
     tokens: Sequence[str | dict[str, Any]], *patterns: str, normalizer: Any = None, ignore_merges: bool = False
 ) -> dict[str, Any]:
     """A byte-level BPE whose words are split by one pattern after another, or by GPT-2's."""
-    spec = json.loads(byte_level()._tokenizer.to_str())
+    spec = json.loads(tokenizer_json(byte_level()))
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
         for pattern in patterns
@@ -103,7 +103,7 @@ def _bytes(
 
 def _pieces(tokens: Sequence[str | dict[str, Any]], **parts: Any) -> dict[str, Any]:
     """A BPE of SentencePiece's kind; ``parts`` replaces what is around it."""
-    return _with_tokens(json.loads(sentencepiece_bpe()._tokenizer.to_str()) | parts, tokens)
+    return _with_tokens(json.loads(tokenizer_json(sentencepiece_bpe())) | parts, tokens)
 
 
 def _gemma() -> dict[str, Any]:

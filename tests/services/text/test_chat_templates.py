@@ -10,6 +10,7 @@ from services.text import template_sandbox
 from services.text.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from services.text.tokenizer_files import TokenizerError
 from tests.services.text import chat_template_samples
+from tests.services.text.trained_tokenizers import tokenizer_json
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
 TOOLS = [
@@ -51,7 +52,7 @@ def load(tmp_path, byte_level):
     """Ours and transformers' view of one directory with the given configuration."""
 
     def load(config, files=()):
-        (tmp_path / "tokenizer.json").write_text(byte_level._tokenizer.to_str())
+        (tmp_path / "tokenizer.json").write_text(tokenizer_json(byte_level))
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(CONFIG | config))
         for name, text in dict(files).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)

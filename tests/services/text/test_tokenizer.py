@@ -3,6 +3,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -16,14 +17,9 @@ from services.text.tokenizer_files import (
     load_json,
     read_tokenizer_files,
 )
-from tests.services.text import trained_tokenizers
 from tests.services.text.panicking import Panicking, panic
+from tests.services.text.trained_tokenizers import KINDS, tokenizer_json
 
-KINDS = {
-    "byte_level": trained_tokenizers.byte_level,
-    "sentencepiece_bpe": trained_tokenizers.sentencepiece_bpe,
-    "unigram": trained_tokenizers.unigram,
-}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 TEXTS = [
@@ -65,7 +61,7 @@ MAP = {"eos_token": token("end", single_word=True), "additional_special_tokens":
 
 def both(tokenizer, directory, config, special_map=None):
     """Ours and transformers' tokenizer from one directory."""
-    (directory / "tokenizer.json").write_text(tokenizer._tokenizer.to_str())
+    (directory / "tokenizer.json").write_text(tokenizer_json(tokenizer))
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     if special_map is not None:
         (directory / "special_tokens_map.json").write_text(json.dumps(special_map))
@@ -103,7 +99,7 @@ def test_the_special_tokens_map_is_not_read_beside_a_listed_vocabulary(byte_leve
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off(byte_level, tmp_path):
-    library = type(byte_level._tokenizer).from_str(byte_level._tokenizer.to_str())
+    library = tokenizers.Tokenizer.from_str(tokenizer_json(byte_level))
     library.enable_truncation(3)
     library.enable_padding(length=64)
     ours = Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
@@ -160,7 +156,7 @@ def test_a_token_may_be_a_part_of_a_character(byte_level):
 @pytest.mark.parametrize(("declared", "contents"), [(None, ["</s>"]), (3, ["</s>", "<|im_start|>"]), ([3, 4], None)])
 def test_eos_tokens_come_from_both_files(byte_level, declared, contents):
     files = {
-        "tokenizer.json": byte_level._tokenizer.to_str().encode(),
+        "tokenizer.json": tokenizer_json(byte_level).encode(),
         "tokenizer_config.json": b'{"eos_token": "</s>"}',
         "generation_config.json": json.dumps({"eos_token_id": declared}).encode(),
     }
@@ -169,7 +165,7 @@ def test_eos_tokens_come_from_both_files(byte_level, declared, contents):
 
 
 def test_fingerprint_covers_every_allowed_file_and_nothing_else(byte_level):
-    base = {"tokenizer.json": byte_level._tokenizer.to_str().encode(), "tokenizer_config.json": b"{}"}
+    base = {"tokenizer.json": tokenizer_json(byte_level).encode(), "tokenizer_config.json": b"{}"}
     reference = Tokenizer.from_files(base).fingerprint()
     assert reference == fingerprint(dict(reversed(base.items())))
     assert reference == fingerprint({**base, "model.safetensors": b"x", "../tokenizer.json": b"y"})
@@ -215,13 +211,13 @@ def test_only_allowed_files_are_read(tmp_path):
 )
 def test_damaged_files_are_named(byte_level, files, message):
     if files and "tokenizer.json" not in files:
-        files = {"tokenizer.json": byte_level._tokenizer.to_str().encode()} | files
+        files = {"tokenizer.json": tokenizer_json(byte_level).encode()} | files
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_files(files)
 
 
 def test_a_panic_of_the_library_is_an_error(byte_level, monkeypatch):
-    files = {"tokenizer.json": byte_level._tokenizer.to_str().encode()}
+    files = {"tokenizer.json": tokenizer_json(byte_level).encode()}
     tokenizer = Tokenizer.from_files(files)
     tokenizer._tokenizer = Panicking()
     for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1]), lambda: tokenizer.text_bytes([1])):

@@ -76,4 +76,17 @@ def _without_special(tokenizer: Tokenizer, contents: list[str]) -> Tokenizer:
 
 
 def _files(tokenizer: Tokenizer) -> TextTokenizer:
-    return TextTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
+    loaded = TextTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
+    _contents[loaded.fingerprint()] = tokenizer.to_str()
+    return loaded
+
+
+_contents: dict[str, str] = {}
+
+
+def tokenizer_json(tokenizer: TextTokenizer) -> str:
+    """The content of ``tokenizer.json`` of a tokenizer made here."""
+    return _contents[tokenizer.fingerprint()]
+
+
+KINDS = {"byte_level": byte_level, "sentencepiece_bpe": sentencepiece_bpe, "unigram": unigram}

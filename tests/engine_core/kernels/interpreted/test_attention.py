@@ -11,9 +11,15 @@ import torch
 from engine_core.attention import triton as triton_attention
 from engine_core.attention.base import AttentionOptions
 from engine_core.attention.triton import TritonAttention
-from tests.engine_core.attention import test_latents as latents
-from tests.engine_core.attention.sequences import Geometry, Run, make_sequences
-from tests.engine_core.attention.test_latents import Sizes
+from tests.engine_core.attention.sequences import (
+    Geometry,
+    Run,
+    Sizes,
+    assert_equal,
+    assert_right,
+    make_latents,
+    make_sequences,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 CASES = [
@@ -41,10 +47,7 @@ def test_random_steps(geometry: Geometry, dtype: torch.dtype) -> None:
     lengths = [1, rng.randint(2, 20), rng.randint(70, 90)]
     sequences = make_sequences(lengths, geometry, dtype, seed=1)
     outputs = Run(backend(), geometry, sequences, seed=2).in_random_steps(rng)
-    for known, output in zip(sequences, outputs, strict=True):
-        assert output.dtype == dtype
-        expected = known.expected(geometry.head_dim**-0.5)
-        torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+    assert_right(outputs, sequences, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.wide), torch.bfloat16], ids=str)
@@ -53,8 +56,7 @@ def test_uniform_tiles_give_equal_bits_however_rows_are_cut_and_batched(dtype: t
     sequences = make_sequences([5, 75], geometry, dtype, seed=3)
     expected = Run(backend(uniform=True), geometry, sequences).at_once()
     outputs = Run(backend(uniform=True), geometry, sequences, seed=1).in_random_steps(random.Random(4))
-    for one, other in zip(expected, outputs, strict=True):
-        assert torch.equal(one, other)
+    assert_equal(outputs, expected)
 
 
 def test_a_row_has_equal_bits_whatever_else_is_in_its_step() -> None:
@@ -68,8 +70,7 @@ def test_a_row_has_equal_bits_whatever_else_is_in_its_step() -> None:
     together.step([(1, 139), (0, 60)])
     together.step([(3, 1), (0, 29), (2, 32)])
     together.step([(2, 1), (0, 1), (1, 1)])
-    for one, other in zip(alone.result(), together.result(), strict=True):
-        assert torch.equal(one, other)
+    assert_equal(together.result(), alone.result())
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,8 @@ def test_windows(window: int) -> None:
     run = Run(backend(uniform=True), geometry, sequences, seed=1, window=window)
     for step in ([(2, 60), (1, 20)], [(2, 28), (0, 4)], [(2, 1), (1, 1), (0, 1)], [(2, 1)]):
         run.step(step)
-    for known, one, other in zip(sequences, alone, run.result(), strict=True):
-        assert torch.equal(one, other)
-        torch.testing.assert_close(one.double(), known.expected(32**-0.5, window), atol=1e-5, rtol=0)
+    assert_equal(run.result(), alone)
+    assert_right(alone, sequences, 1e-5, window=window)
 
 
 @pytest.mark.parametrize("softcap", [5.0, pytest.param(None, marks=pytest.mark.wide)])
@@ -95,9 +95,7 @@ def test_capped_scores_and_sinks(softcap: float | None) -> None:
     run = Run(backend(uniform=True), geometry, sequences, softcap=softcap, sinks=sinks)
     for step in ([(1, 48), (0, 4)], [(1, 1), (0, 1)], [(1, 1)]):
         run.step(step)
-    for known, output in zip(sequences, run.result(), strict=True):
-        expected = known.expected(32**-0.5, None, softcap, sinks)
-        torch.testing.assert_close(output.double(), expected, atol=1e-5, rtol=0)
+    assert_right(run.result(), sequences, 1e-5, softcap=softcap, sinks=sinks)
 
 
 def test_padding_reads_and_writes_nothing() -> None:
@@ -133,12 +131,7 @@ def test_padding_reads_and_writes_nothing() -> None:
     ids=str,
 )
 def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
-    lengths = [1, 19, 80]
-    alone = latents.Run(backend(uniform=True), sizes, lengths, dtype)
-    for sequence, output in enumerate(alone.at_once()):
-        torch.testing.assert_close(
-            output.double(), alone.expected(sequence), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-        )
-    together = latents.Run(backend(uniform=True), sizes, lengths, dtype, seed=1).in_random_steps(random.Random(2))
-    for one, other in zip(alone.result(), together, strict=True):
-        assert torch.equal(one, other)
+    sequences = make_latents([1, 19, 80], sizes, dtype)
+    alone = Run(backend(uniform=True), sizes, sequences).at_once()
+    assert_right(alone, sequences, TOLERANCE[dtype], TOLERANCE[dtype])
+    assert_equal(Run(backend(uniform=True), sizes, sequences, seed=1).in_random_steps(random.Random(2)), alone)

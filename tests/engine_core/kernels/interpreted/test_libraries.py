@@ -10,7 +10,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.attention.flash_attention import FlashAttention, varlen_function
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
-from tests.engine_core.attention.sequences import CPU, Geometry, Run, make_sequences
+from tests.engine_core.attention.sequences import CPU, Geometry, Run, assert_right, make_sequences
 from tests.engine_core.kernels.interpreted.libraries import Library, documented_varlen
 
 HALF = torch.float16
@@ -33,9 +33,7 @@ CASES = [
 def test_random_steps(backend: AttentionBackend, geometry: Geometry, lengths: list[int]) -> None:
     sequences = make_sequences(lengths, geometry, HALF, seed=1)
     outputs = Run(backend, geometry, sequences, seed=2).in_random_steps(random.Random(3))
-    for known, output in zip(sequences, outputs, strict=True):
-        expected = known.expected(geometry.head_dim**-0.5)
-        torch.testing.assert_close(output.double(), expected, atol=3e-3, rtol=0)
+    assert_right(outputs, sequences, 3e-3)
 
 
 def test_graphs_of_flashinfer_find_every_plan_where_they_were_captured_with() -> None:

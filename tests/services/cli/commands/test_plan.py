@@ -14,7 +14,7 @@ from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig
 
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
-from services.cli.commands.capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
+from services.cli.commands._capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
 from services.cli.commands.plan import GPUS, blocks_per_sequence
 from services.cli.main import cli
 from services.common.config.errors import FatalError

@@ -127,7 +127,7 @@ async def test_a_death_before_everything_served_ends_everything_at_once_with_one
 
 
 async def test_the_traceback_of_an_unexpected_error_is_shown_once(tmp_path):
-    argv = (sys.executable, str(ROOT / "tests/services/common/rpc/small_service.py"), str(tmp_path / "socket"))
+    argv = (sys.executable, str(ROOT / "tests/services/common/process/small_service.py"), str(tmp_path / "socket"))
     shown = io.StringIO()
     logs = ChildLogs(as_json=False, out=shown, stream=shown)
     running = Running(ChildSpec("engine", argv, {**os.environ, "PYTHONPATH": str(ROOT)}), show=logs.line)

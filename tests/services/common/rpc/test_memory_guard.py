@@ -19,11 +19,13 @@ from structlog.testing import capture_logs
 from services.common.config.settings import ServerSettings
 from services.common.process.memory import limit_malloc_retention, resident_memory
 from services.common.rpc import memory_guard
-from services.common.rpc.connections import AcceptedConnection, accepted_connections, close_connection, parse_peer
+from services.common.rpc.connections import AcceptedConnection, accepted_connections, close_connection
 from services.common.rpc.handlers import RequestStream
 from services.common.rpc.memory_guard import MemoryGuard
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection
+from tests.services.in_process import served
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[4]
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -53,10 +55,26 @@ class Echo:
 
 
 @asynccontextmanager
-async def greeted(address: str) -> AsyncIterator[Connection]:
-    async with Connection(address) as connection:
+async def greeted(place: str | int) -> AsyncIterator[Connection]:
+    async with Connection(f"127.0.0.1:{place}" if isinstance(place, int) else place) as connection:
         await connection.send_preface()
         yield connection
+
+
+@asynccontextmanager
+async def guarded(servicer: Echo, budget: int = BUDGET, baseline: int = 0) -> AsyncIterator[tuple[int, MemoryGuard]]:
+    """A server with a guard that looks only when the test asks it to; and the server's port."""
+    settings = ServerSettings(max_message_bytes=MESSAGE)
+    async with served(
+        DESCRIPTION,
+        servicer,
+        on_call=lambda peer, size: guard.on_call(peer, size),
+        on_message=lambda peer, size: guard.on_message(peer, size),
+        settings=settings,
+    ) as port:
+        guard = MemoryGuard(port, budget, baseline)
+        yield port, guard
+        guard.stop()
 
 
 @pytest.fixture
@@ -68,24 +86,22 @@ def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_connections_that_hold_much_of_unfinished_messages_are_closed(sizes_read: list[int]) -> None:
-    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
-    server.add_service(DESCRIPTION, echo)
-    address = await server.start()
-    port = int(address.rpartition(":")[2])
-    guard = server._memory = MemoryGuard(port, BUDGET)  # nobody looks but the test
-    async with greeted(address) as hostile, greeted(address) as busy, greeted(address) as idle:
+    echo = Echo()
+    async with (
+        guarded(echo) as (port, guard),
+        greeted(port) as hostile,
+        greeted(port) as busy,
+        greeted(port) as idle,
+    ):
         stream = await busy.call(SESSION)
         whole = b"\0" + struct.pack(">I", MESSAGE) + bytes(MESSAGE)
         for _ in range(STREAMS):
             await busy.send(stream, whole)
         for _ in range(STREAMS):
             await hostile.send(await hostile.call(SESSION), whole[:-1])
-        async with asyncio.timeout(60):
-            while (  # noqa: ASYNC110 - the kernel's count
-                echo.received < STREAMS * MESSAGE
-                or sum(one.bytes_received for one in accepted_connections(port)) < busy.sent + hostile.sent + idle.sent
-            ):
-                await asyncio.sleep(0.01)
+        await until(lambda: echo.received >= STREAMS * MESSAGE)
+        sent = busy.sent + hostile.sent + idle.sent
+        await until(lambda: sum(one.bytes_received for one in accepted_connections(port)) >= sent)
         sizes_read.append(BUDGET // 2)
         with capture_logs() as logs:
             guard.check()
@@ -94,28 +110,19 @@ async def test_connections_that_hold_much_of_unfinished_messages_are_closed(size
         assert closed == [1]
         assert not busy.lost
         assert not idle.lost
-    await server.stop()
 
 
 async def hoard_until_closed() -> None:
     """With the real guard and the real size of this process: what was hoarded is gone when its connection is closed."""
-    server, echo = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name]), Echo()
-    server.add_service(DESCRIPTION, echo)
-    address = await server.start()
     limit_malloc_retention()
     before = resident_memory()
-    guard = server._memory = MemoryGuard(int(address.rpartition(":")[2]), BUDGET, before)
-    async with greeted(address) as hostile:
+    async with guarded(Echo(), baseline=before) as (port, guard), greeted(port) as hostile:
         for _ in range(STREAMS):
             await hostile.send(await hostile.call(SESSION), struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE - 1))
-        async with asyncio.timeout(60):
-            while resident_memory() < before + BUDGET // 2:  # noqa: ASYNC110 - gRPC says nothing of what it holds
-                await asyncio.sleep(0.01)
-            guard.start()
-            await hostile.wait_closed()
-            while resident_memory() > before + BUDGET // 2:  # noqa: ASYNC110 - likewise
-                await asyncio.sleep(0.01)
-    await server.stop()
+        await until(lambda: resident_memory() >= before + BUDGET // 2)  # gRPC says nothing of what it holds
+        guard.start()
+        await asyncio.wait_for(hostile.wait_closed(), 60)
+        await until(lambda: resident_memory() <= before + BUDGET // 2)
 
 
 def test_what_was_hoarded_is_trims_when_its_connection_is_closed() -> None:
@@ -138,18 +145,11 @@ class Answering(Echo):
 
 
 async def test_what_was_hoarded_slowly_counts_when_memory_is_short(sizes_read: list[int]) -> None:
-    server = Server(ServerSettings(max_message_bytes=MESSAGE), [DESCRIPTION.full_name])
-    server.add_service(DESCRIPTION, Echo())
-    address = await server.start()
-    port = int(address.rpartition(":")[2])
-    guard = server._memory = MemoryGuard(port, BUDGET)
-    async with greeted(address) as hoarder, greeted(address) as idle:
+    async with guarded(Echo()) as (port, guard), greeted(port) as hoarder, greeted(port) as idle:
         for _ in range(8):
             part = struct.pack(">?I", False, MESSAGE) + bytes(MESSAGE // 8)
             await hoarder.send(await hoarder.call(SESSION), part)
-            async with asyncio.timeout(60):
-                while max(one.bytes_received for one in accepted_connections(port)) < hoarder.sent:  # noqa: ASYNC110 - the kernel's count
-                    await asyncio.sleep(0.01)
+            await until(lambda: max(one.bytes_received for one in accepted_connections(port)) >= hoarder.sent)
             for _ in range(100):
                 guard.check()
         assert not hoarder.lost, "there is memory"
@@ -157,24 +157,20 @@ async def test_what_was_hoarded_slowly_counts_when_memory_is_short(sizes_read: l
         guard.check()
         await hoarder.wait_closed()
         assert not idle.lost
-        async with asyncio.timeout(60):
-            while len(left := list(accepted_connections(port))) > 1:  # noqa: ASYNC110 - the server's descriptor, until it closes it
-                await asyncio.sleep(0.01)
-        (one,) = left
+        await until(lambda: len(list(accepted_connections(port))) == 1)  # the server's descriptor, until it closes it
+        (one,) = accepted_connections(port)
         close_connection(one)
         await idle.wait_closed()
         close_connection(one)  # it is over, and its descriptor may be another's
-    await server.stop()
 
 
 async def test_who_sends_and_takes_many_messages_is_not_closed(sizes_read: list[int]) -> None:
-    server, echo = Server(ServerSettings(), [DESCRIPTION.full_name]), Answering()
-    server.add_service(DESCRIPTION, echo)
-    address = await server.start()
-    port = int(address.rpartition(":")[2])
-    guard = server._memory = MemoryGuard(port, 1 << 20)
+    echo = Answering()
     sizes_read.append(1 << 19)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with (
+        guarded(echo, budget=1 << 20) as (port, guard),
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
         session = channel.stream_stream(SESSION)()
         while next(accepted_connections(port), None) is None or next(
             accepted_connections(port)
@@ -189,7 +185,6 @@ async def test_who_sends_and_takes_many_messages_is_not_closed(sizes_read: list[
         assert await session.read() == b"answer"
         await session.done_writing()
         assert await session.read() == grpc.aio.EOF
-    await server.stop()
 
 
 @pytest.fixture
@@ -340,38 +335,6 @@ async def test_on_a_unix_socket_memory_is_trimmed(tmp_path: Path, monkeypatch: p
     async with greeted(address) as connection:
         await connection.send(await connection.call(SESSION), bytes(1 << 16))
         server.start_memory_guard()
-        async with asyncio.timeout(60):
-            await trims.wait()
+        await asyncio.wait_for(trims.wait(), 60)
         assert not connection.lost
     await server.stop()
-
-
-@pytest.mark.parametrize(
-    ("name", "peer"),
-    [
-        ("ipv4:10.0.0.1:5000", ("10.0.0.1", 5000)),
-        ("ipv6:%5B::1%5D:5000", ("::1", 5000)),
-        ("ipv6:%5B::ffff:10.0.0.1%5D:5000", ("10.0.0.1", 5000)),
-        ("ipv6:%5Bfe80::1%252%5D:5000", ("fe80::1", 5000)),
-        ("unix:", None),
-    ],
-)
-def test_a_peer_has_the_address_that_its_socket_has(name: str, peer: tuple[str, int] | None) -> None:
-    assert parse_peer(name) == peer
-
-
-async def test_looking_at_connections_leaves_no_descriptor(tmp_path: Path) -> None:
-    accepted: list[asyncio.StreamWriter] = []  # one that is not kept is closed, from Python 3.12 on
-    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    with (tmp_path / "no socket").open("w"):
-        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-        async with asyncio.timeout(60):
-            while not (found := list(accepted_connections(port))):  # noqa: ASYNC110 - accepted by the event loop
-                await asyncio.sleep(0.01)
-        assert found[0].peer == writer.get_extra_info("sockname")
-        assert len(os.listdir("/proc/self/fd")) <= before + 1, "the other end's"  # noqa: PTH208
-    accepted[0].close()
-    writer.close()
-    server.close()

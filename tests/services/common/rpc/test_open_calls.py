@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -15,10 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.config.settings import ServerSettings
 from services.common.rpc import handlers as message_handlers
-from services.common.rpc.connections import AcceptedConnection, ConnectionGuard, allowed_connections
 from services.common.rpc.open_calls import CallRegistry, end_call_soon
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection, message
+from tests.waiting import until
 
 SERVICE = "test.CallRegistry"
 SESSION, LOOKUP, HEALTH = f"/{SERVICE}/Session", f"/{SERVICE}/Lookup", "/grpc.health.v1.Health/Check"
@@ -80,12 +79,6 @@ async def check(connection: Connection) -> None:
     stream = await connection.call(LOOKUP)
     await connection.send(stream, message(b""), last=True)
     await connection.wait_streams_ended(len(connection.ended) + 1)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("window", [0, 1000])
@@ -215,44 +208,6 @@ async def test_who_has_many_connections_without_calls_makes_room_for_others() ->
                 await check(one)
         assert not other.lost
         assert not busy.lost
-
-
-def test_there_are_no_more_connections_than_the_system_allows_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = [(1024, 2000)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
-    assert allowed_connections(100) == 100
-    assert limits == [(1024, 2000)]
-    assert allowed_connections(1000) == 1000
-    assert limits[1:] == [(1256, 2000)]
-    assert allowed_connections(4096) == 2000 - 256
-    assert limits[2:] == [(2000, 2000)]
-    limits.append((1024, resource.RLIM_INFINITY))
-    assert allowed_connections(4096) == 4096
-    assert limits[-1] == (4096 + 256, resource.RLIM_INFINITY)
-
-
-def connection(host: str, port: int, quiet: float = 60.0) -> AcceptedConnection:
-    return AcceptedConnection((host, port), port, port, 100, 0, quiet)
-
-
-def chosen(connections: list[AcceptedConnection], busy: Sequence[int] = ()) -> list[int]:
-    """Ports of those that are closed where there are 16 places."""
-    guard = ConnectionGuard(1, 16, lambda _, port: port in busy)
-    return sorted(one.peer[1] for one in guard.idle_of_heaviest(connections))
-
-
-def test_who_has_most_connections_loses_the_quietest() -> None:
-    many = [connection("10.0.0.1", port, quiet=port / 10) for port in range(1, 11)]
-    few = [connection(f"10.0.0.{port}", port) for port in range(11, 16)]
-    assert chosen(few + many) == [*range(4, 11)]
-    assert chosen(few + many, busy=[4, 5, 6]) == [1, 2, 3, *range(7, 11)]
-
-
-def test_of_clients_that_have_as_many_the_quietest_connections_make_room() -> None:
-    crowd = [connection(f"10.0.0.{port}", port, quiet=port / 10) for port in range(1, 16)]
-    assert chosen(crowd) == [*range(9, 16)]
-    assert chosen(crowd, busy=[15]) == [*range(8, 15)]
 
 
 async def test_a_connection_without_calls_is_closed() -> None:

@@ -11,7 +11,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import error_pb2, output_pb2
 
 from services.common.rpc.shared_messages import (
-    finish_from_proto,
+    read_end,
     read_logprobs,
     status_from_proto,
     status_to_proto,
@@ -59,8 +59,9 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 
 def test_an_unknown_finish_reason_is_an_error() -> None:
-    finish_reason, status = finish_from_proto(engine_pb2.Finished(finish_reason=99))  # type: ignore[arg-type]
-    assert (finish_reason, status.code) == (FinishReason.ERROR, Code.UNKNOWN)
+    end = read_end(engine_pb2.Finished(finish_reason=99))  # type: ignore[arg-type]
+    assert end.error is not None
+    assert (end.finish_reason, end.error.code) == (FinishReason.ERROR, Code.UNKNOWN)
 
 
 def test_a_field_that_is_to_blame_is_a_violation() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,11 +24,10 @@ ME = PeerId("processor-0", 77)
 TOKENIZER = tokenizer()
 BOS, EOS = TOKENIZER.token_id("<s>"), TOKENIZER.token_id(EOS_TEXT)
 
-Edit = Callable[[inference_pb2.GenerateRequest], object]
 
-
-def ask(text: str = "abc") -> inference_pb2.GenerateRequest:
-    return inference_pb2.GenerateRequest(text=text)
+def ask(text: str = "abc", **fields: Any) -> inference_pb2.GenerateRequest:
+    """``fields``: as protobuf takes them, messages as dicts; a ``chat`` replaces the text."""
+    return inference_pb2.GenerateRequest(**({} if "chat" in fields else {"text": text}), **fields)
 
 
 def take(request: inference_pb2.GenerateRequest, tenant: str = "", **defaults: float) -> ResolvedRequest:
@@ -67,9 +66,7 @@ def refusal(request: inference_pb2.GenerateRequest) -> str:
     ],
 )
 def test_errors_quote_numbers_as_they_were_written(field: str, value: float, text: str) -> None:
-    request = ask()
-    setattr(request.sampling, field, value)
-    assert refusal(request) == f"sampling.{field}: {text}"
+    assert refusal(ask(sampling={field: value})) == f"sampling.{field}: {text}"
 
 
 # Defaults
@@ -97,16 +94,12 @@ def test_model_defaults_apply_unless_overridden() -> None:
     defaults = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5}
     resolved = take(ask(), **defaults).admitted.sampling
     assert {name: getattr(resolved, name) for name in defaults} == defaults
-    request = ask()
-    for name in defaults:
-        setattr(request.sampling, name, 1)
-    resolved = take(request, **defaults).admitted.sampling
+    resolved = take(ask(sampling=dict.fromkeys(defaults, 1)), **defaults).admitted.sampling
     assert {getattr(resolved, name) for name in defaults} == {1}
 
 
 def test_zero_is_not_absence() -> None:
-    request = ask()
-    request.sampling.temperature, request.sampling.top_k, request.sampling.min_p = 0.0, 0, 0.0
+    request = ask(sampling={"temperature": 0.0, "top_k": 0, "min_p": 0.0})
     resolved = take(request, temperature=0.5, top_k=7, min_p=0.5).admitted.sampling
     assert (resolved.temperature, resolved.top_k, resolved.min_p) == (0.0, 0, 0.0)
 
@@ -115,20 +108,16 @@ def test_seeds_are_random_unless_given() -> None:
     drawn = {take(ask()).admitted.sampling.seed for _ in range(20)}
     assert len(drawn) == 20
     assert max(drawn) > 2**32, "all 64 bits"
-    request = ask()
-    request.sampling.seed = 0
-    assert take(request).admitted.sampling.seed == 0
+    assert take(ask(sampling={"seed": 0})).admitted.sampling.seed == 0
 
 
 def test_engine_and_client_get_the_same_parameters() -> None:
-    request = ask()
-    request.sampling.n, request.sampling.temperature = 2, 0.5
-    request.sampling.logit_bias[3] = 4.0
-    request.stopping.max_tokens, request.stopping.min_tokens = 9, 2
-    request.stopping.stop_token_ids.extend([4, 5])
-    request.stopping.ignore_eos = True
-    request.output.logprobs, request.output.prompt_logprobs = 0, 3
-    request.priority = -5
+    request = ask(
+        sampling={"n": 2, "temperature": 0.5, "logit_bias": {3: 4.0}},
+        stopping={"max_tokens": 9, "min_tokens": 2, "stop_token_ids": [4, 5], "ignore_eos": True},
+        output={"logprobs": 0, "prompt_logprobs": 3},
+        priority=-5,
+    )
     admission = take(request, tenant="t")
     submit, admitted = admission.submit, admission.admitted
     assert submit.sampling.SerializeToString() == admitted.sampling.SerializeToString(), "field by field"
@@ -142,11 +131,8 @@ def test_engine_and_client_get_the_same_parameters() -> None:
 
 
 def test_the_output_context_has_the_text_options() -> None:
-    request = ask("ab" * 12)
-    request.stopping.stop.extend(["x", "yz"])
-    request.stopping.include_stop_str_in_output = True
-    request.stopping.min_tokens = 3
-    request.output.skip_special_tokens = False
+    stopping = {"stop": ["x", "yz"], "include_stop_str_in_output": True, "min_tokens": 3}
+    request = ask("ab" * 12, stopping=stopping, output={"skip_special_tokens": False})
     context = context_of(take(request))
     assert (context.reply_to, context.reply_incarnation) == (ME.name, ME.incarnation)
     assert list(context.stop_strings) == ["x", "yz"]
@@ -158,12 +144,8 @@ def test_the_output_context_has_the_text_options() -> None:
 
 
 def test_resumed_choices_are_the_unfinished_ones() -> None:
-    request = ask()
-    request.sampling.n, request.sampling.seed = 3, 5
-    request.resume.choices.add(choice=2, token_ids=[1, 2])
-    request.resume.choices.add(choice=0)
-    request.resume.model_digest = "model"
-    assert choices_of(take(request)) == {2: [1, 2], 0: []}
+    resume = {"choices": [{"choice": 2, "token_ids": [1, 2]}, {"choice": 0}], "model_digest": "model"}
+    assert choices_of(take(ask(sampling={"n": 3, "seed": 5}, resume=resume))) == {2: [1, 2], 0: []}
 
 
 # Prompts
@@ -177,29 +159,25 @@ def test_text_gets_special_tokens_by_default() -> None:
 
 
 def test_chats_get_no_special_tokens_by_default() -> None:
-    request = inference_pb2.GenerateRequest()
-    request.chat.messages.add(role="user", content="ab")
+    request = ask(chat={"messages": [{"role": "user", "content": "ab"}]})
     bare = TOKENIZER.encode("[user]ab\n[assistant]", add_special_tokens=False)
     assert prompt_ids(request, served_model()) == bare
     request.add_special_tokens = True
     assert prompt_ids(request, served_model()) == [BOS, *bare]
 
 
-@pytest.mark.parametrize("kind", ["text", "token_ids", "chat"])
-def test_truncation_keeps_the_last_tokens(kind: str) -> None:
-    request = inference_pb2.GenerateRequest(truncate_prompt_tokens=4, add_special_tokens=False)
-    match kind:
-        case "text":
-            request.text = "abcdefgh"
-        case "token_ids":
-            request.token_ids.ids.extend(range(20, 40))
-        case "chat":
-            request.chat.messages.add(role="user", content="abcdefgh")
-    whole = inference_pb2.GenerateRequest()
-    whole.CopyFrom(request)
-    whole.ClearField("truncate_prompt_tokens")
-    expected = prompt_ids(whole, served_model())[-4:]
-    assert prompt_ids(request, served_model()) == expected
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"text": "abcdefgh"},
+        {"token_ids": {"ids": range(20, 40)}},
+        {"chat": {"messages": [{"role": "user", "content": "abcdefgh"}]}},
+    ],
+)
+def test_truncation_keeps_the_last_tokens(prompt: dict[str, Any]) -> None:
+    whole = inference_pb2.GenerateRequest(**prompt, add_special_tokens=False)
+    request = inference_pb2.GenerateRequest(**prompt, add_special_tokens=False, truncate_prompt_tokens=4)
+    assert prompt_ids(request, served_model()) == prompt_ids(whole, served_model())[-4:]
     assert take(request).admitted.prompt_tokens == 4
 
 
@@ -214,8 +192,7 @@ def test_a_prompt_that_is_too_long_is_admitted_when_truncated() -> None:
 
 
 def test_more_tokens_than_the_context_has_room_for_are_not_promised() -> None:
-    request = ask()
-    request.stopping.max_tokens = 1 << 30
+    request = ask(stopping={"max_tokens": 1 << 30})
     admission = take(request)
     room = MAX_MODEL_LEN - admission.admitted.prompt_tokens
     assert admission.admitted.stopping.max_tokens == admission.submit.max_tokens == room
@@ -228,9 +205,7 @@ def test_more_tokens_than_the_context_has_room_for_are_not_promised() -> None:
 
 
 def test_a_resume_goes_on_with_what_an_earlier_release_admitted() -> None:
-    request = ask()
-    request.stopping.max_tokens, request.sampling.seed = 1 << 30, 1
-    request.resume.choices.add()
+    request = ask(stopping={"max_tokens": 1 << 30}, sampling={"seed": 1}, resume={"choices": [{}]})
     assert take(request).admitted.stopping.max_tokens == 1 << 30, "else its client would see a breach of the protocol"
 
 
@@ -288,8 +263,7 @@ def test_a_chat_ends_with_the_generation_prompt_or_the_last_message(fields: dict
 
 
 def test_bad_words_are_banned_with_and_without_a_leading_space() -> None:
-    request = ask()
-    request.stopping.bad_words.extend(["a", " b", "cd"])
+    request = ask(stopping={"bad_words": ["a", " b", "cd"]})
     banned = [list(word.ids) for word in take(request).submit.bad_words]
 
     def ids(text: str) -> list[int]:
@@ -312,94 +286,66 @@ def test_salts_are_joined_unambiguously_and_absent_without_parts() -> None:
     assert cache_salt("a", "bc") != cache_salt("ab", "c")
     assert cache_salt("a", "") != cache_salt("", "a")
     assert cache_salt("", "") == b""
-    request = ask()
-    request.cache_salt = "s"
-    assert take(request, "t").submit.cache_salt == cache_salt("t", "s")
+    assert take(ask(cache_salt="s"), "t").submit.cache_salt == cache_salt("t", "s")
 
 
 # Refusals beyond those of ``test_bad_input``: what only shows when everything is resolved
 
 
-def set_all(request: inference_pb2.GenerateRequest, field: str, values: list[object]) -> None:
-    part, _, name = field.rpartition(".")
-    getattr(getattr(request, part), name).extend(values)
-
-
-REFUSED: dict[str, tuple[Edit, str]] = {
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "min_tokens that the context has no room for": (
-        lambda r: setattr(r.stopping, "min_tokens", MAX_MODEL_LEN - 2),
         "stopping.min_tokens",
+        {"stopping": {"min_tokens": MAX_MODEL_LEN - 2}},
     ),
-    "bad words of too many tokens": (
-        lambda r: set_all(r, "stopping.bad_words", ["x" * 256] * 5),
-        "stopping.bad_words",
-    ),
+    "bad words of too many tokens": ("stopping.bad_words", {"stopping": {"bad_words": ["x" * 256] * 5}}),
     "bad words that leave nothing": (
-        lambda r: (set_all(r, "sampling.allowed_token_ids", [5]), set_all(r, "stopping.bad_words", ["&"])),
         "stopping.bad_words",
+        {"sampling": {"allowed_token_ids": [5]}, "stopping": {"bad_words": ["&"]}},
     ),
     "min_tokens where only an eos is allowed": (
-        lambda r: (set_all(r, "sampling.allowed_token_ids", [EOS]), setattr(r.stopping, "min_tokens", 1)),
         "stopping.min_tokens",
+        {"sampling": {"allowed_token_ids": [EOS]}, "stopping": {"min_tokens": 1}},
     ),
     "min_tokens where only stop tokens are allowed": (
-        lambda r: (
-            set_all(r, "sampling.allowed_token_ids", [5]),
-            set_all(r, "stopping.stop_token_ids", [5]),
-            setattr(r.stopping, "min_tokens", 1),
-        ),
         "stopping.min_tokens",
+        {"sampling": {"allowed_token_ids": [5]}, "stopping": {"stop_token_ids": [5], "min_tokens": 1}},
     ),
     "a resume that the context has no room for": (
-        lambda r: (
-            setattr(r.sampling, "seed", 1),
-            setattr(r.resume, "model_digest", "model"),
-            r.resume.choices.add(token_ids=[5] * MAX_MODEL_LEN),
-        ),
         "resume",
+        {
+            "sampling": {"seed": 1},
+            "resume": {"model_digest": "model", "choices": [{"token_ids": [5] * MAX_MODEL_LEN}]},
+        },
     ),
     "a resume of more than max_tokens": (
-        lambda r: (
-            setattr(r.sampling, "seed", 1),
-            setattr(r.stopping, "max_tokens", 2),
-            r.resume.choices.add(token_ids=[5] * 3),
-        ),
         "resume.choices[0].token_ids",
+        {"sampling": {"seed": 1}, "stopping": {"max_tokens": 2}, "resume": {"choices": [{"token_ids": [5] * 3}]}},
     ),
-    "stop strings that are long together": (
-        lambda r: set_all(r, "stopping.stop", ["x" * 1024] * 9),
-        "stopping.stop",
-    ),
-    "a template that raises": (
-        lambda r: [r.chat.messages.add(role=role) for role in ("user", "system")],
-        "chat",
-    ),
+    "stop strings that are long together": ("stopping.stop", {"stopping": {"stop": ["x" * 1024] * 9}}),
+    "a template that raises": ("chat", {"chat": {"messages": [{"role": "user"}, {"role": "system"}]}}),
     "arguments of a call that are no object": (
-        lambda r: r.chat.messages.add(role="user").tool_calls.add(arguments_json="[1]"),
         "chat.messages[0].tool_calls[0].arguments_json",
+        {"chat": {"messages": [{"role": "user", "tool_calls": [{"arguments_json": "[1]"}]}]}},
     ),
     "JSON that nests too deeply": (
-        lambda r: (r.chat.messages.add(role="user"), setattr(r.chat, "tools_json", "[" * 100_000)),
         "chat.tools_json",
+        {"chat": {"messages": [{"role": "user"}], "tools_json": "[" * 100_000}},
     ),
     "half a surrogate pair": (
-        lambda r: (r.chat.messages.add(role="u"), setattr(r.chat, "template_args_json", '{"mood": "\\ud800"}')),
         "chat",
+        {"chat": {"messages": [{"role": "u"}], "template_args_json": '{"mood": "\\ud800"}'}},
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_errors_found_after_tokenization_name_the_field_too(name: str) -> None:
-    edit, field = REFUSED[name]
-    request = ask()
-    edit(request)
-    assert refusal(request).startswith(f"{field}: ")
+    field, fields = REFUSED[name]
+    assert refusal(ask(**fields)).startswith(f"{field}: ")
 
 
 def test_values_at_the_limits_are_accepted() -> None:
-    request = ask()
-    request.sampling.allowed_token_ids.append(EOS or 0)
+    request = ask(sampling={"allowed_token_ids": [EOS]})
     assert choices_of(take(request)) == {0: []}
     request.stopping.min_tokens, request.stopping.ignore_eos = 1, True
     assert choices_of(take(request)) == {0: []}
@@ -442,7 +388,5 @@ def test_a_token_that_the_model_lacks_is_refused() -> None:
 
 
 def test_a_refusal_fits_into_a_status_whatever_it_quotes() -> None:
-    request = ask()
-    request.chat.messages.add(role="user", content="ab")
-    request.chat.template_name = "x" * 1_000_000
-    assert len(refusal(request)) < MAX_PROBLEM_LENGTH + 100
+    chat = {"messages": [{"role": "user", "content": "ab"}], "template_name": "x" * 1_000_000}
+    assert len(refusal(ask(chat=chat))) < MAX_PROBLEM_LENGTH + 100

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 
+from engine_core.kernels.capture import BufferPool, Captured, capturing
+from engine_core.kernels.library import load_kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights
 
@@ -57,3 +60,19 @@ def activated(shape: ExpertsShape, gate: torch.Tensor, up: torch.Tensor) -> torc
         return shape.activation(gate) * up
     gate, up = gate.clamp(max=shape.swiglu_limit), up.clamp(-shape.swiglu_limit, shape.swiglu_limit)
     return (up + 1) * gate * torch.sigmoid(shape.swiglu_alpha * gate)
+
+
+def check_replay(
+    pool: BufferPool, fill: Callable[[int], object], compute: Callable[[int], tuple[torch.Tensor, ...]]
+) -> None:
+    """``compute(rows)``, captured with a few rows and replayed with others after ``fill(rows)``, has the same bits."""
+    captured = Captured(pool, load_kernels().replay)
+    with capturing(captured):
+        few = compute(5)
+    outputs = [each.as_strided((pool.max_rows, *each.shape[1:]), each.stride()) for each in few]
+    for rows, threads in ((1, 2), (pool.max_rows, 1), (33, 3), (0, 1)):
+        fill(rows)
+        captured.replay(rows=rows, num_threads=threads)
+        torch.set_num_threads(threads)
+        for output, expected in zip(outputs, compute(rows), strict=True):
+            assert torch.equal(output[:rows], expected)

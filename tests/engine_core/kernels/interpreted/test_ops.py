@@ -1,4 +1,4 @@
-"""Layers of GPUs against torch, on shapes that fill tiles and on shapes that do not."""
+"""Ops of GPUs against torch, on shapes that fill tiles and on shapes that do not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsSh
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.ops.torch import TorchBackend
-from tests.engine_core.layers.experts import chosen, weights_of
+from tests.engine_core.ops.experts import chosen, weights_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
+OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
 
 
 @pytest.fixture(params=TOLERANCE, ids=str)
@@ -39,14 +39,14 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 def test_norm(width: int, biased: bool, dtype: torch.dtype) -> None:
     x, residual = (numbers(5, width, dtype=dtype, seed=seed) for seed in (0, 3))
     weight, bias = (numbers(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
-    made, expected = (layers.norm(weight, bias if biased else None, 1e-5, width) for layers in (LAYERS, TorchBackend()))
+    made, expected = (layers.norm(weight, bias if biased else None, 1e-5, width) for layers in (OPS, TorchBackend()))
     close(made(x, residual=residual), expected(x, residual=residual), dtype)
 
 
 def test_norm_of_groups_scaled(dtype: torch.dtype) -> None:
     x, residual = (numbers(5, 3, 40, dtype=dtype, seed=seed) for seed in (0, 3))
     weight = numbers(40, dtype=torch.float32, seed=1)
-    made, expected = (layers.norm(weight, None, 1e-5, 40, 0.7) for layers in (LAYERS, TorchBackend()))
+    made, expected = (layers.norm(weight, None, 1e-5, 40, 0.7) for layers in (OPS, TorchBackend()))
     close(made(x, residual=residual), expected(x, residual=residual), dtype)
 
 
@@ -83,7 +83,7 @@ def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> Non
     heads = numbers(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
     norms, angles = norms_of(shape, normalized), angles_of(shape, 3)
     expected = TorchBackend().rotary(shape, norms)(heads.clone(), angles)
-    for one, other in zip(LAYERS.rotary(shape, norms)(heads.clone(), angles), expected, strict=True):
+    for one, other in zip(OPS.rotary(shape, norms)(heads.clone(), angles), expected, strict=True):
         close(one, other, dtype)
 
 
@@ -93,7 +93,7 @@ def test_rotation_into_the_cache(shape: HeadsShape, normalized: str, dtype: torc
     """Queries, keys and values are those of the rotation alone, bit for bit, and nothing else is written."""
     rows, block_size, slots = 4, 16, torch.tensor([37, -1, 0, 15])
     heads = numbers(rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype)
-    angles, rotation = angles_of(shape, rows), LAYERS.rotary(shape, norms_of(shape, normalized))
+    angles, rotation = angles_of(shape, rows), OPS.rotary(shape, norms_of(shape, normalized))
     query, key, value = rotation(heads.clone(), angles)
     spec = KVCacheSpec((AttentionSpec(shape.num_kv_heads, shape.head_dim),), block_size, dtype)
     [cache] = TritonAttention.allocate(spec, 3, torch.device("cpu"))
@@ -111,7 +111,7 @@ def test_rotation_into_the_cache(shape: HeadsShape, normalized: str, dtype: torc
 
 def test_queries_alone_write_nothing_to_the_cache(dtype: torch.dtype) -> None:
     heads, angles = numbers(4, QUERIES.num_heads, QUERIES.head_dim, dtype=dtype), angles_of(QUERIES, 4)
-    rotation = LAYERS.rotary(QUERIES, norms_of(QUERIES, "values too"))
+    rotation = OPS.rotary(QUERIES, norms_of(QUERIES, "values too"))
     [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(1, 64),), 16, dtype), 3, torch.device("cpu"))
     cache.fill_(torch.nan)
     assert isinstance(rotation, CachingRotation)
@@ -123,10 +123,10 @@ def test_queries_alone_write_nothing_to_the_cache(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
 def test_activations(activation: Activation, dtype: torch.dtype) -> None:
     x = 3 * numbers(3, 2 * 1100, dtype=dtype)
-    close(LAYERS.act_and_mul(x, activation), TorchBackend().act_and_mul(x, activation), dtype)
-    close(LAYERS.activate(x, activation), TorchBackend().activate(x, activation), dtype)
+    close(OPS.act_and_mul(x, activation), TorchBackend().act_and_mul(x, activation), dtype)
+    close(OPS.activate(x, activation), TorchBackend().activate(x, activation), dtype)
     apart = x[:, :1000], activation, x[:, 1100:2100]
-    close(LAYERS.activate(*apart), TorchBackend().activate(*apart), dtype)
+    close(OPS.activate(*apart), TorchBackend().activate(*apart), dtype)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 128), (70, 72)])
@@ -134,14 +134,14 @@ def test_linear(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     weight, bias = numbers(outputs, inputs, dtype=dtype) / 8, numbers(outputs, dtype=dtype, seed=1)
     x, residual = numbers(70, inputs, dtype=dtype, seed=2), numbers(70, outputs, dtype=dtype)
     product = x.float() @ weight.float().T
-    close(LAYERS.linear(weight)(x), product.to(dtype), dtype)
-    close(LAYERS.linear(weight)(x, dtype=torch.float32), product, dtype)
-    close(LAYERS.linear(weight, bias)(x, residual=residual.clone()), (product + bias + residual).to(dtype), dtype)
+    close(OPS.linear(weight)(x), product.to(dtype), dtype)
+    close(OPS.linear(weight)(x, dtype=torch.float32), product, dtype)
+    close(OPS.linear(weight, bias)(x, residual=residual.clone()), (product + bias + residual).to(dtype), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_of_a_product_has_equal_bits_in_every_batch(dtype: torch.dtype) -> None:
-    layer = LAYERS.linear(numbers(72, 96, dtype=dtype))
+    layer = OPS.linear(numbers(72, 96, dtype=dtype))
     x = numbers(130, 96, dtype=dtype, seed=1)
     together = layer(x)
     for first, last in [(0, 1), (129, 130), (60, 66), (1, 130)]:
@@ -149,7 +149,7 @@ def test_a_row_of_a_product_has_equal_bits_in_every_batch(dtype: torch.dtype) ->
 
 
 def test_tiles_of_a_product_are_decided_by_the_weight_alone() -> None:
-    assert isinstance(LAYERS.linear(numbers(8, 16, dtype=torch.float32)), InvariantLinear)
+    assert isinstance(OPS.linear(numbers(8, 16, dtype=torch.float32)), InvariantLinear)
     assert ProductTiles.of(4096, 2).columns < ProductTiles.of(28672, 2).columns
 
 
@@ -164,7 +164,7 @@ EXPERTS = [
 
 @pytest.mark.parametrize(("shape", "rows"), EXPERTS)
 def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
-    made, reference = LAYERS.experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
+    made, reference = OPS.experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
     for experts, of in ((made, dtype), (reference, torch.float32)):
         weights = [weights_of(shape, expert, dtype) for expert in range(shape.num_experts)]
         experts.load(ExpertWeights(iter([each.to(of) for each in tensors]), biases) for tensors, biases in weights)
@@ -183,5 +183,5 @@ def test_grouped_linear_layers(dtype: torch.dtype) -> None:
         numbers(3, 32, 40, dtype=dtype, seed=1).transpose(1, 2),
         numbers(6, 3, 48, dtype=dtype, seed=2)[..., :32],
     )
-    for layers in (LAYERS, GpuBackend(3, deterministic=False)):
+    for layers in (OPS, GpuBackend(3, deterministic=False)):
         close(layers.grouped_linear(weight)(x), TorchBackend().grouped_linear(weight)(x), dtype)

@@ -4,7 +4,6 @@ for a row whatever the other rows and the threads; routers against transformers'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,31 +16,22 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from engine_core.kernels.capture import BufferPool, Captured, capturing
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kernels.capture import BufferPool
+from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsShape, Routing, Scoring
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
 
-from .experts import SHAPES, activated, chosen, load, numbers, weights_of
+from .experts import SHAPES, activated, check_replay, chosen, load, numbers, weights_of
 
+pytestmark = pytest.mark.usefixtures("restored_threads")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
-def layers(request: pytest.FixtureRequest) -> NativeBackend:
-    try:
-        return NativeBackend(load_kernels(request.param))
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(autouse=True)
-def _restored_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture
+def ops(kernels: Kernels) -> NativeBackend:
+    return NativeBackend(kernels)
 
 
 def exact(
@@ -61,12 +51,12 @@ def exact(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_experts_against_float64_and_bitwise(layers: NativeBackend, shape: str, dtype: torch.dtype) -> None:
+def test_experts_against_float64_and_bitwise(ops: NativeBackend, shape: str, dtype: torch.dtype) -> None:
     sizes = SHAPES[shape]
-    experts, width = load(layers.experts(sizes, dtype), sizes, dtype), sizes.hidden_size
+    experts, width = load(ops.experts(sizes, dtype), sizes, dtype), sizes.hidden_size
     x, residual = (numbers(23, width, dtype=dtype, seed=seed) for seed in (900, 901))
     ids, weights = chosen(sizes, 23, seed=5)
-    padded = partial(torch.nn.functional.pad, pad=(0, layers.padded(width) - width))
+    padded = partial(torch.nn.functional.pad, pad=(0, ops.padded(width) - width))
     torch.set_num_threads(1)
     y = experts(padded(x), ids, weights, padded(residual))
     tolerance = {"atol": TOLERANCE[dtype] * 4, "rtol": TOLERANCE[dtype]}
@@ -86,37 +76,29 @@ def test_experts_against_float64_and_bitwise(layers: NativeBackend, shape: str, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_captured_calls_put_out_the_same_bits(layers: NativeBackend, dtype: torch.dtype) -> None:
+def test_captured_calls_put_out_the_same_bits(ops: NativeBackend, dtype: torch.dtype) -> None:
     """Router, experts and grouped linear layers in steps of other sizes than the one that was captured."""
     shape = SHAPES["few"]
-    experts = load(layers.experts(shape, dtype), shape, dtype)
-    gate = layers.linear(numbers(4, 64, dtype=dtype, seed=1))
-    grouped = layers.grouped_linear(numbers(2, 48, 32, dtype=dtype, seed=2))
+    experts = load(ops.experts(shape, dtype), shape, dtype)
+    gate = ops.linear(numbers(4, 64, dtype=dtype, seed=1))
+    grouped = ops.grouped_linear(numbers(2, 48, 32, dtype=dtype, seed=2))
 
     def block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, weights = layers.route(gate(x, dtype=torch.float32), Routing(2, renormalize=True), None, None)
+        ids, weights = ops.route(gate(x, dtype=torch.float32), Routing(2, renormalize=True), None, None)
         output = experts(x, ids, weights, x)
         return output, grouped(output.view(-1, 2, 32))
 
     pool = BufferPool(200)
-    captured = Captured(pool, load_kernels().replay)
-    own = pool.take(200, 64, dtype)
-    with capturing(captured):
-        outputs = block(own[:5])
-    outputs = tuple(each.as_strided((200, *each.shape[1:]), each.stride()) for each in outputs)
-    for rows, threads in ((1, 2), (200, 1), (33, 3), (0, 1)):
-        x = numbers(rows, 64, dtype=dtype, seed=rows)
-        own[:rows] = x
-        captured.replay(rows=rows, num_threads=threads)
-        torch.set_num_threads(threads)
-        for output, expected in zip(outputs, block(x), strict=True):
-            assert torch.equal(output[:rows], expected)
+    x = pool.take(200, 64, dtype)
+    check_replay(
+        pool, lambda rows: x[:rows].copy_(numbers(rows, 64, dtype=dtype, seed=rows)), lambda rows: block(x[:rows])
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_more_rows_than_are_computed_together(layers: NativeBackend, dtype: torch.dtype) -> None:
+def test_more_rows_than_are_computed_together(ops: NativeBackend, dtype: torch.dtype) -> None:
     shape = SHAPES["few"]
-    experts = load(layers.experts(shape, dtype), shape, dtype)
+    experts = load(ops.experts(shape, dtype), shape, dtype)
     x = numbers(500, 64, dtype=dtype, seed=7)
     ids, weights = chosen(shape, 500, seed=8)
     torch.set_num_threads(2)
@@ -136,10 +118,10 @@ def test_torch_experts_round_where_the_native_ones_do() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("groups", "outputs", "inputs"), [(1, 16, 16), (5, 80, 48), (3, 512, 1040)])
-def test_grouped_linear(layers: NativeBackend, groups: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+def test_grouped_linear(ops: NativeBackend, groups: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     """Rows and groups of the input lie apart, as parts of heads do."""
     weight = numbers(groups, outputs, inputs, dtype=dtype, seed=1, size=inputs**-0.5)
-    linear = layers.grouped_linear(weight)
+    linear = ops.grouped_linear(weight)
     x = numbers(130, groups, inputs + 32, dtype=dtype, seed=2)[..., 16 : 16 + inputs]
     expected = torch.einsum("mgk,gnk->mgn", x.double(), weight.double())
     torch.set_num_threads(1)
@@ -196,7 +178,7 @@ ROUTERS = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ROUTERS)
-def test_routers_choose_as_transformers(layers: NativeBackend, name: str) -> None:
+def test_routers_choose_as_transformers(ops: NativeBackend, name: str) -> None:
     router, routing = ROUTERS[name]
     for seed, parameter in enumerate(router.parameters()):
         parameter.copy_(numbers(*parameter.shape, dtype=torch.float32, seed=seed))
@@ -206,37 +188,27 @@ def test_routers_choose_as_transformers(layers: NativeBackend, name: str) -> Non
     logits, weights, ids = router(numbers(200, 32, dtype=torch.float32, seed=4, size=0.3))
     order = weights if bias is None else logits.sigmoid().gather(1, ids) + bias[ids]
     order = order.argsort(descending=True)
-    for backend in (layers, TorchBackend()):
+    for backend in (ops, TorchBackend()):
         our_ids, our_weights = backend.route(logits, routing, bias, None)
         assert torch.equal(our_ids.long(), ids.gather(1, order))
         torch.testing.assert_close(our_weights, weights.gather(1, order), atol=1e-6, rtol=1e-5)
 
 
-def test_ties_go_to_the_lower_expert_and_nan_to_some_expert(layers: NativeBackend) -> None:
+def test_ties_go_to_the_lower_expert_and_nan_to_some_expert(ops: NativeBackend) -> None:
     logits = torch.tensor(
         [[0.0, 1.0, 1.0, 0.0, 1.0], [2.0] * 5, [torch.nan] * 5, [torch.inf, 0.0, torch.nan, 1.0, 2.0]]
     )
-    for backend in (layers, TorchBackend()):
+    for backend in (ops, TorchBackend()):
         ids, _ = backend.route(logits[:2], Routing(3), None, None)
         assert ids.tolist() == [[1, 2, 4], [0, 1, 2]]
     for routing in (Routing(3), Routing(3, Scoring.SIGMOID)):
-        ids, _ = layers.route(logits, replace(routing, num_groups=5, topk_groups=4), None, None)
+        ids, _ = ops.route(logits, replace(routing, num_groups=5, topk_groups=4), None, None)
         assert all(len(set(row)) == 3 and min(row) >= 0 and max(row) < 5 for row in ids.tolist())
 
 
-def test_scales_of_experts(layers: NativeBackend) -> None:
+def test_scales_of_experts(ops: NativeBackend) -> None:
     logits, scales = numbers(7, 5, dtype=torch.float32, seed=1), torch.arange(5.0)
-    ids, weights = layers.route(logits, Routing(2), None, None)
-    for backend in (layers, TorchBackend()):
+    ids, weights = ops.route(logits, Routing(2), None, None)
+    for backend in (ops, TorchBackend()):
         _, scaled = backend.route(logits, Routing(2), None, scales)
         torch.testing.assert_close(scaled, weights * scales[ids.long()])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gate_of_rows(layers: NativeBackend, dtype: torch.dtype) -> None:
-    x, residual = (numbers(50, 1008, dtype=dtype, seed=seed) for seed in (1, 2))
-    logits = numbers(50, 1, dtype=torch.float32, seed=3, size=4.0)
-    exact_sum = residual.double() + logits.double().sigmoid() * x.double()
-    tolerance = {"atol": TOLERANCE[dtype], "rtol": 2 * torch.finfo(dtype).eps}
-    for backend in (layers, TorchBackend()):
-        torch.testing.assert_close(backend.add_gated(x, logits, residual).double(), exact_sum, **tolerance)

@@ -4,6 +4,7 @@ from functools import cache
 from itertools import chain, groupby, product
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -14,12 +15,8 @@ from services.text.tokenizer import Tokenizer as TextTokenizer
 from services.text.tokenizer import TokenizerError
 from tests.services.text import trained_tokenizers
 from tests.services.text.reference_decoder import Account
+from tests.services.text.trained_tokenizers import KINDS, tokenizer_json
 
-KINDS = {
-    "byte_level": trained_tokenizers.byte_level,
-    "sentencepiece_bpe": trained_tokenizers.sentencepiece_bpe,
-    "unigram": trained_tokenizers.unigram,
-}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 fuzz = settings(max_examples=60, deadline=None)
 
@@ -181,7 +178,7 @@ def is_utf8(data):
 def fallback_text(tokenizer, ids, skip=True, lost=False):
     """Independent account of the SentencePiece-style tokenizer's text, and whether it is plain ``decode``'s: a run that
     is ill-formed after good characters is not. With ``lost``, a character was given up in a run before these ids."""
-    decode, entry = decode_with(tokenizer, skip), tokenizer._tokenizer.id_to_token
+    decode, entry = decode_with(tokenizer, skip), tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer)).id_to_token
     a, *_ = tokenizer.encode("a", add_special_tokens=False)
     visible = [i for i in ids if decode((a, i, a)) != decode((a, a))]
     text, plain = "", not lost

@@ -1,0 +1,21 @@
+"""The backends that run on every machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.attention.base import AttentionBackend
+from engine_core.attention.native import NativeAttention
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+
+
+@pytest.fixture(params=[*INSTRUCTION_SETS, "torch"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    """Native, for every instruction set of this machine; and torch."""
+    if request.param == "torch":
+        return TorchAttention()
+    try:
+        return NativeAttention(load_kernels(request.param))
+    except KernelsUnavailableError as error:
+        pytest.skip(str(error))
