@@ -101,8 +101,8 @@ def bias(text: str) -> tuple[int, float]:
 def _address_option(metavar: str, more: str, *, several: bool) -> Callable[[Function], Function]:
     def check(context: click.Context, parameter: click.Parameter, given: str) -> str:
         """Refuse malformed addresses, and warn of unknown variables: one may be a misspelled RINGLINE_ADDRESS."""
-        for address in map(str.strip, given.split(",")):
-            if not valid_address(address if several else given):
+        for address in map(str.strip, given.split(",")) if several else (given,):
+            if not valid_address(address):
                 raise click.BadParameter(f"{address!r} is not an address: expected host:port, [v6]:port or unix:path")
         for name, nearest in unknown_variables(os.environ):
             hint = f"did you mean {nearest}?" if nearest else "docs/configuration.md lists them all"

@@ -26,8 +26,8 @@ class TenantWindow(Generic[_T]):
         """Tenant and priority of requests ahead, keyed by request id."""
         self._priorities: dict[str, list[int]] = {}
         """Priorities of the requests ahead, in order, keyed by tenant."""
-        self._held_back: dict[tuple[str, int], OrderedDict[str, _T]] = {}
-        """Work held back, keyed by tenant and priority, then by request id in order of arrival."""
+        self._held_back: dict[str, dict[int, OrderedDict[str, _T]]] = {}
+        """Work held back, keyed by tenant, by priority, and by request id in order of arrival."""
 
     def __bool__(self) -> bool:
         """Whether anything is held back."""
@@ -38,15 +38,17 @@ class TenantWindow(Generic[_T]):
         if self._has_room(tenant, priority, max_ahead):
             self._go_ahead(tenant, priority, request_id)
             return True
-        self._held_back.setdefault((tenant, priority), OrderedDict())[request_id] = work
+        self._held_back.setdefault(tenant, {}).setdefault(priority, OrderedDict())[request_id] = work
         return False
 
     def remove(self, tenant: str, priority: int, request_id: str) -> _T | None:
         """Remove a request that is held back; None if it is not."""
-        queue = self._held_back.get((tenant, priority), OrderedDict())
-        work = queue.pop(request_id, None)
-        if work is not None and not queue:
-            del self._held_back[tenant, priority]
+        queues = self._held_back.get(tenant, {})
+        work = queues.get(priority, OrderedDict()).pop(request_id, None)
+        if work is not None and not queues[priority]:
+            del queues[priority]
+            if not queues:
+                del self._held_back[tenant]
         return work
 
     def leave(self, request_id: str) -> None:
@@ -59,16 +61,21 @@ class TenantWindow(Generic[_T]):
             del self._priorities[tenant]
 
     def release(self, max_ahead: Callable[[str], int | None]) -> list[_T]:
-        """The requests that may go ahead now; ``max_ahead`` gives the bound of each tenant."""
+        """The requests that may go ahead now; ``max_ahead`` gives the bound of a tenant, and is asked once for each."""
         released = []
-        for tenant, priority in sorted(self._held_back):
-            queue, most = self._held_back[tenant, priority], max_ahead(tenant)
-            while queue and self._has_room(tenant, priority, most):
-                request_id, work = queue.popitem(last=False)
-                self._go_ahead(tenant, priority, request_id)
-                released.append(work)
-            if not queue:
-                del self._held_back[tenant, priority]
+        for tenant in list(self._held_back):
+            queues, most = self._held_back[tenant], max_ahead(tenant)
+            for priority in sorted(queues):
+                queue = queues[priority]
+                while queue and self._has_room(tenant, priority, most):
+                    request_id, work = queue.popitem(last=False)
+                    self._go_ahead(tenant, priority, request_id)
+                    released.append(work)
+                if queue:
+                    break  # nor has a lower priority room
+                del queues[priority]
+            if not queues:
+                del self._held_back[tenant]
         return released
 
     def clear(self) -> None:

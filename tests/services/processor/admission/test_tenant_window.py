@@ -23,6 +23,16 @@ def test_a_request_of_higher_priority_goes_ahead_at_once() -> None:
     assert window.release(lambda tenant: MOST) == ["3"]
 
 
+def test_a_tenant_with_many_priorities_is_asked_for_once() -> None:
+    """Each had cost the event loop a look at the policy file: 20 ms for 2,048 of them."""
+    window: TenantWindow[int] = TenantWindow()
+    for index in range(MOST + 10):
+        window.enter("a", index, str(index), index, MOST)
+    asked: list[str] = []
+    assert window.release(lambda tenant: asked.append(tenant) or MOST) == []
+    assert asked == ["a"]
+
+
 class WindowMachine(RuleBasedStateMachine):
     """Against lists that are looked through."""
 
