@@ -125,10 +125,17 @@ class Harness:
         while self.waiting:
             self.take_result()
 
-    def step(self):
-        """One step; its outputs by (request id, choice)."""
-        self.plan_ahead()
-        return {(output.request_id, output.choice): output for output in self.take_result()}
+    def step(self, count=1):
+        """So many steps; the outputs of the last one by (request id, choice)."""
+        for _ in range(count):
+            self.plan_ahead()
+            outputs = self.take_result()
+        return {(output.request_id, output.choice): output for output in outputs}
+
+    def next_batch(self):
+        """One step; (request id, choice, tokens) of it, in order."""
+        self.step()
+        return self.batch
 
     def step_until(self, condition):
         for _ in range(500):

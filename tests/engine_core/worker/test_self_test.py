@@ -15,10 +15,11 @@ from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
 from engine_core.ops.native import NativeBackend, NativeLinear
-from engine_core.progress import Stage, StartupProgress
+from engine_core.progress import StartupProgress
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
+from ..engines import StageDetails
 from ..models.driver import CPU, build_model, chosen_attention, open_at
 from ..models.tiny_models import CASES, make_model, save_model
 
@@ -133,30 +134,16 @@ def test_a_capture_that_depends_on_its_rows_is_found(
     assert is_stable(directory, max_model_len=max_model_len)
 
 
-class Details:
-    """Remembers what each stage said."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, str] = {}
-
-    def stage_started(self, stage: Stage) -> None: ...
-
-    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
-
-    def stage_finished(self, stage: Stage) -> None:
-        self.of[stage.name] = stage.detail
-
-
 @pytest.mark.parametrize("stable", [True, False])
 def test_start_up_says_what_was_found(stable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not stable:
         monkeypatch.setattr(worker, "is_bitwise_stable", lambda *args: False)
     save_model(make_model(CASES["llama-gqa"]), tmp_path)
-    details, fingerprints = Details(), set()
+    stages, fingerprints = StageDetails(), set()
     for _ in range(2):
         executor = UniProcExecutor(configure(model=str(tmp_path), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
-        executor.start(StartupProgress(details))
+        executor.start(StartupProgress(stages))
         fingerprints.add(executor.numerics)
         executor.close()
-    assert ("WARNING" in details.of["warm up"]) == (not stable)
+    assert ("WARNING" in stages.details["warm up"]) == (not stable)
     assert len(fingerprints) == (1 if stable else 2)
