@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,10 +46,7 @@ def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: in
 def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(CpuPlatform, "allocate", refuse)
+    monkeypatch.setattr(CpuPlatform, "allocate", Mock(side_effect=RuntimeError("no room")))
     executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
     with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
         executor.start(StartupProgress())

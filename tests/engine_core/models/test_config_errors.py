@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,46 +9,26 @@ from typing import Any
 import pytest
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.model_config import require_like_layers
-from tests.engine_core.models.driver import open_at
+from tests.engine_core.model_loader.test_checkpoint import LLAMA, open_config
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "dtype": "bfloat16",
-    "eos_token_id": 7,
-    "pad_token_id": None,
-}
 FULL, WINDOW = "full_attention", "sliding_attention"
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 
 
 def named(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
-    return SIZES | {"architectures": [architecture], "model_type": model_type} | fields
+    return LLAMA | {"architectures": [architecture], "model_type": model_type, "pad_token_id": None} | fields
 
 
-LLAMA = named("LlamaForCausalLM", "llama")
 PHI3 = named("Phi3ForCausalLM", "phi3", original_max_position_embeddings=64)
 OLMO3 = named("Olmo3ForCausalLM", "olmo3", sliding_window=8)
 SMOLLM3 = named("SmolLM3ForCausalLM", "smollm3")
 MINISTRAL = named("MinistralForCausalLM", "ministral", sliding_window=8)
 MINISTRAL3 = named("Ministral3ForCausalLM", "ministral3", head_dim=8)
 GLM4 = named("Glm4ForCausalLM", "glm4", head_dim=8)
-GEMMA4 = named(
-    "Gemma4ForCausalLM",
-    "gemma4_text",
-    head_dim=8,
-    global_head_dim=16,
-    layer_types=[WINDOW, FULL],
-    hidden_size_per_layer_input=0,
-)
+GEMMA4 = named("Gemma4ForCausalLM", "gemma4_text", head_dim=8, global_head_dim=16, layer_types=[WINDOW, FULL])
+GEMMA4 |= {"hidden_size_per_layer_input": 0}
 ROPES = {
     WINDOW: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
@@ -67,11 +46,6 @@ MIXTRAL = named("MixtralForCausalLM", "mixtral", num_local_experts=4)
 QWEN2_MOE = named("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts_per_tok=2)
 QWEN3_MOE = named("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2)
 GPT_OSS = named("GptOssForCausalLM", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
-
-
-def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoint:
-    (directory / "config.json").write_text(json.dumps(config))
-    return open_at(directory, **options)
 
 
 @pytest.mark.timeout(20)
@@ -92,7 +66,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
     for each in place:
         fields = {each: fields}
     with pytest.raises(CheckpointError, match=f"{name}=2147483648 is not usable: expected at most 4096"):
-        opened(tmp_path, LLAMA | fields)
+        open_config(tmp_path, LLAMA | fields)
 
 
 @pytest.mark.parametrize(
@@ -115,10 +89,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
-        (
-            PHI3 | {"partial_rotary_factor": 0.4},
-            "partial_rotary_factor=0.4 × head_dim=8 is 3: expected an even",
-        ),
+        (PHI3 | {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4 × head_dim=8 is 3: expected an even"),
         (
             PHI3 | {"sliding_window": 8, "layer_types": [FULL, WINDOW]},
             "layer_types: full_attention is not supported for phi3 with sliding_window=8: expected sliding_att",
@@ -129,10 +100,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             MINISTRAL | {"layer_types": [FULL, "chunked_attention"]},
             "layer_types: chunked_attention is not supported: expected full_attention or sliding_attention",
         ),
-        (
-            OLMO3 | {"rope_parameters": YARN},
-            "rope_parameters has factor, .*: expected full_attention and sliding_att",
-        ),
+        (OLMO3 | {"rope_parameters": YARN}, "rope_parameters has factor, .*: expected full_attention and sliding_att"),
         (
             PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
             "=1 is not usable without an attention_factor",
@@ -295,7 +263,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
 )
 def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message) as caught:
-        opened(tmp_path, config)
+        open_config(tmp_path, config)
     assert "\n" not in str(caught.value)
 
 
@@ -319,6 +287,6 @@ def test_transformers_before_it_knew_per_layer_config() -> None:
     ],
 )
 def test_the_longest_sequence(config: dict[str, Any], longest: int, tmp_path: Path) -> None:
-    assert opened(tmp_path, config).spec.max_model_len == longest
-    with pytest.raises(ConfigError, match=rf"max_model_len={longest + 1} .*at most {longest},"):
-        opened(tmp_path, config, max_model_len=longest + 1)
+    assert open_config(tmp_path, config).spec.max_model_len == longest
+    with pytest.raises(ConfigError, match=rf"={longest + 1} .*at most {longest}, .*max_position_embeddings 256"):
+        open_config(tmp_path, config, max_model_len=longest + 1)
