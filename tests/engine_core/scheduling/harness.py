@@ -52,9 +52,7 @@ class Harness:
         size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
-        drafter = (
-            None if drafts is None else ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
-        )
+        drafter = drafts and ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
         self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter)
         self.executor = CheckedExecutor(self.model, size, self.config, max_concurrent_steps)
         self.waiting = []
