@@ -58,7 +58,7 @@ class InterpretedDevice(CudaPlatform):
         self._host_usable = self.usable
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
-        self.layers = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
+        self.ops = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
         self.quant_method = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
