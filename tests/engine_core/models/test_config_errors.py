@@ -82,10 +82,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         ),
         (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": None}}, "factor=None is not usable"),
         (LLAMA | {"standardize_rope_params": 5}, "rope_parameters cannot be read: 'int' object is not callable"),
-        (
-            LLAMA | {"attribute_map": {"rope_theta": 2.0}},
-            "rope_parameters cannot be read: attribute name must be string",
-        ),
+        (LLAMA | {"attribute_map": {"rope_theta": 2.0}}, "rope_parameters cannot be read: attribute name must be"),
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
@@ -139,19 +136,13 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             "use_bidirectional_attention='all' is not supported: no token may attend",
         ),
         (GEMMA4 | {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not usable: expected a whole number from"),
-        (
-            GEMMA4 | {"num_kv_shared_layers": 2},
-            "num_kv_shared_layers=2 is not usable: expected less than num_hidden_layers=2",
-        ),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "=2 is not usable: expected less than num_hidden_layers=2"),
         (
             GEMMA4 | {"num_kv_shared_layers": 1},
             "num_kv_shared_layers=1 is not usable: expected less, as the first 1 layers keep the KV caches, and "
             "none of them is of type full_attention",
         ),
-        (
-            GEMMA4 | {"hidden_size_per_layer_input": -8},
-            "hidden_size_per_layer_input=-8 is not usable: expected a whole",
-        ),
+        (GEMMA4 | {"hidden_size_per_layer_input": -8}, "layer_input=-8 is not usable: expected a whole"),
         (
             GEMMA4 | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99},
             "vocab_size_per_layer_input=99 is not usable: expected at least vocab_size=100",
@@ -189,22 +180,16 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (DEEPSEEK2 | {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is not usable: expected at most 4096"),
         (DEEPSEEK2 | {"n_routed_experts": 10**6}, "n_routed_experts=1000000 is not usable: expected at most 4096"),
         (DEEPSEEK2 | {"n_shared_experts": 10**40}, "n_shared_experts=1(0){40} is not usable: expected at most"),
-        (
-            DEEPSEEK2 | {"rope_scaling": {FULL: ROPES[FULL]}},
-            "one entry per layer type: expected a single one, as deepseek_v2",
-        ),
+        (DEEPSEEK2 | {"rope_scaling": {FULL: ROPES[FULL]}}, "one entry per layer type: expected a single one, as"),
         (DEEPSEEK2 | {"rope_scaling": YARN | {"mscale_all_dim": 1e308}}, "mscale_all_dim=1e.308 is not usable"),
         (DEEPSEEK2 | {"rope_scaling": YARN | {"beta_fast": 1e-300}}, "beta_fast=1e-300 is not usable: expected a numb"),
         (DEEPSEEK2 | {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta=1 is not usable: expected more than 1"),
         (GLM4 | {"rope_theta": 10**400}, "rope_theta=1(0){400} is not usable: expected a number from 1e-12 to 1e.18"),
         (GLM4 | {"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "embeddings=0.5 is not usable"),
-        (
-            GEMMA4 | {"per_layer_config": {"0": {"sliding_window": 5}}},
-            "per_layer_config: sliding_window may not differ",
-        ),
+        (GEMMA4 | {"per_layer_config": {"0": {"sliding_window": 5}}}, "per_layer_config: sliding_window may not"),
         (
             GEMMA4 | {"rope_parameters": None, "rope_scaling": None},
-            "rope_parameters has no entry for sliding_attention layers",
+            "rope_parameters has no entry for sliding_attention",
         ),
         (OPT | {"activation_function": "tanh"}, "activation_function 'tanh' is not supported: expected one of gelu"),
         (OPT | {"num_attention_heads": 5}, "hidden_size=32 is not a multiple of num_attention_heads=5"),
@@ -216,10 +201,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             GLM4 | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}},
             "per_layer_config: rms_norm_eps may not differ between layers of glm4",
         ),
-        (
-            OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}},
-            "per_layer_config: ffn_dim may not differ between layers of opt",
-        ),
+        (OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}}, "per_layer_config: ffn_dim may not differ between layers"),
         (
             OLMO3 | {"rope_parameters": {kind: YARN | {"rope_theta": 1e4, "truncate": False} for kind in ROPES}},
             "rope_parameters: truncate=False is not supported with one entry per layer type",
