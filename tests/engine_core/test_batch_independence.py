@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from engine_core.worker.input_batch import Index, InputBatch, StepInputs
 from .drafters import ScriptedDrafter
 from .engines import BLOCK_BYTES, run, started
 from .models.tiny_models import CASES, make_model, save_model
-from .sampling.test_sampler import random_params
 
 COUNT = 50
 VOCAB = 199
@@ -35,15 +33,27 @@ TIGHT = {
 
 
 def sampled_params(rng: random.Random) -> SamplingParams:
-    """None is greedy, so that all choices differ."""
-    return replace(
-        random_params(rng),
+    def maybe(value: object, default: object) -> object:
+        return value if rng.random() < 0.35 else default
+
+    return SamplingParams(
         temperature=rng.choice([0.6, 0.8, 1.0, 1.4]),
-        top_k=rng.choice([None, None, 3, 20, 100]),
-        min_tokens=rng.choice([0, 0, 8]),
+        top_k=maybe(rng.choice([3, 20, 100]), None),
+        top_p=maybe(rng.choice([0.5, 0.9, 0.99]), 1.0),
+        min_p=maybe(rng.choice([0.01, 0.1]), 0.0),
+        frequency_penalty=maybe(rng.choice([-0.2, 0.7]), 0.0),
+        presence_penalty=maybe(rng.choice([-0.2, 0.7]), 0.0),
+        repetition_penalty=maybe(rng.choice([0.9, 1.3]), 1.0),
+        logit_bias=maybe({5: 3.0, 8: -4.0}, {}),
+        bad_words_token_ids=maybe(((11,), (5, 6), (9, 8, 7)), ()),
+        allowed_token_ids=maybe(tuple(range(150)), None),
+        min_tokens=maybe(8, 0),
+        stop_token_ids=frozenset({17}),
+        seed=rng.getrandbits(64),
         n=rng.choice([1, 1, 1, 2, 3]),
         max_tokens=rng.randint(8, 24),
-        prompt_logprobs=rng.choice([None, None, None, 1]),
+        logprobs=maybe(rng.choice([0, 2]), None),
+        prompt_logprobs=maybe(1, None),
     )
 
 
