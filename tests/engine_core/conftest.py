@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,14 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 def int8_kernels(request: pytest.FixtureRequest) -> Kernels:
     """Those of 8-bit weights."""
     return _here(load_int8_kernels, request.param)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama, not to be changed."""
+    from .models.tiny_models import CASES, make_model, save_model  # which takes seconds, and not all tests need
+
+    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
 def _here(load: Callable[[str], Kernels], instruction_set: str) -> Kernels:

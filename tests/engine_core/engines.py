@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine_core.engine import EngineCore
 from engine_core.llm import configure
-from engine_core.progress import StartupProgress
+from engine_core.progress import Stage, StartupProgress
 from engine_core.request import Request, SamplingParams
 from engine_core.scheduling import Drafter
 from engine_core.startup import StartedEngine, start_engine
@@ -31,6 +31,21 @@ def started(model: Path, drafter: Drafter | None = None, **options: object) -> I
         yield engine
     finally:
         engine.close()
+
+
+class StageDetails:
+    """Remembers the stages of a start, in order, and what each said."""
+
+    def __init__(self) -> None:
+        self.details: dict[str, str] = {}
+
+    def stage_started(self, stage: Stage) -> None:
+        self.details[stage.name] = ""
+
+    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
+
+    def stage_finished(self, stage: Stage) -> None:
+        self.details[stage.name] = stage.detail
 
 
 class Outcome:

@@ -12,7 +12,6 @@ from engine_core.request import Request, SamplingParams
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.model_runner import PendingStep
 from tests.engine_core.engines import run, started
-from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 
 PROMPTS = {"greedy": [5, 6, 7], "random": list(range(10, 60)), "penalized": [100, 3], "short": [9, 9]}
 PARAMS = {
@@ -22,11 +21,6 @@ PARAMS = {
     "short": SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True),
 }
 OPTIONS = {"async_scheduling": True, "max_num_seqs": 3, "max_num_batched_tokens": 16, "num_threads": 1}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
 class _Fails(PendingStep):
@@ -71,12 +65,14 @@ def _until_it_raises(model: Path, step: int, late: bool, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_another_engine_goes_on_with_the_same_tokens(model: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with started(model, **OPTIONS) as survivor:
+def test_another_engine_goes_on_with_the_same_tokens(
+    checkpoint: Path, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(checkpoint, **OPTIONS) as survivor:
         everything = {name: made.token_ids for (name, _), made in run(survivor, PROMPTS, PARAMS).items()}
         partly = 0
         for step in (1, 2, 5, 9, 14):
-            told = _until_it_raises(model, step, late, monkeypatch)
+            told = _until_it_raises(checkpoint, step, late, monkeypatch)
             for name, tokens in told.items():
                 assert tokens == everything[name][: len(tokens)]
             left = {name: prompt for name, prompt in PROMPTS.items() if told[name] != everything[name]}

@@ -52,30 +52,26 @@ REQUESTS = [
 ]
 
 
-def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_or_preemption():
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_preemption_or_overlap(ahead):
     together = Engine(blocks=256).run(REQUESTS)
     assert len(together) == sum(request.params.n for request in REQUESTS)
     assert all(finish is not None for _, finish in together.values())
     alone: dict = {}
     for request in REQUESTS:
-        alone |= Engine(blocks=256).run([request])
+        alone |= Engine(blocks=256, ahead=ahead).run([request])
     assert alone == together
-    small = Engine(blocks=16)
+    small = Engine(blocks=16, ahead=ahead)
     assert small.run(REQUESTS) == together
     assert small.core.stats().preemptions > 0
-    assert Engine(max_num_batched_tokens=5, caching=False).run(REQUESTS) == together
-    assert Engine(enable_chunked_prefill=False, policy="fcfs").run(REQUESTS) == together
-
-
-def test_tokens_do_not_depend_on_whether_steps_overlap():
-    plain = Engine(blocks=256).run(REQUESTS)
-    overlapped = Engine(blocks=256, ahead=2)
-    assert overlapped.run(REQUESTS) == plain
-    small = Engine(blocks=16, ahead=2)
-    assert small.run(REQUESTS) == plain
-    assert small.core.stats().preemptions > 0
-    assert Engine(blocks=20, ahead=2, max_num_batched_tokens=5).run(REQUESTS) == plain
-    assert Engine(ahead=2, enable_chunked_prefill=False, policy="fcfs", caching=False).run(REQUESTS) == plain
+    for options in (
+        {"blocks": 256},
+        {"blocks": 20, "max_num_batched_tokens": 5},
+        {"caching": False, "max_num_batched_tokens": 5},
+        {"caching": False, "enable_chunked_prefill": False, "policy": "fcfs"},
+        {"enable_chunked_prefill": False, "policy": "fcfs"},
+    ):
+        assert Engine(ahead=ahead, **options).run(REQUESTS) == together
 
 
 def test_a_step_is_submitted_before_the_results_of_the_one_before_it_are_asked_for():

@@ -22,19 +22,12 @@ from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.worker.input_batch import InputBatch
 
-from .models.tiny_models import CASES, make_model, save_model
-
 BOUND = 60.0
 """Seconds that nothing here takes unless it hangs."""
 PROMPTS = [[5, 6, 7], [9] * 20, [100 + i for i in range(40)], [3, 4]]
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, n=2)
 """Not over before the interrupt."""
 SHORT = [SamplingParams(seed=seed, max_tokens=6, ignore_eos=True) for seed in range(len(PROMPTS))]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
 def start(checkpoint: Path, *, async_scheduling: bool) -> LLM:

@@ -16,7 +16,6 @@ from engine_core.request import SamplingParams
 from engine_core.worker.input_batch import BatchLimits
 
 from .engines import BLOCK_BYTES
-from .models.tiny_models import CASES, make_model, save_model
 
 LENGTH = 64
 PROFILED = {"kv_cache_memory_bytes": None}
@@ -24,11 +23,6 @@ NO_CHUNKS = {"enable_chunked_prefill": False}
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
 DEMANDING = SamplingParams(n=2, max_tokens=3, seed=1, top_p=0.9, logprobs=1, prompt_logprobs=1, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
 def start(checkpoint: Path, options: dict[str, Any]) -> LLM:
@@ -75,9 +69,15 @@ def test_an_engine_serves_at_the_edges(options: dict[str, Any], checkpoint: Path
         ({"max_model_len": 513}, "max_model_len=513 is not usable: expected at most 512"),
         ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least --max-model-len \(64\)"),
         ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is 1 .1 byte.*Raise --kv-cache-memory-bytes"),
-        ({"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1}, "lower --max-model-len to at most 48"),
+        (
+            {"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1},
+            "^max_model_len=64 does not fit.*4 blocks of 16 tokens.*lower --max-model-len to at most 48",
+        ),
         ({"kv_cache_memory_bytes": 2**70}, "Lower .*--kv-cache-memory-bytes"),
-        ({"gpu_memory_utilization": 0.01, **PROFILED}, "Raise --gpu-memory-utilization"),
+        (
+            {"gpu_memory_utilization": 0.01, **PROFILED},
+            "for the KV cache: .* 0.01 .*Raise --gpu-memory-utilization",
+        ),
     ],
     ids=str,
 )
@@ -113,18 +113,11 @@ def test_what_requests_may_hold_is_of_the_budget(checkpoint: Path) -> None:
     worker.close()
 
 
-def test_only_a_profiled_cache_is_still_to_be_taken(checkpoint: Path) -> None:
+def test_only_a_profiled_cache_is_still_to_be_taken_and_its_largest_step_known(checkpoint: Path) -> None:
     """One of a size that was told is in memory at the start. What guards the memory must not count it twice."""
     with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
-        assert told._engine.executor.unwritten_cache_bytes == 0
+        assert (told._engine.executor.unwritten_cache_bytes, told._engine.executor.step_bytes) == (0, 0)
         executor = profiled._engine.executor
-        assert (
-            executor.unwritten_cache_bytes
-            == executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block
-        )
-
-
-def test_what_the_largest_step_takes_is_known_where_it_was_measured(checkpoint: Path) -> None:
-    with start(checkpoint, {}) as told, start(checkpoint, PROFILED) as profiled:
-        assert told._engine.executor.step_bytes == 0
-        assert profiled._engine.executor.step_bytes > 0
+        size = executor.kv_cache_config
+        assert executor.unwritten_cache_bytes == size.num_blocks * size.bytes_per_block
+        assert executor.step_bytes > 0

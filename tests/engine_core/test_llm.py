@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,12 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_core.engine import EngineCore
-from engine_core.errors import (
-    CheckpointError,
-    ClosedError,
-    ConfigError,
-    EngineError,
-)
+from engine_core.errors import CheckpointError, ClosedError, EngineError
 from engine_core.llm import LLM
 from engine_core.models.causal_lm import CausalLM
 from engine_core.progress import Stage, StartupProgress
@@ -152,12 +148,7 @@ def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
         (["a", ""], GREEDY, ValueError, r"^prompts\[1\] is empty; expected text"),
         (["a", "\ud800"], GREEDY, ValueError, r"^prompts\[1\] has U\+D800 at position 0"),
         ([5], replace(GREEDY, temperature=-1.0), ValueError, "^sampling_params: temperature: is -1.0; expected"),
-        (
-            [5],
-            replace(GREEDY, temperature=10**5000),
-            ValueError,
-            "temperature: is a number of thousands of digits",
-        ),
+        ([5], replace(GREEDY, temperature=10**5000), ValueError, "temperature: is a number of thousands of digits"),
         ([5], replace(GREEDY, repetition_penalty=1e-46), ValueError, r"is 1e-46; expected at least 2\^-31"),
         ([[5]] * 2, [GREEDY, replace(GREEDY, n=0)], ValueError, r"^sampling_params\[1\]: n: is 0; expected"),
         (
@@ -200,17 +191,14 @@ def test_numbers_of_numpy_are_taken_for_what_they_are(llm: LLM) -> None:
         bad_words_token_ids=((6, 6),),
         logprobs=2,
     )
-    numpys = SamplingParams(
-        temperature=np.float16(0.5),  # type: ignore[arg-type]
-        top_k=np.uint8(5),  # type: ignore[arg-type]
-        seed=np.uint8(200),  # type: ignore[arg-type]
-        n=np.int8(2),  # type: ignore[arg-type]
-        max_tokens=np.uint64(5),  # type: ignore[arg-type]
-        logit_bias={np.uint8(7): np.float16(1.5)},  # type: ignore[dict-item]
-        stop_token_ids=frozenset({np.uint8(9)}),  # type: ignore[arg-type]
-        bad_words_token_ids=((np.int8(6), np.int8(6)),),  # type: ignore[arg-type]
-        logprobs=np.int8(2),  # type: ignore[arg-type]
-        ignore_eos=np.bool_(False),  # type: ignore[arg-type]
+    kinds = {"temperature": np.float16, "top_k": np.uint8, "seed": np.uint8, "n": np.int8, "max_tokens": np.uint64}
+    kinds |= {"logprobs": np.int8, "ignore_eos": np.bool_}
+    numpys = replace(
+        plain,
+        **{name: kind(getattr(plain, name)) for name, kind in kinds.items()},
+        logit_bias={np.uint8(7): np.float16(1.5)},
+        stop_token_ids=frozenset({np.uint8(9)}),
+        bad_words_token_ids=((np.int8(6), np.int8(6)),),
     )
     [expected] = llm.generate([5, 6, 7], plain)
     for params in (numpys, replace(plain, seed=np.int64(200))):  # type: ignore[arg-type]
@@ -350,32 +338,17 @@ def test_without_params_the_checkpoint_decides(llm: LLM) -> None:
 
 
 def test_stages_are_told_with_seconds_and_bytes(checkpoint: Path) -> None:
-    told: list[Stage] = []
-    advanced: list[tuple[str, int, int]] = []
-
-    class Observer:
-        def stage_started(self, stage: Stage) -> None:
-            assert stage.seconds is None
-
-        def stage_advanced(self, stage: Stage, done: int, total: int) -> None:
-            advanced.append((stage.name, done, total))
-
-        def stage_finished(self, stage: Stage) -> None:
-            told.append(stage)
-
-    LLM(str(checkpoint), progress=StartupProgress(Observer()), max_num_batched_tokens=32, dtype="bfloat16").close()
+    observer, at_start = Mock(), []
+    observer.stage_started.side_effect = lambda stage: at_start.append(stage.seconds)
+    LLM(str(checkpoint), progress=StartupProgress(observer), max_num_batched_tokens=32, dtype="bfloat16").close()
+    told: list[Stage] = [call.args[0] for call in observer.stage_finished.call_args_list]
     names = ["configuration", "device", "load weights", "profile", "allocate KV cache", "warm up", "serving"]
     assert [stage.name for stage in told] == names
+    assert set(at_start) == {None}
     assert all(stage.seconds is not None for stage in told)
     by_name = {stage.name: stage for stage in told}
     assert all(by_name[name].bytes for name in ("device", "load weights", "allocate KV cache"))
     assert by_name["profile"].bytes is not None  # 0 where the step finds memory that earlier ones left
-    assert advanced[-1][0] == "load weights"
-    assert advanced[-1][1] == advanced[-1][2] > 0
-
-
-def test_what_cannot_start_says_why(tmp_path: Path, checkpoint: Path) -> None:
-    with pytest.raises(CheckpointError):
-        LLM(str(tmp_path))
-    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
-        LLM(str(checkpoint), enable_chunked_prefill=False, max_num_batched_tokens=100, kv_cache_memory_bytes=16 << 20)
+    stage, done, total = observer.stage_advanced.call_args.args
+    assert stage.name == "load weights"
+    assert done == total > 0

@@ -150,22 +150,6 @@ def test_the_bundled_model_serves_in_one_gibibyte() -> None:
     assert seen["peak"] <= 0.9 * 1024 * MIB
 
 
-def test_refusal_of_a_length_that_does_not_fit(checkpoint: Path) -> None:
-    options = configure(model=str(checkpoint), dtype="float32", kv_cache_memory_bytes=4 * MIB)
-    with pytest.raises(OutOfMemoryError) as refused:
-        start_engine(options, StartupProgress())
-    text = str(refused.value)
-    assert text.startswith("max_model_len=512 does not fit")
-    for part in ("32 blocks of 16 tokens", "12 MiB of KV cache", "--kv-cache-memory-bytes", "to at most 160"):
-        assert part in text
-
-
-def test_refusal_of_a_model_larger_than_the_budget(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 200 * MIB)
-    with pytest.raises(OutOfMemoryError, match=r"nothing is left for the KV cache: .* 0\.9 \(.*\) of the 200 MiB"):
-        start_engine(configure(model=str(checkpoint), max_num_batched_tokens=64), StartupProgress())
-
-
 def test_refusal_of_weights_that_could_not_even_be_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told before a byte is read: the system would kill the process without a word."""
     monkeypatch.setattr("engine_core.platforms.cpu.usable_memory", lambda: 3 * MIB)

@@ -8,33 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from engine_core.llm import LLM
 from engine_core.platforms.host_memory import measure_peak
 from engine_core.request import SamplingParams
 from services.ring.ledger import _ID_BYTES
+from tests.engine_core.models.tiny_models import SIZES
 
 MIB = 1 << 20
 
 
 def save_outline(directory: Path, vocab_size: int) -> Path:
     """A model of two thin layers with a wide head, for dummy weights."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab_size,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    sizes = {"vocab_size": vocab_size, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    options = {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "tie_word_embeddings": True}
+    LlamaConfig(**(SIZES | sizes | options)).save_pretrained(directory)
     return directory
 
 

@@ -12,19 +12,11 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
 if "tests" not in sys.modules:
     # Some distributions install a package of this name, which would be found before a folder.
     sys.modules["tests"] = types.ModuleType("tests")
-    sys.modules["tests"].__path__ = [str(HERE.parent)]
+    sys.modules["tests"].__path__ = [str(Path(__file__).parents[1])]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("gpu")

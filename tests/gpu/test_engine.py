@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ FAMILIES += ("qwen2-window-of-two-layers", "qwen3_moe", "gpt_oss")
 PROMPTS = [list(range(5, 5 + length)) for length in (1, 7, 40, 150)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 OPTIONS = {"device": "cuda", "max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 256}
-OPTIONS |= {"kv_cache_memory_bytes": 64 << 20}
+OPTIONS |= {"kv_cache_memory_bytes": 64 << 20, "dtype": "bfloat16"}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -55,7 +56,7 @@ def test_greedy_tokens_equal_those_of_transformers_in_float32(checkpoint: Path) 
 def test_log_probabilities_in_bfloat16_are_within_its_error(checkpoint: Path) -> None:
     """Beside float32, both this engine and transformers in bfloat16 are off; neither much more than the other."""
     prompt, params = list(range(5, 105)), SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    with LLM(str(checkpoint), **OPTIONS, dtype="bfloat16") as llm:
+    with LLM(str(checkpoint), **OPTIONS) as llm:
         [result] = llm.generate([prompt], params)
     assert result.prompt_logprobs is not None
     made = torch.tensor([entry.logprob for entry in result.prompt_logprobs])
@@ -71,30 +72,25 @@ def test_log_probabilities_in_bfloat16_are_within_its_error(checkpoint: Path) ->
 
 def test_graphs_and_overlap_change_no_token(one: Path) -> None:
     params = [GREEDY, SamplingParams(temperature=0.9, top_p=0.8, seed=2, max_tokens=24, ignore_eos=True)] * 2
-    expected = tokens(one, params, dtype="bfloat16", deterministic=True, enforce_eager=True, async_scheduling=False)
+    expected = tokens(one, params, deterministic=True, enforce_eager=True, async_scheduling=False)
     for eager in (False, True):
         for overlap in (False, True):
-            made = tokens(
-                one, params, dtype="bfloat16", deterministic=True, enforce_eager=eager, async_scheduling=overlap
-            )
-            assert made == expected
+            assert tokens(one, params, deterministic=True, enforce_eager=eager, async_scheduling=overlap) == expected
 
 
 def test_a_deterministic_engine_gives_equal_tokens_alone_and_when_resumed(one: Path) -> None:
-    with LLM(str(one), **OPTIONS, dtype="bfloat16", deterministic=True) as llm:
+    with LLM(str(one), **OPTIONS, deterministic=True) as llm:
         assert not llm.numerics.startswith("unstable")
         together = [result.choices[0].token_ids for result in llm.generate(PROMPTS, GREEDY)]
         for prompt, expected in zip(PROMPTS, together, strict=True):
             [alone] = llm.generate([prompt], GREEDY)
             assert alone.choices[0].token_ids == expected
-            [rest] = llm.generate(
-                [prompt + expected[:10]], SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
-            )
+            [rest] = llm.generate([prompt + expected[:10]], replace(GREEDY, max_tokens=14))
             assert rest.choices[0].token_ids == expected[10:]
 
 
 def test_without_it_an_engine_says_so(one: Path) -> None:
-    with LLM(str(one), **OPTIONS, dtype="bfloat16") as llm:
+    with LLM(str(one), **OPTIONS) as llm:
         assert llm.numerics.startswith("unstable")
 
 
@@ -119,13 +115,12 @@ def _synchronizations_warn() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_synchronizations_warn")
 def test_launching_a_decoding_step_waits_for_nothing(one: Path) -> None:
-    with LLM(str(one), **OPTIONS, dtype="bfloat16", async_scheduling=False) as llm:
+    with LLM(str(one), **OPTIONS, async_scheduling=False) as llm:
         counts = []
         for steps in (4, 12):
-            params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                llm.generate([[5, 6, 7]] * 3, params)
+                llm.generate([[5, 6, 7]] * 3, replace(GREEDY, max_tokens=steps))
             counts.append(sum("synchroniz" in str(warning.message) for warning in caught))
     assert counts[1] == counts[0]
 
@@ -136,7 +131,7 @@ def test_memory_stays_inside_its_budget_and_nothing_is_allocated_after_the_warm_
     utilization = 0.25 if free > 0.3 * total else 0.9 * free / total
     options = OPTIONS | {"kv_cache_memory_bytes": None, "gpu_memory_utilization": utilization}
     options |= {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
-    with LLM(str(one), **options, dtype="bfloat16") as llm:
+    with LLM(str(one), **options) as llm:
         reserved = torch.cuda.memory_reserved()
         used = free - torch.cuda.mem_get_info()[0]
         assert used <= utilization * total

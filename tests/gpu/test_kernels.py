@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from tests.engine_core.attention.sequences import (
     make_latents,
     make_sequences,
 )
-from tests.engine_core.ops.experts import chosen, numbers, weights_of
+from tests.engine_core.ops.experts import chosen, load, numbers, weights_of
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -95,9 +96,9 @@ EXPERTS = [
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", EXPERTS, ids=lambda shape: str(shape.num_experts))
 def test_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
-    made, reference = GpuBackend(PROCESSORS, True).experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
+    made = load(GpuBackend(PROCESSORS, True).experts(shape, dtype), shape, dtype)
+    reference = TorchBackend().experts(shape, torch.float32)
     weights = [weights_of(shape, expert, dtype) for expert in range(shape.num_experts)]
-    made.load(ExpertWeights(iter(tensors), biases) for tensors, biases in weights)
     reference.load(ExpertWeights(iter([each.float() for each in tensors]), biases) for tensors, biases in weights)
     x, (ids, shares) = numbers(300, shape.hidden_size, dtype=dtype, seed=1), chosen(shape, 300, seed=2)
     expected = reference(x.float(), ids, shares, x.float())
@@ -113,29 +114,24 @@ def test_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
     layers, reference = GpuBackend(PROCESSORS, deterministic), TorchBackend()
-    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    close = partial(torch.testing.assert_close, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     weight, bias, x = (numbers(*shape, dtype=dtype, seed=4) for shape in ((96, 128), (96,), (50, 128)))
     residual = numbers(50, 96, dtype=dtype, seed=5)
     made = layers.linear(weight.to(GPU) / 8, bias.to(GPU))(x.to(GPU), residual=residual.to(GPU))
     product = x.double() @ weight.double().T / 8
-    torch.testing.assert_close(made.cpu(), (product + bias + residual).to(dtype), **tolerance)
+    close(made.cpu(), (product + bias + residual).to(dtype))
     wide = layers.linear(weight.to(GPU) / 8)(x.to(GPU), dtype=torch.float32)
-    torch.testing.assert_close(wide.cpu(), product.float(), **tolerance)
-    norm = numbers(128, dtype=dtype, seed=6)
-    torch.testing.assert_close(
-        layers.norm(norm.float().to(GPU), None, 1e-5, 128)(x.to(GPU)).cpu(),
-        reference.norm(norm.float(), None, 1e-5, 128)(x),
-        **tolerance,
-    )
-    torch.testing.assert_close(
-        layers.act_and_mul(x.to(GPU), Activation.SILU).cpu(), reference.act_and_mul(x, Activation.SILU), **tolerance
-    )
+    close(wide.cpu(), product.float())
+    norm = numbers(128, dtype=dtype, seed=6).float()
+    normed = layers.norm(norm.to(GPU), None, 1e-5, 128)(x.to(GPU))
+    close(normed.cpu(), reference.norm(norm, None, 1e-5, 128)(x))
+    close(layers.act_and_mul(x.to(GPU), Activation.SILU).cpu(), reference.act_and_mul(x, Activation.SILU))
     heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), angles_of(50)
     weight, shape = numbers(128, dtype=torch.float32, seed=6), HeadsShape(4, 2, 128, 128)
     on_gpu = HeadNorms(weight.to(GPU), weight.to(GPU), None, 1e-6)
     made = layers.rotary(shape, on_gpu)(heads.to(GPU), Angles(angles.cos.to(GPU), angles.sin.to(GPU)))
     for one, other in zip(made, reference.rotary(shape, HeadNorms(weight, weight, None, 1e-6))(heads, angles)):  # noqa: B905
-        torch.testing.assert_close(one.cpu(), other, **tolerance)
+        close(one.cpu(), other)
 
 
 def angles_of(rows: int) -> Angles:

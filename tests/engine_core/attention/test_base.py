@@ -132,12 +132,7 @@ def test_unlike_layers_in_one_pool(windowed: str, backend: AttentionBackend, dty
 def test_layers_that_keep_unlike_numbers_are_in_groups_of_their_own() -> None:
     full, windowed = AttentionSpec(1, 64), AttentionSpec(2, 32)
     groups = group_layers([None, 8, None, 8], [full, windowed, windowed, windowed])
-    assert groups == (
-        KVCacheGroup((0,)),
-        KVCacheGroup((1,), 8),
-        KVCacheGroup((3,), 8),
-        KVCacheGroup((2,)),
-    )
+    assert groups == (KVCacheGroup((0,)), KVCacheGroup((1,), 8), KVCacheGroup((3,), 8), KVCacheGroup((2,)))
     assert group_layers([None] * 2, [full] * 2) == group_layers([None] * 2)
 
 

@@ -13,15 +13,7 @@ from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.native import NativeAttention
 from engine_core.kernels.library import INSTRUCTION_SETS, Kernels, KernelsUnavailableError, load_kernels
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec
-from tests.engine_core.attention.sequences import (
-    CPU,
-    Geometry,
-    Known,
-    Run,
-    assert_equal,
-    assert_right,
-    make_sequences,
-)
+from tests.engine_core.attention.sequences import CPU, Geometry, Known, Run, assert_equal, assert_right, make_sequences
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("poisoned_memory")]
 

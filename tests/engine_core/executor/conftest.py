@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine_core.config import EngineConfig
@@ -9,13 +11,10 @@ from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 
-from ..models.tiny_models import CASES, make_model, save_model
-
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
-    path = save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
-    return configure(model=str(path), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=2)
+def config(checkpoint: Path) -> EngineConfig:
+    return configure(model=str(checkpoint), dtype="float32", kv_cache_memory_bytes=4 << 20, max_num_seqs=2)
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,19 +16,16 @@ from engine_core.platforms.cpu import CpuPlatform
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan
 
+from ..engines import StageDetails
+
 
 def test_the_start_says_which_numerics_it_has_and_what_hashing_took(config: EngineConfig) -> None:
-    details: dict[str, str] = {}
-    observer = SimpleNamespace(
-        stage_started=lambda stage: None,
-        stage_advanced=lambda stage, done, total: None,
-        stage_finished=lambda stage: details.update({stage.name: stage.detail}),
-    )
+    stages = StageDetails()
     executor = UniProcExecutor(config)
-    executor.start(StartupProgress(observer))
+    executor.start(StartupProgress(stages))
     executor.close()
     expected = rf"numerics {executor.numerics}; hashed in \d+\.\d\d s"
-    assert re.fullmatch(expected, details["load weights"])
+    assert re.fullmatch(expected, stages.details["load weights"])
 
 
 def test_a_start_that_fails_leaves_it_closed(config: EngineConfig) -> None:
@@ -50,10 +46,7 @@ def test_a_cache_that_the_system_refuses_is_named(config: EngineConfig, told: in
 def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(CpuPlatform, "allocate", refuse)
+    monkeypatch.setattr(CpuPlatform, "allocate", Mock(side_effect=RuntimeError("no room")))
     executor = UniProcExecutor(configure(model=config.model.model, dtype="float32", max_num_batched_tokens=32))
     with pytest.raises(OutOfMemoryError, match=r"no room\. Lower --gpu-memory-utilization, or set --kv-cache-memory"):
         executor.start(StartupProgress())
@@ -61,14 +54,11 @@ def test_a_cache_that_was_measured_and_that_the_system_refuses_is_named(
 
 def test_a_step_too_small_for_whole_prompts_is_refused_before_weights_are_read(config: EngineConfig) -> None:
     options = {"enable_chunked_prefill": False, "max_num_batched_tokens": 1, "max_model_len": 64}
-    started: list[str] = []
-    observer = SimpleNamespace(
-        stage_started=lambda stage: started.append(stage.name), stage_finished=lambda stage: None
-    )
+    stages = StageDetails()
     refusal = r"=1 is not usable: expected at least --max-model-len \(64\) with --no-enable-chunked-prefill$"
     with pytest.raises(ConfigError, match=refusal):
-        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(observer))
-    assert started == ["configuration"]
+        UniProcExecutor(configure(model=config.model.model, **options)).start(StartupProgress(stages))
+    assert list(stages.details) == ["configuration"]
 
 
 def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: EngineConfig) -> None:

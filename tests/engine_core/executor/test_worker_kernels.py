@@ -18,14 +18,7 @@ from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
 from services.engine.startup_log import StageLog
 
-from ..models.tiny_models import CASES, make_model, save_model
-
 OPTIONS = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 2}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
@@ -38,28 +31,28 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def lines_of_a_start(model: str) -> list[dict[str, object]]:
+def lines_of_a_start(checkpoint: Path) -> list[dict[str, object]]:
     with capture_logs() as lines:
-        LLM(model, progress=StartupProgress(StageLog()), **OPTIONS).close()
+        LLM(checkpoint, progress=StartupProgress(StageLog()), **OPTIONS).close()
     return [dict(line) for line in lines]
 
 
-def test_compiling_is_a_stage_of_its_own(model: str, package: Path, tmp_path: Path) -> None:
+def test_compiling_is_a_stage_of_its_own(checkpoint: Path, package: Path, tmp_path: Path) -> None:
     compiler = tmp_path / "g++"  # takes no minute
     compiler.write_text(f'#!/bin/sh\nfor output; do :; done\n/bin/cp {PACKAGE / LIBRARY} "$output"\n')
     compiler.chmod(0o755)
-    lines = lines_of_a_start(model)
+    lines = lines_of_a_start(checkpoint)
     names = [line["name"] for line in lines if line["event"] == "stage"]
     assert names[:4] == ["configuration", "compile kernels", "device", "load weights"]
     begun = lines.index({"event": "stage started", "log_level": "info", "name": "compile kernels"})
     assert lines[begun + 1]["detail"] == f"into {package / LIBRARY}"
-    again = lines_of_a_start(model)
+    again = lines_of_a_start(checkpoint)
     assert "compile kernels" not in [line.get("name") for line in again]
     assert {line["log_level"] for line in lines + again} == {"info"}
 
 
-def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(model: str, package: Path) -> None:
-    (warning,) = [line for line in lines_of_a_start(model) if line["log_level"] == "warning"]
+def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(checkpoint: Path, package: Path) -> None:
+    (warning,) = [line for line in lines_of_a_start(checkpoint) if line["log_level"] == "warning"]
     for words in (
         "cannot be built: g++ is not installed",
         "several times slower",
@@ -70,10 +63,10 @@ def test_without_kernels_a_warning_says_what_is_lost_and_what_helps(model: str, 
     assert "set --kernel-cache-dir to one that belongs to this user" in str(warning["reason"])
 
 
-def test_offline_it_is_a_warning_of_python(model: str, package: Path) -> None:
+def test_offline_it_is_a_warning_of_python(checkpoint: Path, package: Path) -> None:
     with pytest.warns(RuntimeWarning, match=r"g\+\+ is not installed.*slower.*install g\+\+"):
-        LLM(model, **OPTIONS).close()
+        LLM(checkpoint, **OPTIONS).close()
     shutil.copy(PACKAGE / LIBRARY, package)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        LLM(model, **OPTIONS).close()
+        LLM(checkpoint, **OPTIONS).close()

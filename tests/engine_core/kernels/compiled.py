@@ -122,7 +122,7 @@ def attend(
     *,
     uniform: bool = False,
     window: int | None = None,
-    num_blocks: int = 1 << 18,
+    num_blocks: int = 2**18,
 ) -> None:
     """A step of prompts and single rows; so many blocks take offsets beyond 32 bits in caches of usual heads."""
     backend = TritonAttention(max_model_len=8192, processors=132, uniform=uniform)
@@ -202,24 +202,18 @@ GEOMETRIES = [
 def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
     """All that the options and the supported models lead to, by name."""
     for dtype in DTYPES:
-        for geometry in GEOMETRIES:
-            for uniform in (False, True):
-                name = f"{dtype} {geometry}" + (" uniform" if uniform else "")
-                yield name, lambda g=geometry, d=dtype, u=uniform: attend(g, d, uniform=u)  # type: ignore[misc]
-        for geometry in (Geometry(32, 8, 128, 16), Geometry(32, 8, 256, 16)):
-            for uniform in (False, True):
-                name = f"{dtype} {geometry} window" + (" uniform" if uniform else "")
-                yield name, lambda g=geometry, d=dtype, u=uniform: attend(g, d, uniform=u, window=4096)  # type: ignore[misc]
+        for uniform, way in ((False, ""), (True, " uniform")):
+            for geometry in GEOMETRIES:
+                yield f"{dtype} {geometry}{way}", partial(attend, geometry, dtype, uniform=uniform)
+            for geometry in (Geometry(32, 8, 128, 16), Geometry(32, 8, 256, 16)):
+                yield f"{dtype} {geometry} window{way}", partial(attend, geometry, dtype, uniform=uniform, window=4096)
+            for heads in () if dtype == torch.float32 else (16, 20, 128):
+                yield f"{dtype} latents of {heads} heads{way}", partial(attend_latents, heads, dtype, uniform=uniform)
         for hidden, inner, head_dim in ((1024, 3072, 128), (4096, 14336, 128), (896, 4864, 64)):
             shape = Geometry(32, 8, head_dim, 16)
-            name = f"{dtype} layers of {hidden} and {inner}"
-            yield name, lambda g=shape, d=dtype, h=hidden, i=inner: compute_layers(g, d, h, i)  # type: ignore[misc]
-        for num_heads in () if dtype == torch.float32 else (16, 20, 128):
-            for uniform in (False, True):
-                name = f"{dtype} latents of {num_heads} heads" + (" uniform" if uniform else "")
-                yield name, lambda n=num_heads, d=dtype, u=uniform: attend_latents(n, d, uniform=u)  # type: ignore[misc]
+            yield f"{dtype} layers of {hidden} and {inner}", partial(compute_layers, shape, dtype, hidden, inner)
         for model, experts in EXPERTS.items():
-            yield f"{dtype} experts of {model}", lambda e=experts, d=dtype: compute_experts(e, d)  # type: ignore[misc]
+            yield f"{dtype} experts of {model}", partial(compute_experts, experts, dtype)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,8 +61,8 @@ def package(folder: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def compiler(folder: Path) -> Path:
-    """A folder with a g++ that takes no minute: what it links is the library that ``make`` has compiled."""
+def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the only one in PATH, with a g++ that takes no minute: it links what ``make`` has compiled."""
     programs = folder / "programs"
     programs.mkdir()
     shutil.copy(PACKAGE / LIBRARY, programs)
@@ -71,6 +72,7 @@ def compiler(folder: Path) -> Path:
     (programs / "calls").chmod(0o666)
     (programs / "g++").write_text(f"#!/bin/sh\n{steps}")
     (programs / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
     return programs
 
 
@@ -165,7 +167,6 @@ def test_nobody_waits_for_ever_for_one_that_builds(
 ) -> None:
     package, cache = tmp_path / "package", tmp_path / "cache"
     package.mkdir()
-    monkeypatch.setenv("PATH", str(compiler))
     monkeypatch.setattr(provision, "_PATIENCE", 0.0)
     held = os.open(package, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -175,7 +176,6 @@ def test_nobody_waits_for_ever_for_one_that_builds(
 
 
 def test_a_cache_keeps_the_latest_libraries(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(compiler))
     monkeypatch.setattr(provision.os, "access", lambda path, mode: path != tmp_path)
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
@@ -199,7 +199,6 @@ def test_machines_that_share_a_home_do_not_mix_what_they_build(
     """Locks of a shared folder hold on one machine only."""
     package, cache, host, copy = tmp_path / "package", str(tmp_path / "cache"), ["one"], shutil.copy
     package.mkdir()
-    monkeypatch.setenv("PATH", str(compiler))
     monkeypatch.setattr(provision.os, "access", lambda path, mode: path != package)
     monkeypatch.setattr(provision, "_one_builder", lambda directory: nullcontext())
     monkeypatch.setattr(provision.platform, "node", lambda: host[-1])
@@ -221,10 +220,7 @@ def test_machines_that_share_a_home_do_not_mix_what_they_build(
     assert len(list(Path(cache).iterdir())) == 1
 
 
-def test_a_library_of_other_sources_is_replaced(
-    tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(compiler))
+def test_a_library_of_other_sources_is_replaced(tmp_path: Path, compiler: Path) -> None:
     current = (PACKAGE / LIBRARY).read_bytes()
     (tmp_path / LIBRARY).write_bytes(current.replace(source_digest().encode(), b"0" * len(source_digest())))
     for _ in range(2):
@@ -240,7 +236,6 @@ def test_without_room_for_a_build_there_are_no_kernels(
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setenv("PATH", str(compiler))
     monkeypatch.setattr(provision.shutil, "copy", copy_half)
     cache = tmp_path / "cache"
     with pytest.raises(KernelsUnavailableError, match="No space left on device"):
@@ -250,18 +245,13 @@ def test_without_room_for_a_build_there_are_no_kernels(
 
 
 def test_what_does_not_compile_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builds = []
-
-    def build(directory: Path) -> Path:
-        builds.append(directory)
-        raise BuildError("these sources do not compile")
-
+    build = Mock(side_effect=BuildError("these sources do not compile"))
     monkeypatch.setattr(provision, "build", build)
     broken = KernelLibrary(str(tmp_path / "cache"), tmp_path)
     for _ in range(2):
         with pytest.raises(KernelsUnavailableError, match="these sources do not compile"):
             broken.load()
-    assert len(builds) == 1
+    build.assert_called_once()
 
 
 def test_what_is_no_library_is_not_loaded(tmp_path: Path) -> None:
@@ -271,10 +261,8 @@ def test_what_is_no_library_is_not_loaded(tmp_path: Path) -> None:
 
 
 def test_sources_that_cannot_be_read_are_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable() -> str:
-        raise PermissionError(errno.EACCES, "Permission denied", "team.h")
-
-    monkeypatch.setattr(provision, "source_digest", unreadable)
+    unreadable = PermissionError(errno.EACCES, "Permission denied", "team.h")
+    monkeypatch.setattr(provision, "source_digest", Mock(side_effect=unreadable))
     with pytest.raises(BuildError, match=r"sources cannot be read: team\.h: Permission denied"):
         find_library(package=tmp_path)
     nowhere = KernelLibrary(package=tmp_path)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.checkpoint import Checkpoint
 from tests.engine_core.models.driver import open_at
 
@@ -33,6 +33,8 @@ LLAMA = {
 }
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 
 def open_config(
@@ -108,63 +110,27 @@ def test_dtype_of_dummy_weights_needs_no_file(tmp_path: Path) -> None:
     assert open_config(tmp_path, LLAMA | {"torch_dtype": None}, load_format="dummy").spec.dtype == "float32"
 
 
-def windows_of(tmp_path: Path, config: dict[str, Any], **options: Any) -> tuple[int | None, ...]:
-    return open_config(tmp_path, config, **options).config.sliding_windows
-
-
-def test_windows_of_all_layers_and_of_some(tmp_path: Path) -> None:
-    assert windows_of(tmp_path / "all", MISTRAL | {"sliding_window": 1, "num_hidden_layers": 3}) == (1, 1, 1)
-    for model_type in ("qwen2", "qwen3"):
-        named = {"architectures": [f"{model_type.capitalize()}ForCausalLM"], "model_type": model_type}
-        config = LLAMA | named | {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 3}
-        assert windows_of(tmp_path / model_type, config | {"max_window_layers": 1}) == (None, 8, 8)
-        kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-        assert windows_of(tmp_path / f"{model_type}-kinds", config | {"layer_types": kinds}) == (8, None, 8)
-
-
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "options", "windows"),
     [
-        ({"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
-        ({"sliding_window": True}, "sliding_window"),
-        ({"sliding_window": 2.5}, "sliding_window"),
-        ({"layer_types": ["full_attention"]}, "layer_types|num_hidden_layers"),
-        (
-            {"layer_types": ["full_attention", "chunked_attention"]},
-            "layer_types: chunked_attention is not supported: expected",
-        ),
-        ({"layer_types": ["full_attention", "linear"]}, "layer_types"),
-        ({"layer_types": ["sliding_attention"] * 2, "use_sliding_window": False}, "set use_sliding_window to true$"),
-        (
-            {"layer_types": ["sliding_attention"] * 2, "sliding_window": None},
-            "set sliding_window to a number of tokens$",
-        ),
+        (MISTRAL | {"sliding_window": 1}, {}, (1, 1, 1)),
+        (MISTRAL | {"sliding_window": None}, {}, (None, None, None)),
+        (MISTRAL | {"sliding_window": 256}, {}, (None, None, None)),
+        (MISTRAL | {"sliding_window": 200}, {"max_model_len": 200}, (None, None, None)),
+        (QWEN2 | WINDOWED | {"max_window_layers": 1}, {}, (None, 8, 8)),
+        (QWEN3 | WINDOWED | {"max_window_layers": 1}, {}, (None, 8, 8)),
+        (QWEN2 | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"] * 2}, {}, (8, None, 8, None)),
+        (QWEN3 | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"] * 2}, {}, (8, None, 8, None)),
+        (QWEN2 | WINDOWED | {"use_sliding_window": False}, {}, (None, None, None)),
+        (QWEN2 | WINDOWED | {"max_window_layers": 3}, {}, (None, None, None)),
+        (LLAMA | {"sliding_window": 8}, {}, (None, None, None)),
     ],
 )
-def test_windows_that_cannot_be_are_refused(config: dict[str, Any], words: str, tmp_path: Path) -> None:
-    asked = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers": 2, "max_window_layers": 1}
-    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
-        open_config(tmp_path, QWEN2 | asked | config)
-
-
-@pytest.mark.parametrize(
-    ("config", "options"),
-    [
-        (MISTRAL | {"sliding_window": None}, {}),
-        (MISTRAL | {"sliding_window": 256}, {}),
-        (MISTRAL | {"sliding_window": 200}, {"max_model_len": 200}),
-        (QWEN2 | {"sliding_window": 8, "use_sliding_window": False}, {}),
-        (QWEN2 | {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, {}),
-        (LLAMA | {"sliding_window": 8}, {}),
-    ],
-)
-def test_windows_that_change_nothing(config: dict[str, Any], options: dict[str, int], tmp_path: Path) -> None:
-    assert set(windows_of(tmp_path, config, **options)) == {None}
-
-
-def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"max_model_len=257 .*at most 256, .*max_position_embeddings 256"):
-        open_config(tmp_path, LLAMA, max_model_len=257)
+def test_windows(
+    config: dict[str, Any], options: dict[str, int], windows: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    read = open_config(tmp_path, config | {"num_hidden_layers": len(windows)}, **options).config
+    assert read.sliding_windows == windows
 
 
 @pytest.mark.parametrize(
@@ -186,6 +152,10 @@ def test_max_model_len_above_what_the_checkpoint_allows(tmp_path: Path) -> None:
         ({"quantization": {"group_size": 64, "bits": 4}}, "is quantized with MLX, which is not"),
         ({"max_position_embeddings": 1}, "takes 1 token .*: a prompt and its output need at least 2"),
         ({"torch_dtype": "float64"}, "has weights in float64, .*: set --dtype to one of float32, bfloat16, float16"),
+        (
+            QWEN2 | WINDOWED | {"layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types: chunked_attention is not supported: expected",
+        ),
     ],
 )
 def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -220,6 +190,19 @@ def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> N
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"eos_token_id": 100}, "eos_token_id=100 is not usable: expected ids below vocab_size 100"),
         ({"eos_token_id": [1, -1]}, "eos_token_id"),
+        (QWEN2 | WINDOWED | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
+        (QWEN2 | WINDOWED | {"sliding_window": True}, "sliding_window"),
+        (QWEN2 | WINDOWED | {"sliding_window": 2.5}, "sliding_window"),
+        (QWEN2 | WINDOWED | {"layer_types": ["full_attention"]}, "layer_types|num_hidden_layers"),
+        (QWEN2 | WINDOWED | {"layer_types": ["full_attention", "linear"]}, "layer_types"),
+        (
+            QWEN2 | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8},
+            "set use_sliding_window to true$",
+        ),
+        (
+            QWEN2 | WINDOWED | {"layer_types": ["sliding_attention"] * 2, "sliding_window": None},
+            "set sliding_window to a number of tokens$",
+        ),
     ],
 )
 def test_damaged_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -23,33 +23,28 @@ FILE = "model.safetensors"
 
 def digest_at(directory: Path, load_format: str = "auto", **options: object) -> str:
     """What an engine would say that loads the checkpoint."""
-    checkpoint = open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
+    opened = open_checkpoint(ModelConfig(model=str(directory), **options), LoadConfig(load_format=load_format))
     weights = WeightsDigest()
-    build_model(checkpoint, digest=weights)
-    return checkpoint.digest(weights)
+    build_model(opened, digest=weights)
+    return opened.digest(weights)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("original"))
-
-
-def test_copies_are_equal_however_they_are_stored(original: Path, tmp_path: Path) -> None:
+def test_copies_are_equal_however_they_are_stored(checkpoint: Path, tmp_path: Path) -> None:
     sharded = save_model(make_model(CASES["llama-gqa"]), tmp_path / "sharded", max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    assert digest_at(original) == digest_at(sharded, served_model_name="another name", dtype="bfloat16")
+    assert digest_at(checkpoint) == digest_at(sharded, served_model_name="another name", dtype="bfloat16")
 
 
-def test_one_byte_anywhere_makes_another_model(original: Path, tmp_path: Path) -> None:
+def test_one_byte_anywhere_makes_another_model(checkpoint: Path, tmp_path: Path) -> None:
     """Of the first and the last byte of every tensor, and one between, each in turn."""
-    size = (original / FILE).stat().st_size
-    data_start = 8 + int.from_bytes((original / FILE).read_bytes()[:8], "little")
-    offsets = [entry["data_offsets"] for name, entry in header(original / FILE).items() if name != "__metadata__"]
+    size = (checkpoint / FILE).stat().st_size
+    data_start = 8 + int.from_bytes((checkpoint / FILE).read_bytes()[:8], "little")
+    offsets = [entry["data_offsets"] for name, entry in header(checkpoint / FILE).items() if name != "__metadata__"]
     places = [data_start + place for start, end in offsets for place in (start, (start + end) // 2, end - 1)]
     assert len(offsets) > 20
     assert max(places) == size - 1
-    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
-    expected = digest_of_weights(original)
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    expected = digest_of_weights(checkpoint)
     for place in places:
         flip(tmp_path / FILE, place)
         assert digest_of_weights(tmp_path) != expected, place
@@ -85,17 +80,17 @@ def test_a_tensor_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 51
 
 
-def test_configuration_limits_quantization_and_seed_count(original: Path, tmp_path: Path) -> None:
-    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
+def test_configuration_limits_quantization_and_seed_count(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     variants = [
-        digest_at(original),
+        digest_at(checkpoint),
         digest_at(tmp_path),
-        digest_at(original, max_model_len=64),
-        digest_at(original, quantization="int8"),
-        digest_at(original, load_format="dummy"),
-        digest_at(original, load_format="dummy", seed=1),
+        digest_at(checkpoint, max_model_len=64),
+        digest_at(checkpoint, quantization="int8"),
+        digest_at(checkpoint, load_format="dummy"),
+        digest_at(checkpoint, load_format="dummy", seed=1),
     ]
     (tmp_path / "config.json").write_text(json.dumps(config, indent=7))
     assert len(set(variants)) == len(variants)

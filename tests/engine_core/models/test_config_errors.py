@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,46 +9,26 @@ from typing import Any
 import pytest
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.model_config import require_like_layers
-from tests.engine_core.models.driver import open_at
+from tests.engine_core.model_loader.test_checkpoint import LLAMA, open_config
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "dtype": "bfloat16",
-    "eos_token_id": 7,
-    "pad_token_id": None,
-}
 FULL, WINDOW = "full_attention", "sliding_attention"
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
 
 
 def named(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
-    return SIZES | {"architectures": [architecture], "model_type": model_type} | fields
+    return LLAMA | {"architectures": [architecture], "model_type": model_type, "pad_token_id": None} | fields
 
 
-LLAMA = named("LlamaForCausalLM", "llama")
 PHI3 = named("Phi3ForCausalLM", "phi3", original_max_position_embeddings=64)
 OLMO3 = named("Olmo3ForCausalLM", "olmo3", sliding_window=8)
 SMOLLM3 = named("SmolLM3ForCausalLM", "smollm3")
 MINISTRAL = named("MinistralForCausalLM", "ministral", sliding_window=8)
 MINISTRAL3 = named("Ministral3ForCausalLM", "ministral3", head_dim=8)
 GLM4 = named("Glm4ForCausalLM", "glm4", head_dim=8)
-GEMMA4 = named(
-    "Gemma4ForCausalLM",
-    "gemma4_text",
-    head_dim=8,
-    global_head_dim=16,
-    layer_types=[WINDOW, FULL],
-    hidden_size_per_layer_input=0,
-)
+GEMMA4 = named("Gemma4ForCausalLM", "gemma4_text", head_dim=8, global_head_dim=16, layer_types=[WINDOW, FULL])
+GEMMA4 |= {"hidden_size_per_layer_input": 0}
 ROPES = {
     WINDOW: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
     FULL: {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
@@ -67,11 +46,6 @@ MIXTRAL = named("MixtralForCausalLM", "mixtral", num_local_experts=4)
 QWEN2_MOE = named("Qwen2MoeForCausalLM", "qwen2_moe", num_experts=4, num_experts_per_tok=2)
 QWEN3_MOE = named("Qwen3MoeForCausalLM", "qwen3_moe", num_experts=4, num_experts_per_tok=2)
 GPT_OSS = named("GptOssForCausalLM", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, head_dim=8)
-
-
-def opened(directory: Path, config: dict[str, Any], **options: Any) -> Checkpoint:
-    (directory / "config.json").write_text(json.dumps(config))
-    return open_at(directory, **options)
 
 
 @pytest.mark.timeout(20)
@@ -92,7 +66,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
     for each in place:
         fields = {each: fields}
     with pytest.raises(CheckpointError, match=f"{name}=2147483648 is not usable: expected at most 4096"):
-        opened(tmp_path, LLAMA | fields)
+        open_config(tmp_path, LLAMA | fields)
 
 
 @pytest.mark.parametrize(
@@ -108,17 +82,11 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         ),
         (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": None}}, "factor=None is not usable"),
         (LLAMA | {"standardize_rope_params": 5}, "rope_parameters cannot be read: 'int' object is not callable"),
-        (
-            LLAMA | {"attribute_map": {"rope_theta": 2.0}},
-            "rope_parameters cannot be read: attribute name must be string",
-        ),
+        (LLAMA | {"attribute_map": {"rope_theta": 2.0}}, "rope_parameters cannot be read: attribute name must be"),
         (PHI3 | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
         (PHI3 | {"rope_scaling": LONGROPE | {"short_factor": [1.0]}}, "short_factor field must have length 4, got 1"),
         (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2.0}}, r"one of \['longrope'\], got linear"),
-        (
-            PHI3 | {"partial_rotary_factor": 0.4},
-            "partial_rotary_factor=0.4 × head_dim=8 is 3: expected an even",
-        ),
+        (PHI3 | {"partial_rotary_factor": 0.4}, "partial_rotary_factor=0.4 × head_dim=8 is 3: expected an even"),
         (
             PHI3 | {"sliding_window": 8, "layer_types": [FULL, WINDOW]},
             "layer_types: full_attention is not supported for phi3 with sliding_window=8: expected sliding_att",
@@ -129,10 +97,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             MINISTRAL | {"layer_types": [FULL, "chunked_attention"]},
             "layer_types: chunked_attention is not supported: expected full_attention or sliding_attention",
         ),
-        (
-            OLMO3 | {"rope_parameters": YARN},
-            "rope_parameters has factor, .*: expected full_attention and sliding_att",
-        ),
+        (OLMO3 | {"rope_parameters": YARN}, "rope_parameters has factor, .*: expected full_attention and sliding_att"),
         (
             PHI3 | {"rope_scaling": LONGROPE, "original_max_position_embeddings": 1},
             "=1 is not usable without an attention_factor",
@@ -171,19 +136,13 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             "use_bidirectional_attention='all' is not supported: no token may attend",
         ),
         (GEMMA4 | {"num_kv_shared_layers": -1}, "num_kv_shared_layers=-1 is not usable: expected a whole number from"),
-        (
-            GEMMA4 | {"num_kv_shared_layers": 2},
-            "num_kv_shared_layers=2 is not usable: expected less than num_hidden_layers=2",
-        ),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "=2 is not usable: expected less than num_hidden_layers=2"),
         (
             GEMMA4 | {"num_kv_shared_layers": 1},
             "num_kv_shared_layers=1 is not usable: expected less, as the first 1 layers keep the KV caches, and "
             "none of them is of type full_attention",
         ),
-        (
-            GEMMA4 | {"hidden_size_per_layer_input": -8},
-            "hidden_size_per_layer_input=-8 is not usable: expected a whole",
-        ),
+        (GEMMA4 | {"hidden_size_per_layer_input": -8}, "layer_input=-8 is not usable: expected a whole"),
         (
             GEMMA4 | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99},
             "vocab_size_per_layer_input=99 is not usable: expected at least vocab_size=100",
@@ -221,22 +180,16 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
         (DEEPSEEK2 | {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is not usable: expected at most 4096"),
         (DEEPSEEK2 | {"n_routed_experts": 10**6}, "n_routed_experts=1000000 is not usable: expected at most 4096"),
         (DEEPSEEK2 | {"n_shared_experts": 10**40}, "n_shared_experts=1(0){40} is not usable: expected at most"),
-        (
-            DEEPSEEK2 | {"rope_scaling": {FULL: ROPES[FULL]}},
-            "one entry per layer type: expected a single one, as deepseek_v2",
-        ),
+        (DEEPSEEK2 | {"rope_scaling": {FULL: ROPES[FULL]}}, "one entry per layer type: expected a single one, as"),
         (DEEPSEEK2 | {"rope_scaling": YARN | {"mscale_all_dim": 1e308}}, "mscale_all_dim=1e.308 is not usable"),
         (DEEPSEEK2 | {"rope_scaling": YARN | {"beta_fast": 1e-300}}, "beta_fast=1e-300 is not usable: expected a numb"),
         (DEEPSEEK2 | {"rope_scaling": YARN, "rope_theta": 1.0}, "rope_theta=1 is not usable: expected more than 1"),
         (GLM4 | {"rope_theta": 10**400}, "rope_theta=1(0){400} is not usable: expected a number from 1e-12 to 1e.18"),
         (GLM4 | {"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "embeddings=0.5 is not usable"),
-        (
-            GEMMA4 | {"per_layer_config": {"0": {"sliding_window": 5}}},
-            "per_layer_config: sliding_window may not differ",
-        ),
+        (GEMMA4 | {"per_layer_config": {"0": {"sliding_window": 5}}}, "per_layer_config: sliding_window may not"),
         (
             GEMMA4 | {"rope_parameters": None, "rope_scaling": None},
-            "rope_parameters has no entry for sliding_attention layers",
+            "rope_parameters has no entry for sliding_attention",
         ),
         (OPT | {"activation_function": "tanh"}, "activation_function 'tanh' is not supported: expected one of gelu"),
         (OPT | {"num_attention_heads": 5}, "hidden_size=32 is not a multiple of num_attention_heads=5"),
@@ -248,10 +201,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
             GLM4 | {"per_layer_config": {"1": {"rms_norm_eps": 0.1}}},
             "per_layer_config: rms_norm_eps may not differ between layers of glm4",
         ),
-        (
-            OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}},
-            "per_layer_config: ffn_dim may not differ between layers of opt",
-        ),
+        (OPT | {"per_layer_config": {"0": {"ffn_dim": 96}}}, "per_layer_config: ffn_dim may not differ between layers"),
         (
             OLMO3 | {"rope_parameters": {kind: YARN | {"rope_theta": 1e4, "truncate": False} for kind in ROPES}},
             "rope_parameters: truncate=False is not supported with one entry per layer type",
@@ -295,7 +245,7 @@ def test_counts_that_transformers_makes_lists_of_are_bounded(
 )
 def test_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message) as caught:
-        opened(tmp_path, config)
+        open_config(tmp_path, config)
     assert "\n" not in str(caught.value)
 
 
@@ -319,6 +269,6 @@ def test_transformers_before_it_knew_per_layer_config() -> None:
     ],
 )
 def test_the_longest_sequence(config: dict[str, Any], longest: int, tmp_path: Path) -> None:
-    assert opened(tmp_path, config).spec.max_model_len == longest
-    with pytest.raises(ConfigError, match=rf"max_model_len={longest + 1} .*at most {longest},"):
-        opened(tmp_path, config, max_model_len=longest + 1)
+    assert open_config(tmp_path, config).spec.max_model_len == longest
+    with pytest.raises(ConfigError, match=rf"={longest + 1} .*at most {longest}, .*max_position_embeddings 256"):
+        open_config(tmp_path, config, max_model_len=longest + 1)

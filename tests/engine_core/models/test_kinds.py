@@ -21,10 +21,7 @@ FAMILIES = {
     ("rwkv", "RwkvForCausalLM"): "a model of recurrent layers",
     ("jamba", "JambaForCausalLM"): "a hybrid of attention and state-space layers",
     ("falcon_h1", "FalconH1ForCausalLM"): "a hybrid of attention and state-space layers",
-    (
-        "llama4_text",
-        "Llama4ForCausalLM",
-    ): "other layers than full or sliding attention (layer_types: chunked",
+    ("llama4_text", "Llama4ForCausalLM"): "other layers than full or sliding attention (layer_types: chunked",
     ("bert", "BertForMaskedLM"): "an encoder",
     ("bert", "BertModel"): "an encoder",
     ("t5", "T5ForConditionalGeneration"): "an encoder-decoder",

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,27 +109,29 @@ class Sweep:
         (self._directory / "config.json").write_text(json.dumps(raw))
 
 
+@contextmanager
+def _of_transformers() -> Iterator[None]:
+    """Whatever is raised is its refusal."""
+    try:
+        yield
+    except Exception as error:
+        raise _TransformersRefuses from error
+
+
+@_of_transformers()
 def _reference_config(directory: Path) -> PretrainedConfig:
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(directory)
-    except Exception as error:
-        raise _TransformersRefuses from error
-    return config
+    return AutoConfig.from_pretrained(directory)
 
 
+@_of_transformers()
 def _reference_model(config: PretrainedConfig) -> PreTrainedModel:
-    try:
-        return make_model(config)
-    except Exception as error:
-        raise _TransformersRefuses from error
+    return make_model(config)
 
 
+@_of_transformers()
 @torch.no_grad()
 def _reference_logits(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    try:
-        logits: torch.Tensor = model(ids[None])[0][0].float()
-    except Exception as error:
-        raise _TransformersRefuses from error
+    logits: torch.Tensor = model(ids[None])[0][0].float()
     if not logits.isfinite().all():
         raise _TransformersRefuses
     return logits
@@ -147,12 +151,10 @@ def _count_of(checkpoint: Checkpoint) -> int:
     return sum(torch.Size(shape).numel() for shape in model_outline(checkpoint).tensors().values())
 
 
+@_of_transformers()
 def _reference_count(config: PretrainedConfig) -> int:
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise _TransformersRefuses from error
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     saved = {id(tensor): tensor.numel() for tensor in model.state_dict(keep_vars=True).values()}  # once if tied
     return sum(saved.values())
 

@@ -84,11 +84,7 @@ ANY = r"expected text, a list of token ids, \{\"prompt\": text\} or \{\"prompt_t
         ({"prompt": "a", "multi_modal_data": {}}, ValueError, "^prompts has the keys 'prompt', 'multi_modal_data'; "),
         ({"prompt": "a", "prompt_token_ids": [1]}, ValueError, "alone$"),
         ({"prompt": [1]}, TypeError, r"^prompts\['prompt'\] is \[1\], of type list; expected text$"),
-        (
-            [{"prompt_token_ids": "a"}],
-            TypeError,
-            r"^prompts\[0\]\['prompt_token_ids'\] is 'a', .* a list of token ids",
-        ),
+        ([{"prompt_token_ids": "a"}], TypeError, r"^prompts\[0\]\['prompt_token_ids'\] is 'a', .* a list of token ids"),
         (
             [{"prompt_token_ids": [1, 2.0]}],
             TypeError,

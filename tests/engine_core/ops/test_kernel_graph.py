@@ -166,9 +166,7 @@ def test_a_team_of_threads_computes_the_same_bits(quantization: str | None, tmp_
 
 
 @torch.inference_mode()
-def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
-    directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
-
+def test_what_torch_computes_in_between_is_not_lost(checkpoint: Path) -> None:
     class Doubling(NativeBackend):
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return super().captured(lambda hidden, context: stack(hidden * 2.0, context))
@@ -177,7 +175,7 @@ def test_what_torch_computes_in_between_is_not_lost(tmp_path: Path) -> None:
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return lambda hidden, context: stack(hidden * 2.0, context)
 
-    a, b = (load(directory, layers=layers(load_kernels()), attention=ATTENTION) for layers in (Doubling, DoublingPlain))
+    a, b = (load(checkpoint, layers=ops(load_kernels()), attention=ATTENTION) for ops in (Doubling, DoublingPlain))
     assert torch.equal(steps(a, 0), steps(b, 0))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import Kernels, KernelsUnavailableError
+from engine_core.kernels.library import KernelsUnavailableError
 from engine_core.ops import selector
 from engine_core.ops.selector import choose_ops, choose_quant_method
 from engine_core.ops.torch import TorchBackend
@@ -24,10 +26,7 @@ def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     method, why = choose_quant_method("int8")
     assert isinstance(method, Int8)
     assert "8-bit linear layers" in why
-
-    def none_built(**_: object) -> Kernels:
-        raise KernelsUnavailableError("no library of native kernels was built")
-
-    monkeypatch.setattr(selector, "load_int8_kernels", none_built)
+    none_built = KernelsUnavailableError("no library of native kernels was built")
+    monkeypatch.setattr(selector, "load_int8_kernels", Mock(side_effect=none_built))
     with pytest.raises(ConfigError, match=r"quantization='int8'.*needs native kernels: no library"):
         choose_quant_method("int8")

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -89,22 +90,15 @@ def test_no_quota_leaves_the_processors_this_process_may_run_on(tmp_path: Path) 
     assert host.usable_cpus(tree(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000\n"})) == len(os.sched_getaffinity(0))
 
 
-def allocate_for_a_moment(mib: int) -> None:
-    np.ones(mib << 20, np.uint8).sum()
-
-
 def test_peak_of_memory_that_is_gone_when_the_block_ends() -> None:
     with host.measure_peak() as peak:
-        allocate_for_a_moment(64)
+        np.ones(64 << 20, np.uint8)
         np.zeros(1 << 30, np.uint8)  # reserved, never touched: takes nothing
     assert 48 << 20 < peak.growth < 80 << 20  # the system may take pages of files back meanwhile
 
 
 def test_peak_where_the_kernel_does_not_reset_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, text: str) -> int:
-        raise PermissionError(self)
-
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "write_text", Mock(side_effect=PermissionError))
     with host.measure_peak() as peak:
         ballast = np.ones(64 << 20, np.uint8)
         end = time.monotonic() + 60

@@ -27,15 +27,11 @@ def splitmix64(start: int, draws: int) -> list[int]:
 
 def reference_bits(seed: int, choice: int, position: int, vocab: int) -> list[int]:
     """Draws of three nested SplitMix64 streams: by choice, by position, by token."""
-    of_seed = splitmix64_finalizer(seed)
+    # One output of the generator is the finalizer of its state: a step back applies it to the seed.
+    of_seed = splitmix64((seed - 0x9E3779B97F4A7C15) & MASK, 1)[0]
     of_choice = splitmix64(of_seed, choice + 1)[choice]
     of_position = splitmix64(of_choice, position + 1)[position]
     return splitmix64(of_position, vocab)
-
-
-def splitmix64_finalizer(value: int) -> int:
-    """One output of the generator is the finalizer of its state; step back one increment to apply it to ``value``."""
-    return splitmix64((value - 0x9E3779B97F4A7C15) & MASK, 1)[0]
 
 
 def keys_of(seed: int, choice: int, positions: list[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
-from engine_core.logprobs import Logprobs, TokenLogprobs
+from engine_core.logprobs import Logprobs
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import SamplingOps
 from engine_core.sampling.logits_processors import PROCESSORS, SamplingRows
@@ -138,15 +138,12 @@ def mixed(request: pytest.FixtureRequest) -> Rows:
     return Rows([random_params(rng) for _ in range(250)], vocab=request.param)
 
 
-def without_border_ties(rows: Rows) -> list[int]:
-    """Rows for which transformers means the same: its top-k and top-p keep or drop equal logits together."""
-    return [i for i, p in enumerate(rows.params) if (p.top_k is None and p.top_p == 1.0) or p.greedy]
-
-
 def test_draws_equal_transformers_and_reference_noise(mixed: Rows) -> None:
+    """Without ties at borders: transformers' top-k and top-p keep or drop equal logits together."""
     drawn = mixed.sample(list(range(250))).token_ids
-    for row in without_border_ties(mixed):
-        assert drawn[row] == mixed.expected(row), mixed.params[row]
+    for row, params in enumerate(mixed.params):
+        if params.greedy or (params.top_k is None and params.top_p == 1.0):
+            assert drawn[row] == mixed.expected(row), params
 
 
 def test_truncated_draws_equal_transformers(mixed: Rows) -> None:
@@ -169,18 +166,14 @@ def test_a_row_does_not_depend_on_its_batch(mixed: Rows) -> None:
             assert apart.logprobs.get(place) == together.logprobs.get(row)
 
 
-def test_threads_do_not_matter() -> None:
+def test_threads_do_not_matter(restored_threads: None) -> None:
     """Rows long enough that torch divides its work among threads."""
     rng = random.Random(9)
     rows = Rows([replace(random_params(rng), logprobs=2) for _ in range(12)], vocab=120_000)
-    threads = torch.get_num_threads()
     outputs = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            outputs.append(rows.sample(list(range(12))))
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        outputs.append(rows.sample(list(range(12))))
     for output in outputs[1:]:
         assert output.token_ids.tolist() == outputs[0].token_ids.tolist()
         assert output.logprobs == outputs[0].logprobs
@@ -213,16 +206,14 @@ def test_logprobs_are_of_the_raw_logits(mixed: Rows) -> None:
     asked = {row for row, params in enumerate(mixed.params) if params.logprobs is not None}
     assert set(output.logprobs) == asked
     for row in asked:
-        check_logprobs(*output.logprobs[row], mixed.logits[row], int(output.token_ids[row]), mixed.params[row].logprobs)
-
-
-def check_logprobs(entry: TokenLogprobs, logits: torch.Tensor, token: int, num_top: int | None) -> None:
-    values = logits.double().log_softmax(0).numpy()
-    order = np.lexsort((np.arange(len(values)), -values))
-    assert entry.top_ids == tuple(order[:num_top])
-    np.testing.assert_allclose(entry.top_logprobs, values[order[:num_top]], atol=1e-5)
-    np.testing.assert_allclose(entry.logprob, values[token], atol=1e-5)
-    assert order[entry.rank - 1] == token
+        [entry], token = output.logprobs[row], int(output.token_ids[row])
+        values = mixed.logits[row].double().log_softmax(0).numpy()
+        order = np.lexsort((np.arange(len(values)), -values))
+        top = order[: mixed.params[row].logprobs]
+        assert entry.top_ids == tuple(top)
+        np.testing.assert_allclose(entry.top_logprobs, values[top], atol=1e-5)
+        np.testing.assert_allclose(entry.logprob, values[token], atol=1e-5)
+        assert order[entry.rank - 1] == token
 
 
 def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +239,8 @@ def test_frequencies_match_the_probabilities(truncation: dict[str, float]) -> No
     state = SamplingMetadata(1, vocab, [EOS])
     state.add(0, params, 0, 0)
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * 2.5
-    rows = SamplingRows(
-        np.zeros(draws, np.intp),
-        np.zeros((1, 1), np.int32),
-        np.arange(draws),
-        np.ones(draws, np.int64),
-        np.zeros(draws, np.int64),
-    )
+    none, ones = np.zeros(draws, np.int64), np.ones(draws, np.int64)
+    rows = SamplingRows(none, np.zeros((1, 1), np.int32), np.arange(draws), ones, none)
     drawn = Sampled(Sampler(state, NumpyOps(vocab)), logits.repeat(draws, 1), rows).token_ids
     scores = logits / 0.8
     for processor in processors(params, torch.zeros(1, 1, dtype=torch.int64), 1)[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.kv_cache_interface import NO_BLOCK
@@ -94,6 +95,13 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
             prompts[seq.group.tenant] += count if count > 1 or not samples or seq.seq_id in new else 0
         quarter = max(1, config.max_num_batched_tokens // 4)
         assert all(prompts[tenant] <= quarter for tenant in shared)
+
+
+def texts(streams: dict[str, Stream]) -> Iterator[list[int]]:
+    """Prompt and output of every choice, as they will be."""
+    for stream in streams.values():
+        for expected, _ in stream.expected.values():
+            yield [*stream.request.prompt_token_ids, *expected]
 
 
 class Stream:

@@ -125,9 +125,8 @@ class CheckedExecutor(Executor):
         self.groups = kv_cache_config.groups
         self.limits = limits
         self.max_concurrent_steps = max_concurrent_steps
-        self.kv: dict[int, list[bytes | None]] = {
-            b: [None] * kv_cache_config.block_size for b in range(kv_cache_config.num_blocks)
-        }
+        self.block_size = size = kv_cache_config.block_size
+        self.kv: dict[int, list[bytes | None]] = {b: [None] * size for b in range(kv_cache_config.num_blocks)}
         self.generation = 0
         """Raised by a test that resets the prefix cache."""
         self.rests_on: dict[tuple[int, int], int] = {}
@@ -163,14 +162,14 @@ class CheckedExecutor(Executor):
 
     def _take_in(self, plan: StepPlan) -> None:
         handed_out: list[int] = []
+        size = self.block_size
         for seq_id in plan.released:
             del self.workers[seq_id]
         for new in plan.new:
             assert new.seq_id not in self.workers
             assert new.seq_id in plan.seq_ids
-            assert new.num_computed_tokens % self.kv_cache_config.block_size == 0
+            assert new.num_computed_tokens % size == 0
             assert 0 <= new.num_computed_tokens < len(new.token_ids)
-            size = self.kv_cache_config.block_size
             for group, table in zip(self.groups, new.block_ids, strict=True):
                 assert group.sliding_window is not None or len(table) == -(-len(new.token_ids) // size)
                 handed_out += table[new.num_computed_tokens // size :]
@@ -189,7 +188,7 @@ class CheckedExecutor(Executor):
         for in_use in self.in_use.values():
             assert in_use.isdisjoint(handed_out), "a block of a step in flight was handed out"
         for block in handed_out:
-            self.kv[block] = [None] * self.kv_cache_config.block_size
+            self.kv[block] = [None] * size
 
     def _check_batch(self, plan: StepPlan) -> None:
         assert len(plan.seq_ids) == len(plan.num_tokens) == len(plan.samples) > 0
@@ -209,7 +208,7 @@ class CheckedExecutor(Executor):
             used = [block for table in self._live(worker) for block in table]
             assert len(set(used)) == len(used)
             first, last = worker.computed, worker.computed + count - 1
-            size = self.kv_cache_config.block_size
+            size = self.block_size
             for table in worker.tables:
                 for block in table[first // size : last // size + 1]:
                     assert block not in writers
@@ -275,12 +274,11 @@ class CheckedExecutor(Executor):
 
     def _live(self, worker: _Worker) -> list[list[int]]:
         """What its next row reads or writes of each table, and what later ones will."""
-        groups, size = zip(self.groups, worker.tables, strict=True), self.kv_cache_config.block_size
+        groups, size = zip(self.groups, worker.tables, strict=True), self.block_size
         return [table[group.first_block(worker.computed, size) :] for group, table in groups]
 
     def _slot(self, worker: _Worker, group: int, position: int) -> tuple[int, int]:
-        size = self.kv_cache_config.block_size
-        return worker.tables[group][position // size], position % size
+        return worker.tables[group][position // self.block_size], position % self.block_size
 
     def _read(self, worker: _Worker, group: int, position: int) -> bytes:
         block, offset = self._slot(worker, group, position)

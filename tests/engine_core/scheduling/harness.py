@@ -8,7 +8,7 @@ from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
 from ..drafters import ScriptedDrafter
-from .audit import Stream, check_holders, check_idle
+from .audit import Stream, check_holders, check_idle, texts
 from .checked_executor import CheckedExecutor, model_spec
 
 
@@ -52,7 +52,7 @@ class Harness:
         size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
-        drafter = None if drafts is None else ScriptedDrafter(self.texts, self.model.vocab_size, drafts)
+        drafter = drafts and ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
         self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter)
         self.executor = CheckedExecutor(self.model, size, self.config, max_concurrent_steps)
         self.waiting = []
@@ -75,12 +75,6 @@ class Harness:
                 stream.cut[each] = finish_reason
                 stream.finish[each] = "silent" if finish_reason is None else None
         return ended
-
-    def texts(self):
-        """Prompt and output of every choice, as they will be."""
-        for stream in self.streams.values():
-            for expected, _ in stream.expected.values():
-                yield [*stream.request.prompt_token_ids, *expected]
 
     def sequence(self, request_id, choice=0):
         """What the scheduler knows of a choice."""
@@ -125,10 +119,17 @@ class Harness:
         while self.waiting:
             self.take_result()
 
-    def step(self):
-        """One step; its outputs by (request id, choice)."""
-        self.plan_ahead()
-        return {(output.request_id, output.choice): output for output in self.take_result()}
+    def step(self, count=1):
+        """So many steps; the outputs of the last one by (request id, choice)."""
+        for _ in range(count):
+            self.plan_ahead()
+            outputs = self.take_result()
+        return {(output.request_id, output.choice): output for output in outputs}
+
+    def next_batch(self):
+        """One step; (request id, choice, tokens) of it, in order."""
+        self.step()
+        return self.batch
 
     def step_until(self, condition):
         for _ in range(500):

@@ -23,7 +23,7 @@ from engine_core.scheduling import Scheduler
 from engine_core.scheduling.fairness import LATELY
 
 from ..drafters import ScriptedDrafter
-from .audit import Stream, check_holders, check_idle, check_room_for_others
+from .audit import Stream, check_holders, check_idle, check_room_for_others, texts
 from .checked_executor import CheckedExecutor, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
@@ -84,15 +84,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
         size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
-        drafter = None if drafts is None else ScriptedDrafter(self.texts, MODEL.vocab_size, drafts)
+        drafter = None if drafts is None else ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
         self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now, drafter=drafter)
         self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3)
-
-    def texts(self):
-        """Prompt and output of every choice, as they will be."""
-        for stream in self.streams.values():
-            for expected, _ in stream.expected.values():
-                yield [*stream.request.prompt_token_ids, *expected]
 
     @rule(
         prompt=prompts,

@@ -48,8 +48,7 @@ def test_no_more_rows_are_sampled_than_there_may_be_sequences():
     engine = drafting(max_num_seqs=3)
     for name in "abc":
         engine.add(name, 6, max_tokens=12)
-    engine.step()
-    engine.step()
+    engine.step(2)
     assert engine.plan.draft_token_ids == {}
     engine.cancel("b")
     engine.step()
@@ -61,8 +60,7 @@ def test_no_more_rows_are_sampled_than_there_may_be_sequences():
 def test_drafts_leave_a_free_block_to_each_sequence_that_runs():
     engine = drafting(blocks=16)
     engine.add("a", 57, max_tokens=7)
-    engine.step()
-    engine.step()
+    engine.step(2)
     assert engine.used == 15
     assert [len(drafts) for drafts in engine.plan.draft_token_ids.values()] == [2], "as many as fit in its blocks"
     engine.finish()

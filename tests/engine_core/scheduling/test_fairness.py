@@ -74,8 +74,7 @@ def test_tenants_with_their_share_leave_a_place_to_the_next(others):
 def test_the_choices_of_one_request_leave_a_place_too():
     engine = flooded(count=0)
     engine.add("many", tenant="flood", n=40, max_tokens=30)
-    for _ in range(3):
-        engine.step()
+    engine.step(3)
     assert running(engine, "flood") == 15
 
 
@@ -95,23 +94,20 @@ def test_prompts_of_a_flood_fill_a_quarter_of_a_step_beside_others():
     engine.step()
     engine.add("short", 4, tenant="other", max_tokens=3)
     for others in (4, 1, 1):
-        engine.step()
-        assert engine.batch == [("flood 0", 0, 16), ("short", 0, others)]
+        assert engine.next_batch() == [("flood 0", 0, 16), ("short", 0, others)]
 
 
 @pytest.mark.parametrize("before", ["flood", None])
 def test_prompts_of_a_tenant_that_is_alone_fill_a_step(before):
     engine = long_prompts(before=before)
-    engine.step()
-    assert engine.batch == [("flood 0", 0, 64)]
+    assert engine.next_batch() == [("flood 0", 0, 64)]
 
 
 def test_a_tenant_is_alone_when_no_other_has_come_for_a_minute():
     engine = long_prompts()
     for silence, tokens in ((LATELY - 2, 16), (1, 64)):
         engine.now += silence
-        engine.step()
-        assert engine.batch == [("flood 0", 0, tokens)]
+        assert engine.next_batch() == [("flood 0", 0, tokens)]
 
 
 def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():

@@ -11,8 +11,7 @@ from .harness import Harness
 def test_the_first_choice_computes_the_prompt_and_the_others_start_from_its_full_blocks():
     engine = Harness()
     engine.add("r", 10, n=3, max_tokens=6)
-    engine.step()
-    assert engine.batch == [("r", 0, 10)]
+    assert engine.next_batch() == [("r", 0, 10)]
     assert engine.used == 3
     engine.step()
     # Two tokens of the prompt lie in a block that is not full: each choice computes its own.
@@ -28,16 +27,14 @@ def test_of_a_prompt_that_ends_with_its_block_the_last_block_is_computed_by_each
     engine = Harness()
     engine.add("r", 8, n=2)
     engine.step()
-    engine.step()
-    assert engine.batch == [("r", 0, 1), ("r", 1, 4)]
+    assert engine.next_batch() == [("r", 0, 1), ("r", 1, 4)]
     engine.finish()
 
 
 def test_a_prompt_shorter_than_a_block_is_computed_by_all_at_once():
     engine = Harness()
     engine.add("r", 4, n=3)
-    engine.step()
-    assert engine.batch == [("r", 0, 4), ("r", 1, 4), ("r", 2, 4)]
+    assert engine.next_batch() == [("r", 0, 4), ("r", 1, 4), ("r", 2, 4)]
     engine.finish()
 
 
@@ -54,11 +51,9 @@ def test_choices_count_one_by_one_against_the_limit():
 def test_the_prompt_is_kept_for_choices_that_start_after_the_first_has_ended():
     engine = Harness(max_num_seqs=1)
     engine.add("r", 10, n=3, max_tokens=2)
-    for _ in range(2):
-        engine.step()
+    engine.step(2)
     assert engine.used == 2
-    engine.step()
-    assert engine.batch == [("r", 1, 2)]
+    assert engine.next_batch() == [("r", 1, 2)]
     engine.finish()
 
 
@@ -69,11 +64,9 @@ def test_when_the_first_choice_is_cancelled_midway_the_next_computes_the_prompt(
     engine.step()
     engine.cancel("r", 0)
     assert engine.used == 0
+    assert engine.next_batch() == [("r", 1, 8)]  # in front of everybody else
     engine.step()
-    assert engine.batch == [("r", 1, 8)]  # in front of everybody else
-    engine.step()
-    engine.step()
-    assert engine.batch == [("r", 1, 4), ("r", 2, 4)]
+    assert engine.next_batch() == [("r", 1, 4), ("r", 2, 4)]
     engine.finish()
     assert set(engine.streams["r"].finish) == {0, 1, 2}
 
@@ -85,10 +78,8 @@ def test_choices_whose_prompt_is_being_computed_let_others_pass():
     engine.step()
     engine.cancel("r", 0)
     engine.step()
-    engine.step()
-    assert engine.batch == [("r", 1, 8), ("s", 0, 2)]
-    engine.step()
-    assert engine.batch == [("r", 1, 1), ("s", 0, 7), ("r", 2, 2)]
+    assert engine.next_batch() == [("r", 1, 8), ("s", 0, 2)]
+    assert engine.next_batch() == [("r", 1, 1), ("s", 0, 7), ("r", 2, 2)]
     engine.finish()
 
 
@@ -147,12 +138,10 @@ def test_a_prompt_kept_for_waiting_choices_gives_way_to_an_urgent_request():
     engine.step()
     assert engine.used == 8
     engine.add("urgent", 40)
-    engine.step()
-    assert engine.batch == [("urgent", 0, 40)]
+    assert engine.next_batch() == [("urgent", 0, 40)]
     while engine.scheduler.stats().running_seqs:
         engine.step()
-    engine.step()
-    assert engine.batch == [("r", 1, 33)]
+    assert engine.next_batch() == [("r", 1, 33)]
     engine.finish()
 
 
@@ -175,12 +164,9 @@ def test_of_two_prompts_kept_the_lower_ranked_gives_way():
         engine.step()
     assert engine.used == 3 + 3
     engine.add("urgent", 50, max_tokens=1)
-    engine.step()
-    assert engine.batch == [("urgent", 0, 50)]
-    engine.step()
-    assert engine.batch == [("r", 1, 1)]
-    engine.step()
-    assert engine.batch == [("q", 1, 13)]
+    assert engine.next_batch() == [("urgent", 0, 50)]
+    assert engine.next_batch() == [("r", 1, 1)]
+    assert engine.next_batch() == [("q", 1, 13)]
     engine.finish()
 
 
@@ -191,8 +177,7 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     assert engine.planned == [("r", 0)]
     assert len(engine.step()["r", 0].prompt_logprobs) == 1
     assert engine.plan.total_tokens == 2
-    engine.step()
-    assert engine.batch == [("r", 0, 1), ("r", 1, 4)]
+    assert engine.next_batch() == [("r", 0, 1), ("r", 1, 4)]
     assert engine.plan.new[0].params.prompt_logprobs is None
     engine.finish()
 
@@ -200,8 +185,7 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
 def test_prompt_logprobs_go_on_after_a_cancellation_or_a_preemption_and_none_is_reported_again():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
-    engine.step()
-    engine.step()
+    engine.step(2)
     engine.cancel("r", 0)
     engine.finish()
     assert len(engine.streams["r"].prompt_logprobs) == 19

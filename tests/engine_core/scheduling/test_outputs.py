@@ -83,8 +83,7 @@ def test_one_choice_is_cancelled_wherever_it_is():
     engine.add("a", 10, n=4)
     assert engine.cancel("a", 2)  # without a sequence of its own yet
     assert engine.cancel("a", 0)  # in the queue: the next one takes its place
-    engine.step()
-    assert engine.batch == [("a", 1, 10)]
+    assert engine.next_batch() == [("a", 1, 10)]
     assert engine.cancel("a", 1)
     assert not engine.cancel("a", 7)
     assert not engine.cancel("nobody")

@@ -32,8 +32,7 @@ def test_running_sequences_come_before_waiting_ones():
     engine.add("a", 4, max_tokens=8)
     engine.step()
     engine.add("b", 20)
-    engine.step()
-    assert engine.batch == [("a", 0, 1), ("b", 0, 7)]
+    assert engine.next_batch() == [("a", 0, 1), ("b", 0, 7)]
 
 
 def test_a_prompt_in_front_leaves_a_token_to_everyone_behind():
@@ -41,11 +40,9 @@ def test_a_prompt_in_front_leaves_a_token_to_everyone_behind():
     engine.add("patient", 4, max_tokens=20, priority=1)
     engine.step()
     engine.add("urgent", 30, priority=0)
-    engine.step()
-    assert engine.batch == [("patient", 0, 1), ("urgent", 0, 7)]
+    assert engine.next_batch() == [("patient", 0, 1), ("urgent", 0, 7)]
     for _ in range(3):
-        engine.step()
-        assert engine.batch == [("urgent", 0, 7), ("patient", 0, 1)]
+        assert engine.next_batch() == [("urgent", 0, 7), ("patient", 0, 1)]
     engine.finish()
 
 
@@ -54,10 +51,8 @@ def test_without_chunks_a_prompt_waits_until_the_budget_holds_all_of_it():
     engine.add("a", 40, max_tokens=2)
     engine.add("b", 30, max_tokens=2)
     engine.add("c", 2, max_tokens=2)
-    engine.step()
-    assert engine.batch == [("a", 0, 40)]  # nor does the short one overtake
-    engine.step()
-    assert engine.batch == [("a", 0, 1), ("b", 0, 30), ("c", 0, 2)]
+    assert engine.next_batch() == [("a", 0, 40)]  # nor does the short one overtake
+    assert engine.next_batch() == [("a", 0, 1), ("b", 0, 30), ("c", 0, 2)]
     engine.finish()
 
 
@@ -65,8 +60,7 @@ def test_no_more_sequences_run_than_allowed_in_the_order_of_arrival():
     engine = Harness(max_num_seqs=3)
     for name in "caebd":
         engine.add(name, 2)
-    engine.step()
-    assert engine.batch == [("c", 0, 2), ("a", 0, 2), ("e", 0, 2)]
+    assert engine.next_batch() == [("c", 0, 2), ("a", 0, 2), ("e", 0, 2)]
     engine.finish()
 
 
@@ -125,10 +119,8 @@ def test_nobody_is_admitted_in_a_step_that_preempted():
     for _ in range(steps - 2):
         engine.step()
     engine.add("tiny", 1, priority=-1)
-    engine.step()
-    assert engine.batch == [("first", 0, 1)]
-    engine.step()
-    assert engine.batch == [("first", 0, 1), ("tiny", 0, 1)]
+    assert engine.next_batch() == [("first", 0, 1)]
+    assert engine.next_batch() == [("first", 0, 1), ("tiny", 0, 1)]
     engine.finish()
 
 

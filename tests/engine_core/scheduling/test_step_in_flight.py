@@ -153,18 +153,10 @@ def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
     engine.finish()
 
 
-@pytest.mark.parametrize("answer", [[[]], [[1], [1]], []])
-def test_results_that_do_not_answer_the_plan_are_an_executor_error(answer):
+@pytest.mark.parametrize(("later", "answer"), [(0, [[]]), (0, [[1], [1]]), (0, []), (1, [[5]])])
+def test_results_that_do_not_answer_the_plan_or_are_of_another_step_are_an_executor_error(later, answer):
     engine = Harness()
     engine.add("a")
     plan = engine.scheduler.schedule()
     with pytest.raises(ExecutorError):
-        engine.scheduler.update(plan, StepResult(plan.step_id, answer))
-
-
-def test_results_of_another_step_are_an_executor_error():
-    engine = Harness()
-    engine.add("a")
-    plan = engine.scheduler.schedule()
-    with pytest.raises(ExecutorError):
-        engine.scheduler.update(plan, StepResult(plan.step_id + 1, [[5]]))
+        engine.scheduler.update(plan, StepResult(plan.step_id + later, answer))

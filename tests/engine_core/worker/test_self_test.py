@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,45 +17,13 @@ from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
 from engine_core.ops.native import NativeBackend, NativeLinear
-from engine_core.progress import Stage, StartupProgress
+from engine_core.progress import StartupProgress
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
+from ..engines import StageDetails
 from ..models.driver import CPU, build_model, chosen_attention, open_at
 from ..models.tiny_models import CASES, make_model, save_model
-
-
-class SlightlyOff(NativeLinear):
-    """Off by a last bit or so where a condition holds."""
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        residual: torch.Tensor | None = None,
-        scale: float = 1.0,
-        dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        y = super().__call__(x, residual=residual, scale=scale, dtype=dtype)
-        return y * (1 + 2**-20) if self.is_off(x) else y
-
-    def is_off(self, x: torch.Tensor) -> bool:
-        raise NotImplementedError
-
-
-class OffAlone(SlightlyOff):
-    def is_off(self, x: torch.Tensor) -> bool:
-        return len(x) == 1
-
-
-class OffWithOneThread(SlightlyOff):
-    def is_off(self, x: torch.Tensor) -> bool:
-        return torch.get_num_threads() == 1
-
-
-class OffInSmallSteps(SlightlyOff):
-    def is_off(self, x: torch.Tensor) -> bool:
-        return 1 < len(x) < 4
 
 
 def is_stable(
@@ -81,8 +51,8 @@ def test_the_layers_that_there_are_pass(case: str, block_size: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("max_model_len", [2, 3, 6, 16, 36, 37])
-def test_the_layers_of_a_short_model_pass(max_model_len: int, tmp_path: Path) -> None:
-    assert is_stable(save_model(make_model(CASES["llama-gqa"]), tmp_path), max_model_len=max_model_len)
+def test_the_layers_of_a_short_model_pass(max_model_len: int, checkpoint: Path) -> None:
+    assert is_stable(checkpoint, max_model_len=max_model_len)
 
 
 def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> None:
@@ -94,19 +64,29 @@ def test_logits_that_are_no_numbers_are_no_reason_to_fail(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("max_model_len", [2, 7, None])
-@pytest.mark.parametrize("layer", [OffAlone, OffWithOneThread, OffInSmallSteps])
+@pytest.mark.parametrize(
+    "is_off",
+    [lambda x: len(x) == 1, lambda x: torch.get_num_threads() == 1, lambda x: 1 < len(x) < 4],
+    ids=["alone", "with one thread", "in small steps"],
+)
 def test_layers_that_depend_on_the_step_are_found(
-    layer: type[SlightlyOff], max_model_len: int | None, tmp_path: Path
+    is_off: Callable[[torch.Tensor], bool], max_model_len: int | None, checkpoint: Path
 ) -> None:
+    class SlightlyOff(NativeLinear):
+        """By a last bit or so."""
+
+        def __call__(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+            y = super().__call__(x, **options)
+            return y * (1 + 2**-20) if is_off(x) else y
+
     class Off(NativeBackend):
         def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
-            return layer(load_kernels(), weight, bias)
+            return SlightlyOff(load_kernels(), weight, bias)
 
         def captured(self, stack: DecoderStack) -> DecoderStack:
             return stack
 
-    directory = save_model(make_model(CASES["llama-gqa"]), tmp_path)
-    assert not is_stable(directory, Off(load_kernels()), max_model_len=max_model_len)
+    assert not is_stable(checkpoint, Off(load_kernels()), max_model_len=max_model_len)
 
 
 class CapturesRowsOfTheStep(NativeBackend):
@@ -133,30 +113,15 @@ def test_a_capture_that_depends_on_its_rows_is_found(
     assert is_stable(directory, max_model_len=max_model_len)
 
 
-class Details:
-    """Remembers what each stage said."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, str] = {}
-
-    def stage_started(self, stage: Stage) -> None: ...
-
-    def stage_advanced(self, stage: Stage, done: int, total: int) -> None: ...
-
-    def stage_finished(self, stage: Stage) -> None:
-        self.of[stage.name] = stage.detail
-
-
 @pytest.mark.parametrize("stable", [True, False])
-def test_start_up_says_what_was_found(stable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_up_says_what_was_found(stable: bool, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not stable:
         monkeypatch.setattr(worker, "is_bitwise_stable", lambda *args: False)
-    save_model(make_model(CASES["llama-gqa"]), tmp_path)
-    details, fingerprints = Details(), set()
+    stages, fingerprints = StageDetails(), set()
     for _ in range(2):
-        executor = UniProcExecutor(configure(model=str(tmp_path), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
-        executor.start(StartupProgress(details))
+        executor = UniProcExecutor(configure(model=str(checkpoint), kv_cache_memory_bytes=4 << 20, max_num_seqs=2))
+        executor.start(StartupProgress(stages))
         fingerprints.add(executor.numerics)
         executor.close()
-    assert ("WARNING" in details.of["warm up"]) == (not stable)
+    assert ("WARNING" in stages.details["warm up"]) == (not stable)
     assert len(fingerprints) == (1 if stable else 2)
