@@ -14,9 +14,10 @@ import urllib.request
 import pytest
 
 from services.cli.supervise.runtime_directory import running_stacks
+from tests.programs import ringline
 from tests.ring import MODEL, ROOT
-from tests.services.cli.command_line import ringline
-from tests.services.common.process.test_run import alive, wait_until
+from tests.services.common.process.test_run import alive
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -137,7 +138,7 @@ def check_log_of_a_request(stack, address):
     assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])
 
 
-def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path, monkeypatch):
+async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
     stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
@@ -147,7 +148,7 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path,
     finally:
         stack.process.kill()
     stack.process.wait()
-    wait_until(lambda: not any(alive(pid) for pid in pids))
+    await until(lambda: not any(alive(pid) for pid in pids))
     assert running_stacks() == []
 
 

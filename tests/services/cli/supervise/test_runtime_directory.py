@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from services.cli.supervise.runtime_directory import ProcessState, StackState, running_stacks, runtime_directory
 from services.common.config.errors import FatalError
+from tests.ring import ROOT
 
-ROOT = Path(__file__).resolve().parents[4]
 STATE = StackState(1, "tiny", 12.5, "127.0.0.1:50051", {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
 
 HOLDER = """
