@@ -28,33 +28,17 @@ from tests.engine_core.models.tiny_models import make_model, save_model
 LENGTHS = (140, 1, 17, 2, 33)
 WIDE = {"intermediate_size": 2304, "num_hidden_layers": 2, "vocab_size": 131, "initializer_range": 0.2}
 """Wide enough for work to be divided among threads."""
+SMALL = WIDE | {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+TOKENS = {"eos_token_id": 2, "pad_token_id": 0}
 CONFIGS = {
-    "gqa": LlamaConfig(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, **WIDE),
+    "gqa": LlamaConfig(**SMALL, tie_word_embeddings=True),
     "seven-heads-one-group": Qwen2Config(hidden_size=112, num_attention_heads=7, num_key_value_heads=1, **WIDE),
     "padded": Qwen2Config(
         hidden_size=84, num_attention_heads=6, num_key_value_heads=3, **(WIDE | {"intermediate_size": 1001})
     ),
-    "windows": Qwen2Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_sliding_window=True,
-        sliding_window=21,
-        max_window_layers=1,
-        **WIDE,
-    ),
-    "norms-behind": Olmo2Config(
-        hidden_size=96, num_attention_heads=4, num_key_value_heads=2, eos_token_id=2, pad_token_id=0, **WIDE
-    ),
-    "neighbours-rotated": Glm4Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        eos_token_id=2,
-        pad_token_id=0,
-        **WIDE,
-    ),
+    "windows": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=21, max_window_layers=1),
+    "norms-behind": Olmo2Config(**(SMALL | {"hidden_size": 96}), **TOKENS),
+    "neighbours-rotated": Glm4Config(**SMALL, **TOKENS, head_dim=24),
     "layer-norms-projected": OPTConfig(
         hidden_size=84,
         num_attention_heads=6,
@@ -66,6 +50,53 @@ CONFIGS = {
         init_std=0.2,
     ),
 }
+KINDS = {
+    "experts": Qwen3MoeConfig(
+        **(SMALL | {"num_hidden_layers": 1}),
+        head_dim=16,
+        moe_intermediate_size=600,
+        num_experts=7,
+        num_experts_per_tok=3,
+    ),
+    "latents": DeepseekV2Config(
+        **(SMALL | {"num_key_value_heads": 4}),
+        kv_lora_rank=64,
+        q_lora_rank=48,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=24,
+        moe_intermediate_size=600,
+        n_routed_experts=5,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+    ),
+    "sinks": GptOssConfig(
+        **(SMALL | {"intermediate_size": 600}),
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=21,
+    ),
+    "caps": Gemma2Config(**SMALL, head_dim=16, sliding_window=21, attn_logit_softcapping=3.0),
+    "shared-caches": Gemma4TextConfig(
+        **(SMALL | {"num_hidden_layers": 4, "intermediate_size": 600}),
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        sliding_window=21,
+        num_kv_shared_layers=2,
+        hidden_size_per_layer_input=80,
+        vocab_size_per_layer_input=131,
+        enable_moe_block=True,
+        num_experts=4,
+        top_k_experts=2,
+        moe_intermediate_size=600,
+    ),
+}
+STORED = [("float32", None), ("bfloat16", None), ("float16", None), ("bfloat16", "int8")]
 
 
 @pytest.fixture(autouse=True)
@@ -101,95 +132,18 @@ def check(model: LanguageModel) -> None:
             assert torch.equal(together, expected)
 
 
-MODELS = pytest.mark.models
-KINDS = {
-    "experts": Qwen3MoeConfig(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        moe_intermediate_size=600,
-        num_experts=7,
-        num_experts_per_tok=3,
-        **(WIDE | {"num_hidden_layers": 1}),
-    ),
-    "latents": DeepseekV2Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=64,
-        q_lora_rank=48,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=16,
-        v_head_dim=24,
-        moe_intermediate_size=600,
-        n_routed_experts=5,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        **WIDE,
-    ),
-    "sinks": GptOssConfig(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=21,
-        **(WIDE | {"intermediate_size": 600}),
-    ),
-    "caps": Gemma2Config(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        sliding_window=21,
-        attn_logit_softcapping=3.0,
-        **WIDE,
-    ),
-    "shared-caches": Gemma4TextConfig(
-        hidden_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        global_head_dim=32,
-        num_global_key_value_heads=1,
-        attention_k_eq_v=True,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        sliding_window=21,
-        num_kv_shared_layers=2,
-        hidden_size_per_layer_input=80,
-        vocab_size_per_layer_input=131,
-        enable_moe_block=True,
-        num_experts=4,
-        top_k_experts=2,
-        moe_intermediate_size=600,
-        **(WIDE | {"num_hidden_layers": 4, "intermediate_size": 600}),
-    ),
-}
+@pytest.mark.parametrize(("dtype", "quantization"), STORED)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_logits_do_not_depend_on_the_step(config: str, dtype: str, quantization: str | None, tmp_path: Path) -> None:
+    check(load(save_model(make_model(CONFIGS[config]), tmp_path), dtype, quantization))
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", pytest.param("float32", marks=MODELS), pytest.param("float16", marks=MODELS)]
+    ("dtype", "quantization"),
+    [pytest.param(*way, marks=[] if way == STORED[1] else pytest.mark.models) for way in STORED],
 )
 @pytest.mark.parametrize("config", KINDS)
-def test_logits_of_every_kind_of_layer_do_not_depend_on_the_step(config: str, dtype: str, tmp_path: Path) -> None:
-    check(load(save_model(make_model(KINDS[config]), tmp_path), dtype))
-
-
-@pytest.mark.models
-@pytest.mark.parametrize("config", KINDS)
-def test_logits_of_8_bit_layers_of_every_kind_do_not_depend_on_the_step(config: str, tmp_path: Path) -> None:
-    check(load(save_model(make_model(KINDS[config]), tmp_path), "bfloat16", "int8"))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("config", CONFIGS)
-def test_logits_do_not_depend_on_the_step(config: str, dtype: str, tmp_path: Path) -> None:
-    check(load(save_model(make_model(CONFIGS[config]), tmp_path), dtype))
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_logits_of_8_bit_layers_do_not_depend_on_the_step(config: str, tmp_path: Path) -> None:
-    check(load(save_model(make_model(CONFIGS[config]), tmp_path), "bfloat16", "int8"))
+def test_logits_of_every_kind_of_layer_do_not_depend_on_the_step(
+    config: str, dtype: str, quantization: str | None, tmp_path: Path
+) -> None:
+    check(load(save_model(make_model(KINDS[config]), tmp_path), dtype, quantization))

@@ -1,4 +1,6 @@
-"""A made-up family whose layers keep unlike numbers of a token, through everything that an engine does with a cache."""
+"""Layers that keep unlike numbers of a token (a made-up family), or attend over another's cache (Gemma 4), through
+everything that an engine does with a cache.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 
 from .driver import CPU, Driver, build_model, chosen_attention, logits_of, open_at
+from .families import configuration
 from .tiny_models import SIZES
 
 WINDOW = 24
@@ -54,6 +57,15 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(params=["unlike", "shared"])
+def either(request: pytest.FixtureRequest, directory: Path) -> Path:
+    if request.param == "shared":
+        config = configuration("gemma4_text")
+        config.architectures = ["Gemma4ForCausalLM"]
+        config.save_pretrained(directory)
+    return directory
+
+
 def test_native_layers_agree_with_torch_and_with_themselves_in_other_steps(directory: Path) -> None:
     checkpoint = open_at(directory, load_format="dummy", dtype="float32")
     native, plain = build_model(checkpoint), build_model(checkpoint, TorchBackend())
@@ -72,20 +84,20 @@ def test_native_layers_agree_with_torch_and_with_themselves_in_other_steps(direc
         assert torch.equal(torch.cat(logits), whole)
 
 
-def test_the_self_test_passes(directory: Path) -> None:
-    checkpoint = open_at(directory, load_format="dummy")
+def test_the_self_test_passes(either: Path) -> None:
+    checkpoint = open_at(either, load_format="dummy")
     model, limits = build_model(checkpoint), BatchLimits(1, 1, checkpoint.spec.max_model_len, 16)
     assert is_bitwise_stable(model.one_layer_of_each_kind(), chosen_attention(), limits, CPU)
 
 
-def test_an_engine_answers_alike_with_and_without_room(directory: Path) -> None:
+def test_an_engine_answers_alike_with_and_without_room(either: Path) -> None:
     """With a cache whose size a profile finds, and with one so small that requests wait and prefixes are dropped."""
     options = {"load_format": "dummy", "dtype": "float32", "max_model_len": 128, "max_num_batched_tokens": 64}
     prompts = [list(range(first, first + 60)) for first in (3, 50, 3, 90, 50)]
     params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     answers = []
     for kv_cache_memory_bytes in (None, 30 << 14):
-        with LLM(str(directory), kv_cache_memory_bytes=kv_cache_memory_bytes, **options) as llm:
+        with LLM(str(either), kv_cache_memory_bytes=kv_cache_memory_bytes, **options) as llm:
             answers.append([result.choices[0].token_ids for result in llm.generate(prompts, params)])
     assert answers[0] == answers[1]
     assert len(set(map(tuple, answers[0]))) > 1

@@ -11,13 +11,14 @@ import torch
 from engine_core.attention.flashinfer import FlashInferAttention, HeadsOfModel
 from engine_core.attention.triton import TritonAttention
 from engine_core.config import DeviceConfig
+from engine_core.executor import worker
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.ops.gpu import GpuBackend
 from engine_core.platforms.base import NewBatch
 from engine_core.platforms.cuda import CudaPlatform
 from engine_core.platforms.cuda_graphs import DeviceForward
 from engine_core.request import SamplingParams
-from engine_core.worker import self_test, worker
+from engine_core.worker import self_test
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.model_runner import ModelRunner
 from tests.engine_core.attention.sequences import CPU
@@ -57,7 +58,7 @@ class InterpretedDevice(CudaPlatform):
         self._host_usable = self.usable
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
-        self.layers = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
+        self.ops = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
         self.quant_method = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
