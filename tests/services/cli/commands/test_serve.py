@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
@@ -23,10 +22,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def environment():
-    """With a runtime directory of its own, whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory() as path:
-        yield {**os.environ, "XDG_RUNTIME_DIR": path, "OMP_NUM_THREADS": "1"}
+def environment(private_runtime_directory):
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Stack:
@@ -138,8 +135,7 @@ def check_log_of_a_request(stack, address):
     assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])
 
 
-async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path):
     stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
         stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))

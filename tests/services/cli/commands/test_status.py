@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Thread
 
 import click
@@ -105,13 +103,6 @@ def page_served(body: bytes) -> Iterator[str]:
         yield f"http://127.0.0.1:{endpoint.port}/metrics"
     finally:
         endpoint.close()
-
-
-@pytest.fixture
-def private_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield
 
 
 @pytest.mark.usefixtures("private_runtime_directory")
@@ -231,14 +222,12 @@ def test_a_stack_is_shown_though_none_of_its_services_answers(
     assert result.return_value == 1
 
 
-def test_a_named_address_is_shown_where_no_stack_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        (Path(short) / "ringline").mkdir(mode=0o755)
-        with engine("127.0.0.1", running=0) as port:
-            assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
-        with pytest.raises(FatalError, match="is not private to this user"):
-            raise ask("--all").exception or AssertionError
+def test_a_named_address_is_shown_where_no_stack_can_be(private_runtime_directory: Path) -> None:
+    (private_runtime_directory / "ringline").mkdir(mode=0o755)
+    with engine("127.0.0.1", running=0) as port:
+        assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
+    with pytest.raises(FatalError, match="is not private to this user"):
+        raise ask("--all").exception or AssertionError
 
 
 @pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])

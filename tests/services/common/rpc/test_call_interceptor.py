@@ -73,14 +73,17 @@ async def test_a_single_message_that_is_none_is_an_invalid_argument(data):
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_malformed_frame_ends_its_own_stream_after_those_before_it():
+@pytest.mark.parametrize(
+    "malformed", [b"\xff\xff\xff", b"\x12\x06\x0a\x04\xff\xfe\xfd\xfc"], ids=["none", "broken UTF-8"]
+)
+async def test_a_malformed_frame_ends_its_own_stream_after_those_before_it(malformed):
     async with serving() as (_, channel, servicer):
         good = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="r")).SerializeToString()
         undisturbed = channel.stream_stream(f"/{SERVICE}/Session")()
         await undisturbed.write(good)
         await undisturbed.read()
         session = channel.stream_stream(f"/{SERVICE}/Session")()
-        for data in (good, b"\xff\xff\xff"):
+        for data in (good, malformed):
             await session.write(data)
         with pytest.raises(grpc.aio.AioRpcError, match="cannot be parsed") as caught:
             await drained(session)
