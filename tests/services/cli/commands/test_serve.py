@@ -13,9 +13,9 @@ import urllib.request
 import pytest
 
 from services.cli.supervise.runtime_directory import running_stacks
+from tests.processes import alive
 from tests.programs import ringline
 from tests.ring import MODEL, ROOT
-from tests.services.common.process.test_run import alive
 from tests.waiting import until
 
 pytestmark = pytest.mark.long

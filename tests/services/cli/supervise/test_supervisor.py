@@ -12,8 +12,8 @@ from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.supervisor import ChildFailed, ChildSpec, RestartPolicy, Supervisor
 from services.common.links.redial import Backoff
 from services.common.process.heartbeat import HEARTBEAT_LIMITS
+from tests.processes import alive
 from tests.ring import ROOT
-from tests.services.common.process.test_run import alive
 from tests.waiting import until
 
 PRELUDE = """

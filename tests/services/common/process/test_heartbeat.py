@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 from services.cli.supervise.supervisor import ChildSpec
 from services.common.config.variable_names import HEARTBEAT_PIPE_VARIABLE
 from services.common.process.heartbeat import HEARTBEAT_INTERVAL, HeartbeatLimits, HeartbeatMonitor, Phase
+from tests.processes import alive
 from tests.programs import python, ringline
 from tests.ring import ROOT
 from tests.services.cli.supervise.test_supervisor import Running
-from tests.services.common.process.test_run import alive
 
 IMPATIENT = HeartbeatLimits(starting=60.0, running=1.0, ending=60.0)
 

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from services.common.config.errors import ExitCode, FatalError
 from services.common.process.run import new_incarnation, run_service
+from tests.processes import alive
 from tests.programs import python
 from tests.ring import ROOT
 from tests.waiting import until
@@ -140,14 +140,6 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once():
     gone.wait()
     done = python(CHILD, env={"RINGLINE_PARENT_PID": str(gone.pid)})
     assert (done.returncode, done.stdout) == (ExitCode.FAILURE, "")
-
-
-def alive(pid):
-    """Whether ``pid`` runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_later_life_is_greater():
