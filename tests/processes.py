@@ -132,6 +132,14 @@ class Process:
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def resident(pid: int) -> int:
     """Bytes of a process in memory."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ def run(
     """Run a program to its end; ``env`` is added to this process's."""
     given = {"capture_output": True, "text": True, "check": False, "timeout": timeout, **options}
     return subprocess.run(command, cwd=cwd, env={**os.environ, **(env or {})}, **given)
+
+
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own; ``options`` as of ``run``."""
+    return run(sys.executable, "-c", code, **options)
+
+
+def ringline(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the ``ringline`` command; ``options`` as of ``run``."""
+    return run(sys.executable, "-m", "services.cli", *arguments, **options)
 
 
 def output_of(*command: str | Path, **options: Any) -> str:

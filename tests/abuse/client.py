@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from services.ring.identity import PeerId
 from tests.abuse.wire import DEFAULT_WINDOW, Connection, message
 
 INFERENCE, ENGINE, DETOKENIZER = (
@@ -55,17 +56,15 @@ class HostileClient:
     def over(self) -> bool:
         return time.monotonic() >= self._until
 
-    def new_incarnation(self) -> tuple[str, int]:
-        """Return its peer name and an incarnation newer than all before."""
+    def new_incarnation(self) -> PeerId:
+        """Newer than all before."""
         self._incarnations += 1
-        return f"hostile-{self.number}", (int(time.time() * 1000) << 16) + self._incarnations
+        return PeerId(f"hostile-{self.number}", (int(time.time() * 1000) << 16) + self._incarnations)
 
     @asynccontextmanager
-    async def connection(
-        self, service: str | None = None, *, window: int = DEFAULT_WINDOW, reads: bool = True
-    ) -> AsyncIterator[Connection]:
+    async def connection(self, service: str | None = None) -> AsyncIterator[Connection]:
         """Connect to ``service`` and send the HTTP/2 preface."""
-        async with Connection(self._address(service), source=self._source(service), window=window, reads=reads) as made:
+        async with Connection(self._address(service), source=self._source(service)) as made:
             await made.send_preface()
             yield made
             self.sent += made.sent

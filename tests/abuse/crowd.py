@@ -9,11 +9,11 @@ from itertools import count
 from typing import Any
 
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.types.v1 import link_pb2
 
 from services.common.links.channels import Endpoint
 from services.common.process.run import new_incarnation
-from services.ring.identity import MAX_VERSION, MIN_VERSION
+from services.common.rpc.shared_messages import hello_message
+from services.ring.identity import PeerId
 from tests.abuse.memory_attacks import honest_submit
 
 _START_TIMEOUT = 30.0
@@ -50,9 +50,7 @@ class _Crowd:
 
     async def ask(self, tenants: list[str]) -> None:
         """Submit a request for each tenant, and another whenever one has ended."""
-        hello = link_pb2.Hello(
-            name="crowd", incarnation=self._incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION
-        )
+        hello = hello_message(PeerId("crowd", self._incarnation))
         await self._call.write(engine_pb2.AttachRequest(hello=hello, commands=map(self._submit, tenants)))
         async for response in self._call:
             for refused in response.rejections:

@@ -13,7 +13,8 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
-from services.ring.identity import MAX_VERSION, MIN_VERSION
+from services.common.rpc.shared_messages import hello_message
+from services.ring.identity import PeerId
 from tests.abuse.client import DETOKENIZER, ENGINE, INFERENCE, Act, Attack, HostileClient
 from tests.abuse.wire import Connection, field, message
 
@@ -116,8 +117,7 @@ async def _unread_lookups(client: HostileClient) -> None:
 
 def new_hello(client: HostileClient) -> link_pb2.Hello:
     """Of a new incarnation of the client's peer."""
-    name, incarnation = client.new_incarnation()
-    return link_pb2.Hello(name=name, incarnation=incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION)
+    return hello_message(client.new_incarnation())
 
 
 def honest_submit(request_id: str, tenant: str, prompt: Iterable[int]) -> engine_pb2.Submit:
@@ -237,7 +237,7 @@ async def _unread_texts(client: HostileClient) -> None:
 
 
 async def _large_hellos(client: HostileClient) -> None:
-    hello = link_pb2.Hello(name="n" * (LARGE - 64), incarnation=1, min_version=MIN_VERSION, max_version=MAX_VERSION)
+    hello = hello_message(PeerId("n" * (LARGE - 64), 1))
     await client.ask(DETOKENIZER + "Subscribe", detokenizer_pb2.SubscribeRequest(hello=hello).SerializeToString())
 
 

@@ -70,6 +70,12 @@ def started(reason: str = "", *, identical: bool = True) -> pb.GenerateResponse:
     return pb.GenerateResponse(started=message)
 
 
+def scores(offset: int, *ranks: int) -> pb.GenerateResponse:
+    """Log probabilities of the prompt's tokens from ``offset`` on."""
+    packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
+    return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))
+
+
 def refusal(code: grpc.StatusCode, message: str, *details: Message) -> pb.GenerateResponse:
     return pb.GenerateResponse(refused=pb.Refused(status=status(code, message, *details)))
 
@@ -101,14 +107,17 @@ async def forever(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateRespo
         await asyncio.sleep(0.001)
 
 
-def play(*responses: pb.GenerateResponse | Exception | list[pb.GenerateResponse]) -> Script:
-    """A script that yields these and raises what is an exception."""
+def play(*parts: pb.GenerateResponse | Exception | asyncio.Event | list[pb.GenerateResponse]) -> Script:
+    """A script that yields these, raises what is an exception, and goes on when an event is set."""
 
     async def script(request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
-        lists = [part if isinstance(part, list) else [part] for part in responses]
+        lists = [part if isinstance(part, list) else [part] for part in parts]
         for response in itertools.chain.from_iterable(lists):
             if isinstance(response, Exception):
                 raise response
+            if isinstance(response, asyncio.Event):
+                await response.wait()
+                continue
             copy = pb.GenerateResponse()
             copy.CopyFrom(response)
             yield copy

@@ -1,6 +1,5 @@
 """Options become the contract's fields, and nothing unknown is swallowed."""
 
-import asyncio
 import copy
 import json
 import pickle
@@ -15,6 +14,8 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
 from ringline.retry import Deadline, RetryPolicy
+
+from tests.clients.either_client import CLIENTS, answer, connected
 
 
 def build(options, prompt="Hi", messages=None, token_ids=None):
@@ -249,34 +250,24 @@ async def test_the_resolved_options_repeat_the_request(server):
     assert server.service.requests[1].stopping == pb.StoppingParams(max_tokens=16, min_tokens=0, ignore_eos=False)
 
 
-async def test_metadata_goes_with_every_call(server):
-    metadata = {"Authorization": "Bearer x"}
-    async with ringline.AsyncClient(server.address, metadata=metadata) as client:
-        await client.generate("Hi")
-    with ringline.Client(server.address, metadata=metadata) as client:
-        await asyncio.to_thread(client.generate, "Hi")
-    assert [sent["authorization"] for sent in server.service.metadata] == ["Bearer x"] * 2
+@CLIENTS
+async def test_metadata_goes_with_every_call(server, kind):
+    async with connected(kind, server.address, metadata={"Authorization": "Bearer x"}) as client:
+        await answer(client, lambda: client.generate("Hi"))
+    assert [sent["authorization"] for sent in server.service.metadata] == ["Bearer x"]
 
 
-async def test_the_unary_calls(server):
-    def blocking():
-        with ringline.Client(server.address) as client:
-            return (
-                client.tokenize("Hi", add_special_tokens=False),
-                client.tokenize(messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=False),
-                client.detokenize([72, 105]),
-                client.models(),
-            )
-
-    tokens, _, text, models = await asyncio.to_thread(blocking)
-    assert (tokens.token_ids, tokens.max_model_len, text) == ((72, 105), 64, "Hi")
-    assert models[0].eos_token_ids == (2,)
-    async with ringline.AsyncClient(server.address) as client:
-        assert await client.tokenize("Hi", add_special_tokens=False) == tokens
-        assert await client.detokenize([72, 105]) == text
-        assert await client.models() == models
+@CLIENTS
+async def test_the_unary_calls(server, kind):
+    chat = [{"role": "user", "content": "Hi"}]
+    async with connected(kind, server.address) as client:
+        tokens = await answer(client, lambda: client.tokenize("Hi", add_special_tokens=False))
+        assert (tokens.token_ids, tokens.max_model_len) == ((72, 105), 64)
+        await answer(client, lambda: client.tokenize(messages=chat, add_generation_prompt=False))
+        assert await answer(client, lambda: client.detokenize([72, 105])) == "Hi"
+        assert (await answer(client, client.models))[0].eos_token_ids == (2,)
         with pytest.raises(TypeError, match="temperature"):
-            await client.tokenize("Hi", temperature=1)
+            await answer(client, lambda: client.tokenize("Hi", temperature=1))
     assert server.service.tokenized[0] == pb.TokenizeRequest(text="Hi", add_special_tokens=False)
     assert server.service.tokenized[1].chat.messages[0].content == "Hi"
 

@@ -10,7 +10,19 @@ from ringline import Admitted, Delta, Finished, Prefill, PromptLogprobs, Started
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted_server import Abort, Cut, admitted, delta, ended, forever, play, refusal, started, status
+from tests.clients.scripted_server import (
+    Abort,
+    Cut,
+    admitted,
+    delta,
+    ended,
+    forever,
+    play,
+    refusal,
+    scores,
+    started,
+    status,
+)
 
 
 async def test_an_answer_is_streamed_and_whole(server, ask):
@@ -68,18 +80,12 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
 
 
 async def test_prompt_log_probabilities_in_parts_are_assembled(server, ask):
-    def part(offset, *ranks):
-        packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
-        return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))
-
-    server.plays(play(admitted(), part(0, 1, 2), part(2, 3), part(3), delta(0, [5], "a"), ended(completion=1)))
+    parts = [scores(0, 1, 2), scores(2, 3), scores(3)]
+    server.plays(play(admitted(), parts, delta(0, [5], "a"), ended(completion=1)))
     outcome = await ask(prompt_logprobs=0)
     assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2, 3]
-    assert [(event.offset, len(event.logprobs)) for event in outcome.events if isinstance(event, PromptLogprobs)] == [
-        (0, 2),
-        (2, 1),
-        (3, 0),
-    ]
+    seen = [(event.offset, len(event.logprobs)) for event in outcome.events if isinstance(event, PromptLogprobs)]
+    assert seen == [(0, 2), (2, 1), (3, 0)]
 
 
 async def test_a_prompt_without_log_probabilities_to_report_is_not_one_that_was_not_asked(server, ask):
@@ -104,12 +110,7 @@ BREACHES = {
         admitted(),
         delta(0, [1, 2], "ab", logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1])),
     ],
-    "prompt log probabilities that are missing": [
-        admitted(),
-        pb.GenerateResponse(
-            prompt_logprobs=pb.PromptLogprobs(offset=1, logprobs=output_pb2.Logprobs(logprobs=[-1.0], ranks=[1]))
-        ),
-    ],
+    "prompt log probabilities that are missing": [admitted(), scores(1, 1)],
 }
 
 

@@ -23,6 +23,7 @@ from tests.clients.scripted_server import (
     ended,
     play,
     refusal,
+    scores,
     serving,
     status,
 )
@@ -167,11 +168,6 @@ async def test_an_answer_of_which_only_the_usage_was_lost_is_whole(server, ask, 
     assert len(server.service.requests) == 1, "nothing is left to ask for"
 
 
-def scores(offset: int, *ranks: int) -> pb.GenerateResponse:
-    packed = output_pb2.Logprobs(logprobs=[-1.0] * len(ranks), ranks=ranks)
-    return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(offset=offset, logprobs=packed))
-
-
 async def test_log_probabilities_of_the_prompt_come_once(server, ask):
     """It has three tokens, so two of them: once cut after one, once after both."""
     asks = taken(prompt_logprobs=0)
@@ -263,21 +259,16 @@ async def test_what_goes_on_otherwise_is_a_breach_and_not_tried_again(server, as
 
 async def test_a_request_that_ends_its_servers_is_given_to_few(server, ask):
     """Losses with nothing delivered in between are counted; others are not."""
-    server.plays(play(taken(), LOST))
-    outcome = await ask(client_options={"retries": 2})
-    assert type(outcome.error) is ringline.Truncated
-    assert len(server.service.requests) == 3
+    for retries in (2, 0):
+        server.service.requests.clear()
+        server.plays(play(taken(), LOST))
+        outcome = await ask(client_options={"retries": retries})
+        assert type(outcome.error) is ringline.Truncated
+        assert len(server.service.requests) == 1 + retries
 
-    server.service.requests.clear()
     steps = [play(taken(), delta(position, [position], "x"), LOST) for position in range(6)]
     server.plays(*steps, play(taken(), ended(completion=6)))
     assert (await ask(client_options={"retries": 1})).generation.text == "x" * 6
-
-    server.service.requests.clear()
-    server.plays(play(taken(), LOST))
-    outcome = await ask(client_options={"retries": 0})
-    assert type(outcome.error) is ringline.Truncated
-    assert len(server.service.requests) == 1
 
 
 @pytest.mark.parametrize("seconds", [None, 500.0])

@@ -48,18 +48,6 @@ async def test_what_failed_before_admission_is_tried_again(server, ask, failure)
     assert len(server.service.requests) == 3
 
 
-async def test_patience_bounds_the_attempts(server, ask, clock):
-    down = play(refusal(UNAVAILABLE, "down"))
-    server.plays(down, down, clock.passes(1000.0, down))
-    outcome = await ask(client_options={"patience": 500.0})
-    assert type(outcome.error) is ringline.Unavailable
-    assert outcome.error.partial is None
-    assert len(server.service.requests) == 3
-    outcome = await ask(client_options={"patience": 0})
-    assert type(outcome.error) is ringline.Unavailable
-    assert len(server.service.requests) == 4
-
-
 async def test_silent_servers_are_not_all_tried_once_patience_has_passed(monkeypatch):
     """They accept connections and never answer."""
     now, tried = [1.0], []
@@ -155,13 +143,21 @@ async def test_a_refusal_by_the_engine_is_tried_again_like_one_by_the_processor(
         assert [(one.choice, list(one.token_ids)) for one in again.resume.choices] == [(0, [])]
 
 
-async def test_patience_bounds_the_search_for_an_engine_with_room(server, ask, clock):
-    """Though a processor admits the request each time."""
-    full = play(full_engine())
-    server.plays(full, full, clock.passes(1000.0, full))
-    outcome = await ask(client_options={"retry_overloaded": True, "patience": 500.0})
-    assert type(outcome.error) is ringline.Overloaded
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(refusal(UNAVAILABLE, "down"), ringline.Unavailable), (full_engine(), ringline.Overloaded)],
+    ids=["no server", "no engine with room"],
+)
+async def test_patience_bounds_the_attempts(server, ask, clock, failure, kind):
+    """Though a processor may admit the request each time."""
+    down = play(failure)
+    server.plays(down, down, clock.passes(1000.0, down))
+    outcome = await ask(client_options={"patience": 500.0, "retry_overloaded": True})
+    assert type(outcome.error) is kind
     assert len(server.service.requests) == 3
+    outcome = await ask(client_options={"patience": 0})
+    assert type(outcome.error) is kind
+    assert len(server.service.requests) == 4
 
 
 async def test_a_resume_that_an_engine_has_no_room_for_is_tried_again(server, ask):
@@ -288,53 +284,6 @@ async def test_unary_calls_are_tried_again_too(server):
     server.service.unary_failures = [UNAVAILABLE, grpc.StatusCode.NOT_FOUND]
     with ringline.Client(server.address) as client, pytest.raises(ringline.NotFound):
         await asyncio.to_thread(client.models)
-
-
-async def test_a_draining_session_is_followed_by_another(server):
-    """What the draining server began goes on; what comes after goes to a new stream."""
-    gate = asyncio.Event()
-
-    async def slow(request):
-        async for response in hello(request):
-            yield response
-            await gate.wait()
-
-    server.plays(slow, hello)
-    async with ringline.AsyncClient(server.address) as client:
-        first = client.stream("first")
-        events = first.events()
-        await anext(events)
-        await server.service.drain()
-        for _ in range(1000):  # until the client heard of it
-            if server.service.sessions == 2:
-                break
-            assert (await client.generate("later")).text == "Hello, world"
-        gate.set()
-        assert (await first.result()).text == "Hello, world"
-    assert server.service.sessions == 2
-
-
-async def test_those_who_wait_for_a_turn_leave_a_draining_session(server):
-    gate = asyncio.Event()
-
-    async def drains_while_it_runs(request):
-        yield admitted()
-        server.service.limits.max_live_requests = 10  # of the next session
-        await server.service.drain()
-        await gate.wait()
-        for end in ended(completion=0):
-            yield end
-
-    server.service.limits.max_live_requests = 1
-    server.plays(drains_while_it_runs, hello)
-    async with ringline.AsyncClient(server.address) as client:
-        first = asyncio.create_task(client.generate("first"))
-        waiting = [client.generate(f"waits {number}") for number in range(3)]
-        assert [answer.text for answer in await asyncio.gather(*waiting)] == ["Hello, world"] * 3
-        assert not first.done()
-        gate.set()
-        assert (await first).token_ids == ()
-    assert server.service.sessions == 2
 
 
 def test_a_refusal_from_before_a_requests_first_attempt_does_not_fail_it():

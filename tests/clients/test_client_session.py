@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import threading
 from contextlib import asynccontextmanager
 
@@ -13,9 +14,9 @@ from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
 
+from tests.clients.either_client import answer, connected, events, first
 from tests.clients.scripted_server import (
     Abort,
-    ScriptedInference,
     admitted,
     delta,
     ended,
@@ -23,7 +24,6 @@ from tests.clients.scripted_server import (
     hello,
     play,
     refusal,
-    serving,
     status,
 )
 from tests.ports import HeldPort
@@ -84,34 +84,20 @@ async def test_waiting_for_a_turn_ends_with_the_timeout(server):
 
 
 async def test_a_slow_consumer_does_not_stall_the_others(server):
-    async def long(request):
-        yield admitted()
-        for position in range(200):
-            yield delta(position, [1], "x" * 1000)
-        for end in ended(completion=200):
-            yield end
-
-    server.plays(long, hello)
+    deltas = [delta(position, [1], "x" * 1000) for position in range(200)]
+    server.plays(play(admitted(), deltas, ended(completion=200)), hello)
     async with ringline.AsyncClient(server.address) as client:
         slow = client.stream("slow")
-        first = await anext(slow)
+        begin = await anext(slow)
         assert (await client.generate("quick")).text == "Hello, world"
         rest = [delta.text async for delta in slow]
-    assert first.text + "".join(rest) == "x" * 200_000
+    assert begin.text + "".join(rest) == "x" * 200_000
 
 
 async def test_an_error_belongs_to_its_request(server):
-    started = asyncio.Event()
-
-    async def held(request):
-        yield admitted()
-        await started.wait()
-        yield delta(0, [1], "still here")
-        for end in ended(completion=1):
-            yield end
-
+    others_failed = asyncio.Event()
     server.plays(
-        held,
+        play(admitted(), others_failed, delta(0, [1], "still here"), ended(completion=1)),
         play(refusal(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: must be in (0, 1]", TOP_P)),
         play(admitted(), delta(4, [1], "gap")),
     )
@@ -123,7 +109,7 @@ async def test_an_error_belongs_to_its_request(server):
         assert refused.value.field == "sampling.top_p"
         with pytest.raises(ringline.ProtocolError):
             await client.generate("broken")
-        started.set()
+        others_failed.set()
         assert (await good).text == "still here"
     assert server.service.sessions == 1
 
@@ -183,26 +169,15 @@ def link_tasks() -> list[str]:
     return sorted(name for name in tasks if name.startswith("SessionStream."))
 
 
-async def test_a_killed_server_cuts_its_requests():
-    async with serving(ScriptedInference()) as served:
-        served.plays(forever)
-        async with ringline.AsyncClient(served.address, patience=1.0) as client:
-            stream = client.stream("Hi")
-            await anext(stream)
-            await served.server.stop(None)
-            with pytest.raises(ringline.Truncated):
-                await stream.result()
-
-
 async def test_a_live_request_id_cannot_be_given_twice(server):
     server.plays(forever)
     async with ringline.AsyncClient(server.address) as client:
-        first = client.stream("Hi", request_id="mine")
-        await anext(first)
+        live = client.stream("Hi", request_id="mine")
+        await anext(live)
         with pytest.raises(ringline.InvalidRequest) as refused:
             await client.generate("Hi", request_id="mine")
         assert refused.value.field == "request_id"
-        assert (await anext(first)).text == "x"
+        assert (await anext(live)).text == "x"
 
 
 async def test_a_caller_may_use_any_id_beside_those_that_the_library_makes_up(server):
@@ -311,15 +286,17 @@ async def test_a_cancelled_look_up_is_cancelled(server):
 
 
 async def leave_loop(client, service):
-    async for _ in client.stream("Hi"):
-        break
+    await first(client.stream("Hi"))
 
 
 async def close_stream(client, service):
     stream = client.stream("Hi")
-    await anext(stream)
-    await stream.close()
-    assert [delta async for delta in stream] == []
+    delta = await first(stream)
+    await answer(client, stream.close)
+    assert [event async for event in events(stream)] == []
+    with pytest.raises(ringline.Cancelled) as cancelled:
+        await answer(client, stream.result)
+    assert cancelled.value.partial.choices[0].text.startswith(delta.text), "it tells what it had"
 
 
 async def cancel_task(client, service):
@@ -329,16 +306,30 @@ async def cancel_task(client, service):
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("way", [leave_loop, close_stream, cancel_task])
-async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, way):
+async def close_from_another_thread(client, service):
+    stream = client.stream("Hi")
+    await first(stream)
+    threading.Timer(0.05, stream.close).start()
+    await asyncio.to_thread(list, stream)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leave"),
+    [
+        *itertools.product((ringline.Client, ringline.AsyncClient), (leave_loop, close_stream)),
+        (ringline.Client, close_from_another_thread),
+        (ringline.AsyncClient, cancel_task),
+    ],
+)
+async def test_whoever_leaves_cancels_the_request_and_nothing_else(server, kind, leave):
     server.plays(forever, hello)
-    async with ringline.AsyncClient(server.address) as client:
-        await way(client, server.service)
+    async with connected(kind, server.address) as client:
+        await leave(client, server.service)
         gc.collect()
         async with asyncio.timeout(60):
             await server.service.cancelled.wait()
-        assert (await client.generate("Hi")).text == "Hello, world"
-    assert server.service.sessions == 1
+        assert (await answer(client, lambda: client.generate("Hi"))).text == "Hello, world"
+    assert server.service.sessions == (kind is ringline.AsyncClient)
 
 
 async def close_it(stream, result):
@@ -412,54 +403,12 @@ async def test_a_stream_that_is_closed_just_when_its_attempt_begins_is_cancelled
             await server.service.cancelled.wait()
 
 
-def leave_loop_blocking(client):
-    for _ in client.stream("Hi"):
-        break
-
-
-def close_stream_blocking(client):
-    stream = client.stream("Hi")
-    next(stream)
-    stream.close()
-    assert list(stream) == []
-    with pytest.raises(ringline.Cancelled):
-        stream.result()
-
-
-def close_from_another_thread(client):
-    stream = client.stream("Hi")
-    next(stream)
-    threading.Timer(0.05, stream.close).start()
-    list(stream)
-
-
-@pytest.mark.parametrize("way", [leave_loop_blocking, close_stream_blocking, close_from_another_thread])
-async def test_leaving_a_blocking_stream_cancels_its_call(server, way):
-    server.plays(forever)
-    with ringline.Client(server.address) as client:
-        await asyncio.to_thread(way, client)
-        gc.collect()
-        async with asyncio.timeout(60):
-            await server.service.cancelled.wait()
-
-
 async def test_threads_share_a_blocking_client(server):
     server.plays(echo)
     with ringline.Client(server.address) as client:
         prompts = [f"prompt {number}" for number in range(16)]
         answers = await asyncio.gather(*(asyncio.to_thread(client.generate, prompt) for prompt in prompts))
     assert [answer.text for answer in answers] == prompts
-
-
-async def test_a_closed_stream_tells_what_it_had(server):
-    server.plays(forever)
-    async with ringline.AsyncClient(server.address) as client:
-        stream = client.stream("Hi")
-        first = await anext(stream)
-        await stream.close()
-        with pytest.raises(ringline.Cancelled) as cancelled:
-            await stream.result()
-    assert cancelled.value.partial.choices[0].text.startswith(first.text)
 
 
 async def test_whatever_ends_the_reader_nobody_waits_for_ever(server, monkeypatch):
@@ -494,28 +443,21 @@ async def test_a_stream_that_is_closed_while_its_call_begins_is_cancelled(server
 async def test_a_session_that_drains_is_left_when_nothing_is_live_on_it_and_nobody_notices(server):
     """Not even those who wait for a place on it, nor clients that try nothing again."""
     go = asyncio.Event()
-
-    async def waits(request):
-        yield admitted()
-        await go.wait()
-        yield delta(0, [1], "a")
-        for end in ended(completion=1):
-            yield end
-
     server.service.limits.max_live_requests = 1
-    server.plays(waits, hello)
+    server.plays(play(admitted(), go, delta(0, [1], "a"), ended(completion=1)), hello)
     async with ringline.AsyncClient(server.address, patience=0) as client:
-        first = asyncio.create_task(client.generate("first"))
+        begun = asyncio.create_task(client.generate("first"))
         await server.service.asked.wait()
-        second = asyncio.create_task(client.generate("second"))
+        waiting = asyncio.gather(*(client.generate(f"waits {number}") for number in range(3)))
         await asyncio.sleep(0.05)
-        assert not second.done(), "there is one place"
+        assert not waiting.done(), "there is one place"
+        server.service.limits.max_live_requests = 10  # of the next session
         await server.service.drain()
-        assert (await second).text == "Hello, world"
+        assert [answer.text for answer in await waiting] == ["Hello, world"] * 3
         assert server.service.sessions == 2
         assert not server.service.closed.is_set(), "a request is live"
         go.set()
-        assert (await first).text == "a"
+        assert (await begun).text == "a"
         await asyncio.wait_for(server.service.closed.wait(), 20)
-        assert (await client.generate("third")).text == "Hello, world"
+        assert (await client.generate("later")).text == "Hello, world"
     assert server.service.sessions == 2

@@ -17,7 +17,8 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
 
 from services.common.links.channels import Endpoint
-from services.ring.identity import MAX_VERSION, MIN_VERSION
+from services.common.rpc.shared_messages import hello_message
+from services.ring.identity import PeerId
 from tests.fuzz.mutations import mutate, mutate_fields
 
 PER_STREAM = 25
@@ -179,12 +180,8 @@ class Fuzzer:
     def new_hello(self) -> link_pb2.Hello:
         """Of a new peer or a new incarnation."""
         self._incarnations += 1
-        return link_pb2.Hello(
-            name=f"fuzz-{self._seed}-{self._incarnations % 10}",
-            incarnation=self._seed * 10**7 + self._incarnations,
-            min_version=MIN_VERSION,
-            max_version=MAX_VERSION,
-        )
+        name = f"fuzz-{self._seed}-{self._incarnations % 10}"
+        return hello_message(PeerId(name, self._seed * 10**7 + self._incarnations))
 
     def _channel(self, method: str) -> grpc.aio.Channel:
         """To the service of ``method``."""

@@ -74,17 +74,15 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
 
 SCENARIOS = {
     "engine_core": "batch_independence crash interrupts limits loaded transformers_parity",
-    "engine_core/attention": "latents queries_alone unlike_caches",
-    "engine_core/kernels": "engine layers libraries",
+    "engine_core/attention": "latents",
+    "engine_core/kernels": "engine libraries ops",
     "engine_core/layers": "expert_tensors",
     "engine_core/model_loader": "load_memory quantized_models",
     "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
     "next_token_layers shared_caches single_fields transformers_fallback unlike_layers",
     "services/cli": "diagnosis secured",
-    "services/common": "backoff incarnation rate_limited_log",
-    "services/engine": "inbox",
     "services/processor": "cycles",
-    "services/text": "calls_in_templates cut_choices families incremental_decoding",
+    "services/text": "calls_in_templates families",
 }
 """By room, tests of what no one module does."""
 

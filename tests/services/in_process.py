@@ -1,18 +1,22 @@
-"""A service over gRPC in this process."""
+"""A service over gRPC in this process, and what an error of a call says."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
+from google.rpc import status_pb2
 
 from services.common.config.settings import ServerSettings
 from services.common.rpc.call_interceptor import CallInterceptor
 from services.common.rpc.grpc_options import server_options
 from services.common.rpc.handlers import OnMessage, rpc_handlers
 from services.common.rpc.open_calls import CallRegistry
+from services.common.rpc.shared_messages import status_from_proto
+from services.ring.errors import Status
 
 
 @asynccontextmanager
@@ -37,3 +41,10 @@ async def served(
         yield port
     finally:
         await server.stop(0)
+
+
+def status_of(error: Any) -> Status:
+    """With its details, where a server wrote some."""
+    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    code = status_pb2.Status(code=error.code().value[0])
+    return status_from_proto(code if details is None else status_pb2.Status.FromString(details))

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from ringline.inference.v1 import inference_pb2
 
 from tests.ring import Ring
-from tests.services.streams import Transcript, ask, generate, read_session, send
+from tests.services.streams import Transcript, ask, generate
 
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
 
@@ -33,13 +33,7 @@ BAD: dict[str, tuple[Edit, str]] = {
     "prompt too long": (lambda r: r.token_ids.ids.extend([5] * 5000), "prompt"),
     "id out of the vocabulary": (lambda r: r.token_ids.ids.extend([5, 4_000_000_000]), "token_ids[1]"),
     "temperature NaN": (lambda r: setattr(r.sampling, "temperature", float("nan")), "sampling.temperature"),
-    "temperature inf": (lambda r: setattr(r.sampling, "temperature", float("inf")), "sampling.temperature"),
-    "temperature negative": (lambda r: setattr(r.sampling, "temperature", -1.0), "sampling.temperature"),
     "top_p 0": (lambda r: setattr(r.sampling, "top_p", 0.0), "sampling.top_p"),
-    "top_p 2": (lambda r: setattr(r.sampling, "top_p", 2.0), "sampling.top_p"),
-    "min_p 2": (lambda r: setattr(r.sampling, "min_p", 2.0), "sampling.min_p"),
-    "frequency_penalty 3": (lambda r: setattr(r.sampling, "frequency_penalty", 3.0), "sampling.frequency_penalty"),
-    "repetition_penalty 0": (lambda r: setattr(r.sampling, "repetition_penalty", 0.0), "sampling.repetition_penalty"),
     "n 0": (lambda r: setattr(r.sampling, "n", 0), "sampling.n"),
     "n huge": (lambda r: setattr(r.sampling, "n", 1 << 31), "sampling.n"),
     "logit_bias out of range": (lambda r: r.sampling.logit_bias.update({5: 1000.0}), "sampling.logit_bias[5]"),
@@ -156,36 +150,6 @@ async def test_errors_belong_to_their_requests(front) -> None:
     assert "sampling.temperature" in refused[4]
 
 
-async def works(front) -> None:
-    assert (await generate(front, ask(max_tokens=2))).complete
-
-
-async def test_invalid_utf8_ends_its_own_stream(front, ring: Ring) -> None:
-    async with grpc.aio.insecure_channel(ring.address) as channel:
-        method = "/ringline.inference.v1.InferenceService/Session"
-        raw = channel.stream_stream(method, request_serializer=None, response_deserializer=None)
-        call = raw(timeout=250)
-        beside = front.Session(timeout=250)
-        await send(beside, ask("beside", max_tokens=30))
-        good = ask("x").SerializeToString()
-        bad = good.replace(b"Once upon", b"\xff\xfe\xfd upon")[: len(good)]
-        await call.read()  # the limits: the error might overtake them
-        await call.write(b"\x0a" + bytes([len(bad)]) + bad)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-        assert caught.value.code() is INVALID
-        await read_session(beside, ["beside"])
-    await works(front)
-
-
-async def test_a_message_above_the_limit_ends_its_own_stream(front) -> None:
-    request = ask(text="x" * (17 << 20))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(front, request)
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    await works(front)
-
-
 async def test_garbage_on_the_port(front, ring: Ring) -> None:
     host, port = ring.address.rsplit(":", 1)
 
@@ -194,7 +158,7 @@ async def test_garbage_on_the_port(front, ring: Ring) -> None:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(range(256)) * 64)
 
     await asyncio.to_thread(throw)
-    await works(front)
+    assert (await generate(front, ask(max_tokens=2))).complete
 
 
 async def test_tokenize_and_detokenize_refuse_by_name(front) -> None:

@@ -15,15 +15,15 @@ from typing import Any
 import grpc
 import pytest
 import ringline
-from google.rpc import status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.types.v1 import link_pb2
 
-from services.common.rpc.shared_messages import status_from_proto
+from services.common.rpc.shared_messages import hello_message, status_from_proto
 from services.ring.errors import Code, Reason, Status
+from services.ring.identity import PeerId
 from tests.services.certificate_recorder import CertificateRecorder
+from tests.services.in_process import status_of
 from tests.services.secured_ring import (
     SECONDS,
     Certificates,
@@ -36,15 +36,11 @@ from tests.services.secured_ring import (
 from tests.services.uninterrupted_streams import TOKENS, check_streams_uninterrupted, link_losses
 
 
-def hello(name: str) -> link_pb2.Hello:
-    return link_pb2.Hello(name=name, incarnation=7, min_version=1, max_version=1)
-
-
 def attach(secured: SecuredRing, certificate: str, name: str) -> Status | None:
     """With what an engine refuses a peer; None if it welcomes it."""
     with grpc.secure_channel(secured.engine.address, secured.certificates.credentials(certificate)) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)
-        sent = held_open(engine_pb2.AttachRequest(hello=hello(name)))
+        sent = held_open(engine_pb2.AttachRequest(hello=hello_message(PeerId(name, 7))))
         return _refusal(stub.Attach(sent, timeout=SECONDS, metadata=secured.service_metadata))
 
 
@@ -52,7 +48,7 @@ def subscribe(secured: SecuredRing, certificate: str | None, name: str) -> Statu
     """Likewise a detokenizer."""
     with grpc.secure_channel(secured.detokenizer.address, secured.certificates.credentials(certificate)) as channel:
         stub = detokenizer_pb2_grpc.DetokenizerServiceStub(channel)
-        request = detokenizer_pb2.SubscribeRequest(hello=hello(name))
+        request = detokenizer_pb2.SubscribeRequest(hello=hello_message(PeerId(name, 7)))
         return _refusal(stub.Subscribe(request, timeout=SECONDS, metadata=secured.service_metadata))
 
 
@@ -62,15 +58,6 @@ def _refusal(frames: Any) -> Status | None:
     except grpc.RpcError as error:
         return status_of(error)
     return None
-
-
-def status_of(error: Any) -> Status:
-    """With its details, where a server wrote some."""
-    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
-    written = (
-        status_pb2.Status(code=error.code().value[0]) if details is None else status_pb2.Status.FromString(details)
-    )
-    return status_from_proto(written)
 
 
 def held_open(*sent: Any) -> Iterator[Any]:
@@ -187,7 +174,7 @@ def test_a_detokenizer_gives_no_requests_to_an_engine(secured: SecuredRing, role
     command = engine_pb2.Command(submit=engine_pb2.Submit(request_id="7-1", epoch=1))
     with grpc.secure_channel(secured.engine.address, secured.certificates.credentials(role)) as channel:
         stub = engine_pb2_grpc.EngineServiceStub(channel)
-        sent = held_open(engine_pb2.AttachRequest(hello=hello(f"{role}-9"), commands=[command]))
+        sent = held_open(engine_pb2.AttachRequest(hello=hello_message(PeerId(f"{role}-9", 7)), commands=[command]))
         frames = stub.Attach(sent, timeout=SECONDS, metadata=secured.service_metadata)
         rejection = next(one for frame in frames for one in frame.rejections)
     assert status_from_proto(rejection.status).code is code

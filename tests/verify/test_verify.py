@@ -11,6 +11,7 @@ import pytest
 
 from tests.chaos.report import Report
 from tests.house.pieces import imported
+from tests.processes import alive
 from tests.verify.__main__ import PATIENCE, ROOT, verify
 from tests.verify.results import Results
 from tests.verify.suites import SUITES, Suite
@@ -35,12 +36,6 @@ def checkout(tmp_path: Path) -> Path:
 
 def suite(program: str, *, name: str = "some", minutes: float = 1.0) -> Suite:
     return Suite(name, "", ("-c", program), minutes, ("engine",), {"found": r"(\d+) found", "words": "why"})
-
-
-def runs(pid: str) -> bool:
-    """Whether a process is there and not a zombie that nobody has asked for yet."""
-    status = Path(f"/proc/{pid}/status")
-    return status.exists() and "State:\tZ" not in status.read_text()
 
 
 def test_what_has_passed_is_run_again_only_when_its_inputs_change(
@@ -92,7 +87,7 @@ def test_a_suite_that_does_not_end_is_ended_with_all_that_it_started(checkout: P
     assert verify([sleeps], Results(checkout)) == 1
     output = Results(checkout).log(sleeps).read_text()
     assert "it usually takes" in output
-    assert not runs(output.split()[0])
+    assert not alive(int(output.split()[0]))
 
 
 def test_files_changed_meanwhile_leave_no_result_to_rely_on(checkout: Path) -> None:
@@ -107,7 +102,7 @@ def test_an_interruption_ends_the_suite_and_leaves_no_result(checkout: Path) -> 
     results, sleeps = Results(checkout), suite(interrupts)
     with pytest.raises(KeyboardInterrupt):
         verify([sleeps], results)
-    assert not runs(results.log(sleeps).read_text().split()[0])
+    assert not alive(int(results.log(sleeps).read_text().split()[0]))
     assert not list(checkout.glob(".verify/*/*.json"))
 
 
@@ -124,7 +119,7 @@ time.sleep(60)
     results, stays = Results(checkout), suite(interrupts_twice)
     with pytest.raises(KeyboardInterrupt):
         verify([stays], results)
-    assert not runs(results.log(stays).read_text().split()[0])
+    assert not alive(int(results.log(stays).read_text().split()[0]))
 
 
 @pytest.mark.parametrize(

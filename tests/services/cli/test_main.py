@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import click
@@ -15,9 +14,8 @@ from services.cli.commands._options import SECTIONS, describe
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS
 from services.cli.commands.serve import stack_settings
 from services.cli.main import COMMANDS, cli
-from tests.ring import MODEL, ROOT
-from tests.services.cli.command_line import ringline
-from tests.services.common.process.test_run import python
+from tests.programs import python, ringline, run
+from tests.ring import MODEL
 
 pytestmark = pytest.mark.long
 
@@ -116,8 +114,7 @@ def test_a_reader_that_has_enough_ends_a_command_without_a_word(arguments):
     reader, writer = os.pipe()
     os.close(reader)  # before anything is printed
     script = f"{{ {sys.executable} -m services.cli {arguments}; echo $? >&3; }} 3>&1 >&{writer}"
-    options = {"capture_output": True, "text": True, "cwd": ROOT, "timeout": 250, "pass_fds": [writer]}
-    done = subprocess.run(["bash", "-c", script], **options, check=False)
+    done = run("bash", "-c", script, pass_fds=[writer])
     os.close(writer)
     assert (done.stdout, done.stderr) == ("141\n", "")
 
@@ -163,14 +160,7 @@ assert not heavy, heavy
 def test_a_folder_that_is_called_as_one_of_ours_does_not_get_in_between(tmp_path):
     (tmp_path / "services").mkdir()
     (tmp_path / "services" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "services.cli", "--help"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=250,
-        check=False,
-    )
+    done = run(sys.executable, "-P", "-m", "services.cli", "--help", cwd=tmp_path)
     assert "Commands:" in done.stdout, done.stderr
 
 

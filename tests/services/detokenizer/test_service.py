@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
-from ringline.types.v1 import link_pb2
 from structlog.testing import capture_logs
 
+from services.common.rpc.shared_messages import hello_message
 from services.detokenizer.main import DESCRIPTION
 from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
 from services.ring.identity import PeerId
@@ -53,9 +53,7 @@ async def serving(
 
 
 def hello(name: str = ME.name, incarnation: int = ME.incarnation) -> detokenizer_pb2.SubscribeRequest:
-    return detokenizer_pb2.SubscribeRequest(
-        hello=link_pb2.Hello(name=name, incarnation=incarnation, min_version=1, max_version=1)
-    )
+    return detokenizer_pb2.SubscribeRequest(hello=hello_message(PeerId(name, incarnation)))
 
 
 async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> None:
@@ -142,8 +140,7 @@ async def test_a_newer_life_takes_the_place_of_an_older_one_and_not_the_other_wa
         assert detokenizer.gone == [ME], "what was held for it is gone"
         async with asyncio.timeout(60):
             with contextlib.suppress(grpc.aio.AioRpcError):
-                while await old.read() is not grpc.aio.EOF:
-                    pass
+                await read_to_the_end(old)
             assert await old.code() is grpc.StatusCode.ABORTED
         late = stub.Subscribe(hello())
         with pytest.raises(grpc.aio.AioRpcError) as refused:

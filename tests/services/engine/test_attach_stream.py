@@ -7,32 +7,28 @@ import threading
 
 import pytest
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import link_pb2
 
 from engine_core.config import ModelSpec
 from services.common.rpc import message_limits as parsing
 from services.common.rpc.message_limits import MessageLimits
+from services.common.rpc.shared_messages import hello_message
 from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.attach_stream import MAX_PENDING_REJECTIONS, Attachment
 from services.ring.errors import Code, Refused
-from services.ring.identity import MAX_VERSION, MIN_VERSION, PeerId
+from services.ring.identity import PeerId
 from services.ring.outbound_link import OutboundLink
 from tests.waiting import until
 
 ME = PeerId("processor-0", 1)
 
 
-def hello(peer: PeerId) -> link_pb2.Hello:
-    return link_pb2.Hello(
-        name=peer.name, incarnation=peer.incarnation, min_version=MIN_VERSION, max_version=MAX_VERSION
-    )
-
-
 class Peer:
     """It says hello and what it has to say, and takes nothing."""
 
     def __init__(self, *frames: engine_pb2.AttachRequest, me: PeerId = ME) -> None:
-        self._frames = [frame.SerializeToString() for frame in (engine_pb2.AttachRequest(hello=hello(me)), *frames)]
+        self._frames = [
+            frame.SerializeToString() for frame in (engine_pb2.AttachRequest(hello=hello_message(me)), *frames)
+        ]
         self.said = asyncio.Event()
         self.writing = asyncio.Event()
 

@@ -21,8 +21,8 @@ from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
 from tests.engine_core.scheduling.checked_executor import CheckedExecutor, Pending, model_spec
 from tests.engine_core.scheduling.harness import make_request
-from tests.services.common.process.test_run import wait_until
 from tests.services.ring.attach_harness import code_of, submission
+from tests.waiting import until
 
 LIMITS = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
 ME = PeerId("p", 1)
@@ -147,7 +147,7 @@ async def test_a_long_step_has_a_turn_of_its_own_and_an_idle_loop_none() -> None
         assert engine.step_loop is not None
         assert engine.step_loop.turn == engine.step_loop.turn == 1
         executor.may_end.set()
-        await asyncio.to_thread(wait_until, lambda: engine.step_loop is not None and engine.step_loop.turn is None)
+        await until(lambda: engine.step_loop is not None and engine.step_loop.turn is None)
 
 
 async def test_what_an_operator_asked_for_is_not_taken_for_a_step_that_hangs() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
 from services.engine.tokenizer import CHUNK_BYTES, chunks, fingerprint_of, read_tokenizer
 from services.text.tokenizer import Tokenizer
+from tests.programs import output_of
 from tests.ring import MODEL
 from tests.services.text.families import FAMILIES
 from tests.services.text.trained_tokenizers import byte_level, tokenizer_json
@@ -60,10 +60,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[
     ids and decoded text of each of ``TEXTS``. Made in another process, which sentencepiece's OpenMP runtime ends with.
     """
     directory = tmp_path_factory.mktemp("sentencepiece")
-    command = [sys.executable, "-c", TRAINING, str(directory), json.dumps([SENTENCES, TEXTS])]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    return directory, json.loads(finished.stdout.splitlines()[-1])
+    printed = output_of(sys.executable, "-c", TRAINING, directory, json.dumps([SENTENCES, TEXTS]))
+    return directory, json.loads(printed.splitlines()[-1])
 
 
 def test_what_is_there_is_sent_as_it_is() -> None:
@@ -93,10 +91,8 @@ def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
     checkpoint = shutil.copytree(trained[0], tmp_path / "checkpoint")
     config = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": legacy}))
-    command = [sys.executable, "-c", CONVERTING, str(checkpoint), json.dumps([*TEXTS, "</s>the"])]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    *converted, (after_special, _) = json.loads(finished.stdout.splitlines()[-1])
+    printed = output_of(sys.executable, "-c", CONVERTING, checkpoint, json.dumps([*TEXTS, "</s>the"]))
+    *converted, (after_special, _) = json.loads(printed.splitlines()[-1])
     equal = [one == expected for one, expected in zip(converted, trained[1], strict=True)]
     assert equal == [True, legacy, True]  # the second text begins with a space
     the = trained[1][0][0][1]  # with the space before it

@@ -67,9 +67,11 @@ def test_verdicts_are_those_of_a_naive_reader(
                 naive.epoch += 1
                 assert delivery.next_epoch() == naive.epoch
             case "abort":
-                ended = delivery.abort(FinishReason.CANCELLED)
-                assert ended.keys() == naive.tokens.keys() - naive.ends.keys()
-                naive.ends.update(ended)
+                error = Status(Code.UNAVAILABLE, "gone")
+                unended = naive.tokens.keys() - naive.ends.keys()
+                aborted = {c: ChoiceEnd(FinishReason.ERROR, len(naive.tokens[c]), error=error) for c in unended}
+                assert delivery.abort(FinishReason.ERROR, error) == aborted
+                naive.ends.update(aborted)
             case "delta":
                 assert delivery.delta(epoch, choice, position, ids) == naive.delta(epoch, choice, position, ids)
             case "end":
@@ -85,18 +87,6 @@ def test_verdicts_are_those_of_a_naive_reader(
         assert delivery.completion_tokens == sum(map(len, naive.tokens.values()))
         assert delivery.finished == (not unfinished)
         assert {c: s.end for c, s in delivery.choices.items() if s.end is not None} == naive.ends
-
-
-def test_an_abort_ends_unfinished_choices_where_they_are() -> None:
-    delivery = Delivery({0: [], 2: [7, 8]})
-    epoch = delivery.next_epoch()
-    delivery.delta(epoch, 0, 0, [1])
-    delivery.end(epoch, 0, ChoiceEnd(FinishReason.STOP, 1))
-    error = Status(Code.UNAVAILABLE, "gone")
-    assert delivery.abort(FinishReason.ERROR, error) == {2: ChoiceEnd(FinishReason.ERROR, 2, error=error)}
-    assert delivery.abort(FinishReason.ERROR, error) == {}
-    assert delivery.delta(epoch, 2, 2, [9]) is Verdict.DROP
-    assert delivery.completion_tokens == 3
 
 
 def test_replays_are_counted_until_something_fits() -> None:

@@ -31,9 +31,9 @@ def logprobs_of(ids: list[int], first_position: int) -> PackedLogprobs:
     return packed(TokenLogprob(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
 
 
-def an_outbox(outboxes: Outboxes | None = None) -> Outbox:
-    """Of a reader that is never lost, or whom nobody misses."""
-    return (outboxes or Outboxes()).open("", lambda: None)
+def an_outbox() -> Outbox:
+    """Of a reader that is never lost."""
+    return Outboxes().open("", lambda: None)
 
 
 @dataclass

@@ -35,10 +35,9 @@ few = st.integers(0, 5)
 generations = st.sampled_from([OLD, NEW])
 
 
-def prompt(family: int, tail: int = 0, blocks: int = 40) -> Prefixes:
+def prompt(family: int, tail: int = 0) -> Prefixes:
     """A prompt of a family, whose last fifth is its own."""
-    shared = blocks * 4 // 5
-    return prefixes_of([family] * shared * BLOCK + [1000 + tail] * (blocks - shared) * BLOCK, b"", BLOCK)
+    return prefixes_of([family] * 32 * BLOCK + [1000 + tail] * 8 * BLOCK, b"", BLOCK)
 
 
 @dataclass

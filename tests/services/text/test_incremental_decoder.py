@@ -280,8 +280,10 @@ def test_a_new_decoder_continues_where_another_was(kind):
     @given(st.data())
     def check(data):
         context, ids = tuple(data.draw(ids_of(tokenizer))[-6:]), data.draw(ids_of(tokenizer))
-        first = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
-        deltas = [delta for i in ids if (delta := first.feed([i]))]
+        first, deltas = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context)), []
+        for i in ids:
+            deltas += [delta] if (delta := first.feed([i])) else []
+            assert first.received - first.delivered <= MAX_UNFINISHED_TOKENS
         reference = {0: ""} | (text_at(deltas) if deltas else {})
         delivered = data.draw(st.sampled_from(sorted(reference)))
         whole = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
@@ -291,21 +293,6 @@ def test_a_new_decoder_continues_where_another_was(kind):
         assert reference[delivered] + "".join(delta.text for delta in deltas) == text
         assert list(chain(*(delta.token_ids for delta in deltas))) == ids[delivered:]
         assert second.delivered == second.received == len(ids)
-
-    check()
-
-
-@each_kind
-def test_hold_back_is_bounded(kind):
-    tokenizer = KINDS[kind]()
-
-    @fuzz
-    @given(st.data())
-    def check(data):
-        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
-        for token_id in data.draw(ids_of(tokenizer)):
-            decoder.feed([token_id])
-            assert decoder.received - decoder.delivered <= MAX_UNFINISHED_TOKENS
 
     check()
 

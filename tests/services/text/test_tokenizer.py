@@ -17,6 +17,7 @@ from services.text.tokenizer_files import (
     load_json,
     read_tokenizer_files,
 )
+from tests.programs import output_of
 from tests.services.text.panicking import Panicking, panic
 from tests.services.text.trained_tokenizers import KINDS, tokenizer_json
 
@@ -229,15 +230,12 @@ def test_a_panic_of_the_library_is_an_error(byte_level, monkeypatch):
 
 
 def test_the_text_tier_loads_without_torch_and_transformers():
-    import subprocess
-
     program = """
 import sys
 import services.text.chat_templates, services.text.choice_decoder, services.text.tokenizer
 print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'transformers', 'grpc', 'engine_core'}))
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    assert output_of(sys.executable, "-c", program).strip() == "[]"
 
 
 def test_json_nested_too_deeply_is_an_error():

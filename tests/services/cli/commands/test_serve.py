@@ -7,25 +7,23 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 
 import pytest
 
 from services.cli.supervise.runtime_directory import running_stacks
+from tests.processes import alive
+from tests.programs import ringline
 from tests.ring import MODEL, ROOT
-from tests.services.cli.command_line import ringline
-from tests.services.common.process.test_run import alive, wait_until
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def environment():
-    """With a runtime directory of its own, whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory() as path:
-        yield {**os.environ, "XDG_RUNTIME_DIR": path, "OMP_NUM_THREADS": "1"}
+def environment(private_runtime_directory):
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Stack:
@@ -137,8 +135,7 @@ def check_log_of_a_request(stack, address):
     assert records["processor"]["client_request_id"] not in (None, records["processor"]["request_id"])
 
 
-def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", environment["XDG_RUNTIME_DIR"])
+async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path):
     stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
         stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
@@ -147,7 +144,7 @@ def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path,
     finally:
         stack.process.kill()
     stack.process.wait()
-    wait_until(lambda: not any(alive(pid) for pid in pids))
+    await until(lambda: not any(alive(pid) for pid in pids))
     assert running_stacks() == []
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Thread
 
 import click
@@ -96,11 +94,15 @@ def stack(pid: int, address: str, **services: ProcessState) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def private_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield
+@contextmanager
+def page_served(body: bytes) -> Iterator[str]:
+    """A processor's live page; yields the address of its metrics."""
+    pages = {"/ring.json": Page("application/json", lambda: body)}
+    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
+    try:
+        yield f"http://127.0.0.1:{endpoint.port}/metrics"
+    finally:
+        endpoint.close()
 
 
 @pytest.mark.usefixtures("private_runtime_directory")
@@ -131,14 +133,12 @@ def test_a_processor_without_an_engine_says_so_and_where_it_looks(
     missing = {"engines": [f"10.0.0.{last}:50061" for last in range(6)], "detokenizers": []}
     page = {"live_requests": 0, "waiting_requests": 2, "engines": [], "detokenizers": [{}], "missing": missing}
     body = json.dumps(page if has_page else {"of": "another release"}).encode()
-    pages = {"/ring.json": Page("application/json", lambda: body)}
-    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
-    with engine("127.0.0.1", running=0, state=HealthCheckResponse.NOT_SERVING) as port:
-        address = f"127.0.0.1:{port}"
-        processor = ProcessState(7, address, f"http://127.0.0.1:{endpoint.port}/metrics")
-        with stack(1, address, processor=processor):
-            result = ask("--address", address)
-    endpoint.close()
+    with (
+        page_served(body) as metrics,
+        engine("127.0.0.1", running=0, state=HealthCheckResponse.NOT_SERVING) as port,
+        stack(1, address := f"127.0.0.1:{port}", processor=ProcessState(7, address, metrics)),
+    ):
+        result = ask("--address", address)
     assert result.return_value == 1
     if has_page:
         assert "requests live 0, requests waiting 2" in result.stdout
@@ -163,12 +163,8 @@ PAGE = {"live_requests": 0, "waiting_requests": 0, "engines": [], "detokenizers"
     ids=["infinite", "control characters", "no address", "deep"],
 )
 def test_what_is_not_a_live_page_is_not_shown(body: str) -> None:
-    pages = {"/ring.json": Page("application/json", lambda: body.encode())}
-    endpoint = MetricsEndpoint(CollectorRegistry(), "127.0.0.1", 0, pages, name=server_header("processor"))
-    try:
-        assert read_live_page("unix:nowhere", f"http://127.0.0.1:{endpoint.port}/metrics") is None
-    finally:
-        endpoint.close()
+    with page_served(body.encode()) as metrics:
+        assert read_live_page("unix:nowhere", metrics) is None
 
 
 def test_a_live_page_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +222,12 @@ def test_a_stack_is_shown_though_none_of_its_services_answers(
     assert result.return_value == 1
 
 
-def test_a_named_address_is_shown_where_no_stack_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        (Path(short) / "ringline").mkdir(mode=0o755)
-        with engine("127.0.0.1", running=0) as port:
-            assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
-        with pytest.raises(FatalError, match="is not private to this user"):
-            raise ask("--all").exception or AssertionError
+def test_a_named_address_is_shown_where_no_stack_can_be(private_runtime_directory: Path) -> None:
+    (private_runtime_directory / "ringline").mkdir(mode=0o755)
+    with engine("127.0.0.1", running=0) as port:
+        assert ask("--address", f"127.0.0.1:{port}").stdout.count("SERVING") == 1
+    with pytest.raises(FatalError, match="is not private to this user"):
+        raise ask("--all").exception or AssertionError
 
 
 @pytest.mark.parametrize("arguments", [("--all", "--address", "127.0.0.1:1"), ("--address", "127.0.0.1:1,nowhere")])

@@ -1,21 +1,18 @@
 """Running stacks are found, and what dead ones left is removed."""
 
 import fcntl
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from structlog.testing import capture_logs
 
 from services.cli.supervise.runtime_directory import ProcessState, StackState, running_stacks, runtime_directory
 from services.common.config.errors import FatalError
+from tests.ring import ROOT
 
-ROOT = Path(__file__).resolve().parents[4]
 STATE = StackState(1, "tiny", 12.5, "127.0.0.1:50051", {"engine": ProcessState(2, "unix:/x/engine.sock", None)})
 
 HOLDER = """
@@ -28,11 +25,7 @@ with runtime_directory() as directory:
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_runtime_directory(monkeypatch):
-    with tempfile.TemporaryDirectory() as path:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
-        yield
+pytestmark = pytest.mark.usefixtures("private_runtime_directory")
 
 
 def hold():
@@ -94,13 +87,11 @@ def test_starting_removes_what_a_killed_one_left():
         assert not path.exists()
 
 
-def test_a_directory_that_others_can_enter_is_not_used(monkeypatch):
-    with TemporaryDirectory() as short:  # tmp_path may be too long for sockets
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        (Path(short) / "ringline").mkdir()
-        (Path(short) / "ringline").chmod(0o755)
-        with pytest.raises(FatalError, match="not private"), runtime_directory():
-            pass
+def test_a_directory_that_others_can_enter_is_not_used(private_runtime_directory):
+    (private_runtime_directory / "ringline").mkdir()
+    (private_runtime_directory / "ringline").chmod(0o755)
+    with pytest.raises(FatalError, match="not private"), runtime_directory():
+        pass
 
 
 def test_a_runtime_directory_that_does_not_exist_is_said(monkeypatch):
@@ -124,11 +115,10 @@ def test_a_place_that_cannot_be_written_to_is_said_in_words(monkeypatch):
         runtime_directory().__enter__()
 
 
-def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(monkeypatch):
-    parent = Path(os.environ["XDG_RUNTIME_DIR"])
+def test_a_place_whose_name_leaves_no_room_for_sockets_is_refused(private_runtime_directory, monkeypatch):
     for length, fits in ((107, True), (108, False)):
-        filler = length - len(f"{parent}//ringline/serve-xxxxxxxx/detokenizer.sock")
-        place = parent / ("x" * filler)
+        filler = length - len(f"{private_runtime_directory}//ringline/serve-xxxxxxxx/detokenizer.sock")
+        place = private_runtime_directory / ("x" * filler)
         place.mkdir()
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
         if fits:

@@ -5,7 +5,6 @@ import io
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,9 @@ from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.supervisor import ChildFailed, ChildSpec, RestartPolicy, Supervisor
 from services.common.links.redial import Backoff
 from services.common.process.heartbeat import HEARTBEAT_LIMITS
-from tests.services.common.process.test_run import alive, wait_until
-
-ROOT = Path(__file__).resolve().parents[4]
+from tests.processes import alive
+from tests.ring import ROOT
+from tests.waiting import until
 
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
@@ -173,7 +172,7 @@ async def test_what_a_child_started_ends_with_it():
     assert alive(pid)
     os.kill(running.pid(), signal.SIGKILL)
     await running.until("up", 2)
-    wait_until(lambda: not alive(pid))
+    await until(lambda: not alive(pid))
     await running.end()
 
 
@@ -228,7 +227,7 @@ async def test_no_child_outlives_a_supervisor_that_is_killed_outright():
     assert all(alive(pid) for pid in pids)
     process.kill()
     await process.wait()
-    wait_until(lambda: not any(alive(pid) for pid in pids))
+    await until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_five_deaths_in_a_minute_are_too_many():

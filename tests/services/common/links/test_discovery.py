@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
-from ringline.types.v1 import link_pb2
+from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.common.links import discovery
@@ -22,6 +20,8 @@ from services.common.links.discovery import Discovery, PeerDedup, resolve
 from services.common.links.engine_link import EngineLink
 from services.ring.identity import PeerId
 from tests.ports import HeldPort
+from tests.services.common.links.fake_engine import FakeEngine, serving
+from tests.waiting import until
 
 ME = PeerId("processor-0", 1)
 INTERVAL = 0.1
@@ -50,27 +50,11 @@ class Names:
             await self.asked.wait()
 
 
-class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
-    """Welcomes whoever attaches, and computes nothing."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def GetModel(self, request, context):
-        return engine_pb2.GetModelResponse(name=self.name, incarnation=1)
-
-    async def Attach(self, request_iterator, context):
-        yield engine_pb2.AttachResponse(welcome=link_pb2.Welcome(name=self.name, incarnation=1, version=1))
-        await asyncio.Event().wait()
-
-
 class Owner:
     """Knows the engines that are attached, by name."""
 
     def __init__(self) -> None:
         self.up: dict[str, str] = {}
-        self.changed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self, stub) -> engine_pb2.GetModelResponse:
         return await stub.GetModel(engine_pb2.GetModelRequest())
@@ -78,42 +62,16 @@ class Owner:
     def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         assert engine.name not in self.up, "linked twice"
         self.up[engine.name] = link.address
-        self._notify()
 
     def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
         pass
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         del self.up[engine.name]
-        self._notify()
 
     async def until(self, *names: str) -> None:
         """Wait until exactly these are attached."""
-        async with asyncio.timeout(20), self.changed:
-            await self.changed.wait_for(lambda: self.up.keys() == set(names))
-
-    def _notify(self) -> None:
-        async def tell() -> None:
-            async with self.changed:
-                self.changed.notify_all()
-
-        task = asyncio.create_task(tell())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-@asynccontextmanager
-async def engine(name: str, *hosts: str, port: int = 0) -> AsyncIterator[tuple[int, grpc.aio.Server]]:
-    """An engine that listens on one port of several addresses of this machine."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    engine_pb2_grpc.add_EngineServiceServicer_to_server(FakeEngine(name), server)
-    for host in hosts:
-        port = server.add_insecure_port(f"{host}:{port}")
-    await server.start()
-    try:
-        yield port, server
-    finally:
-        await server.stop(0)
+        await until(lambda: self.up.keys() == set(names), 20)
 
 
 @asynccontextmanager
@@ -136,8 +94,8 @@ async def following(names: Names, owner: Owner, *addresses: str) -> AsyncIterato
 async def test_engines_of_a_name_come_and_go_while_the_process_runs() -> None:
     names, owner = Names("127.0.0.1"), Owner()
     async with (
-        engine("a", "127.0.0.1") as (port, _),
-        engine("b", "127.0.0.2", port=port) as (_, second),
+        serving(FakeEngine("a"), "127.0.0.1") as (port, _),
+        serving(FakeEngine("b"), "127.0.0.2", port=port) as (_, second),
         following(names, owner, f"engine:{port}") as found,
     ):
         await owner.until("a")
@@ -155,7 +113,10 @@ async def test_engines_of_a_name_come_and_go_while_the_process_runs() -> None:
 
 async def test_an_engine_with_two_addresses_is_linked_once_and_stays_when_one_goes() -> None:
     names, owner = Names("127.0.0.1", "127.0.0.2"), Owner()
-    async with engine("a", "127.0.0.1", "127.0.0.2") as (port, _), following(names, owner, f"engine:{port}"):
+    async with (
+        serving(FakeEngine("a"), "127.0.0.1", "127.0.0.2") as (port, _),
+        following(names, owner, f"engine:{port}"),
+    ):
         await owner.until("a")
         used = owner.up["a"].partition(":")[0]
         other = ({"127.0.0.1", "127.0.0.2"} - {used}).pop()
@@ -173,7 +134,7 @@ async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
     held = HeldPort()
     with capture_logs() as logs:
         async with (
-            engine("a", "127.0.0.1", port=held.number) as (port, server),
+            serving(FakeEngine("a"), "127.0.0.1", port=held.number) as (port, server),
             following(names, owner, f"engine:{port}"),
         ):
             await names.asked_again()
@@ -183,7 +144,7 @@ async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
             await server.stop(0)
             await owner.until()
             await names.asked_again()
-            async with engine("a", "127.0.0.1", port=port):
+            async with serving(FakeEngine("a"), "127.0.0.1", port=port):
                 await owner.until("a")
     held.release()
     told = [entry["reason"] for entry in logs if entry["event"] == "name not resolved"]
@@ -196,7 +157,7 @@ async def test_addresses_that_are_given_are_dialled_without_asking_dns() -> None
 
     owner = Owner()
     async with (
-        engine("a", "127.0.0.1") as (port, _),
+        serving(FakeEngine("a"), "127.0.0.1") as (port, _),
         following(nobody, owner, f"127.0.0.1:{port}", "unix:/nowhere.sock", "[::1]:1"),  # type: ignore[arg-type]
     ):
         await owner.until("a")

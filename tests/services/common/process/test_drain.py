@@ -10,6 +10,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.programs import run
+
 SMALL_SERVICE = Path(__file__).with_name("small_service.py")
 
 
@@ -92,8 +94,6 @@ def test_work_that_fails_ends_the_process_with_its_traceback_in_the_log(tmp_path
 def test_a_port_in_use_ends_a_process_with_one_line_and_no_traceback():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, SMALL_SERVICE, str(port)], capture_output=True, text=True, timeout=250, check=False
-        )
+        done = run(sys.executable, SMALL_SERVICE, str(port))
     (line,) = done.stderr.splitlines()
     assert (done.returncode, json.loads(line)["error"]) == (3, f"port {port} is in use: choose another with --port")

@@ -1,13 +1,11 @@
 """Processes that are stopped, or whose event loop hangs, are ended by those who started them, or by themselves."""
 
-import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,10 +13,11 @@ from structlog.testing import capture_logs
 from services.cli.supervise.supervisor import ChildSpec
 from services.common.config.variable_names import HEARTBEAT_PIPE_VARIABLE
 from services.common.process.heartbeat import HEARTBEAT_INTERVAL, HeartbeatLimits, HeartbeatMonitor, Phase
+from tests.processes import alive
+from tests.programs import python, ringline
+from tests.ring import ROOT
 from tests.services.cli.supervise.test_supervisor import Running
-from tests.services.common.process.test_run import alive
 
-ROOT = Path(__file__).resolve().parents[4]
 IMPATIENT = HeartbeatLimits(starting=60.0, running=1.0, ending=60.0)
 
 BEATING = """
@@ -116,16 +115,8 @@ asyncio.run(main())
 
 def test_what_a_child_starts_in_turn_does_not_beat_for_it():
     reading, writing = os.pipe()
-    done = subprocess.run(
-        [sys.executable, "-c", INHERITED.format(variable=HEARTBEAT_PIPE_VARIABLE)],
-        env={**os.environ, HEARTBEAT_PIPE_VARIABLE: str(writing)},
-        pass_fds=[writing],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    code = INHERITED.format(variable=HEARTBEAT_PIPE_VARIABLE)
+    done = python(code, env={HEARTBEAT_PIPE_VARIABLE: str(writing)}, pass_fds=[writing])
     os.close(writing)
     assert done.stdout.split() == ["False", "False"]
     assert os.read(reading, 100) == Phase.RUNNING.value + Phase.ENDING.value
@@ -187,9 +178,7 @@ def test_the_first_process_of_a_container_buries_orphans_and_waits_for_its_servi
     assert supervised.end()[0] == 7
 
 
-async def test_the_command_takes_the_options_of_its_service(tmp_path):
-    command = [sys.executable, "-m", "services.cli", "supervise", "detokenizer", "--port", "-1", "--help"]
-    done = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
-    printed, _ = await asyncio.wait_for(done.communicate(), 60)
+def test_the_command_takes_the_options_of_its_service():
+    done = ringline("supervise", "detokenizer", "--port", "-1", "--help")
     assert done.returncode == 0
-    assert "ringline detokenizer" in printed.decode()
+    assert "ringline detokenizer" in done.stdout

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[4]
-
-
-def run(code: str) -> None:
-    """In a process of its own."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+from tests.programs import output_of
 
 
 def test_what_is_loaded_is_spared_and_what_comes_later_is_not() -> None:
-    run("""
+    output_of(
+        sys.executable,
+        "-c",
+        """
 import gc
 from services.common.process.memory import freeze_loaded_objects
 
@@ -30,11 +25,15 @@ assert [one for one in gc.get_objects() if one is late]
 late.itself = late
 del late
 assert gc.collect() >= 1
-""")
+""",
+    )
 
 
 def test_what_loading_leaves_behind_is_collected_when_the_process_begins_to_serve() -> None:
-    run("""
+    output_of(
+        sys.executable,
+        "-c",
+        """
 import gc, weakref
 from services.common.process.memory import collection_paused, freeze_loaded_objects
 
@@ -52,12 +51,16 @@ assert left() is not None, "it is not visited"
 freeze_loaded_objects()
 assert left() is None
 assert not [one for one in gc.get_objects() if one is loaded]
-""")
+""",
+    )
 
 
 def test_no_thread_keeps_what_it_freed() -> None:
     """Each has an arena of the C allocator's, of which ``malloc_trim`` does not give back what is free at its end."""
-    run("""
+    output_of(
+        sys.executable,
+        "-c",
+        """
 import ctypes, threading
 from services.common.process.memory import limit_malloc_retention, resident_memory, trim_malloc
 
@@ -86,4 +89,5 @@ trim_malloc()
 left = resident_memory() - before
 assert left < THREADS * BLOCKS * BLOCK / 4, left
 over.set()
-""")
+""",
+    )

@@ -1,25 +1,20 @@
 """The hygiene of a process: what it may load, how it ends, and whose death is its own."""
 
-import os
+import asyncio
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from services.common.config.errors import ExitCode, FatalError
 from services.common.process.run import new_incarnation, run_service
-
-ROOT = Path(__file__).resolve().parents[4]
-
-
-def python(code, **kwargs):
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=250, check=False, **kwargs
-    )
+from tests.processes import alive
+from tests.programs import python
+from tests.ring import ROOT
+from tests.waiting import until
 
 
 def test_a_forbidden_module_cannot_be_loaded_later_nor_a_part_of_it():
@@ -137,29 +132,14 @@ def test_the_children_of_a_killed_process_die_with_it():
     assert alive(child)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: not alive(child))
+    asyncio.run(until(lambda: not alive(child)))
 
 
 def test_a_child_whose_parent_died_before_it_looked_ends_at_once():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    done = python(CHILD, env={**os.environ, "RINGLINE_PARENT_PID": str(gone.pid)})
+    done = python(CHILD, env={"RINGLINE_PARENT_PID": str(gone.pid)})
     assert (done.returncode, done.stdout) == (ExitCode.FAILURE, "")
-
-
-def alive(pid):
-    """Whether ``pid`` runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_later_life_is_greater():

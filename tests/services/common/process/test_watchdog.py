@@ -38,7 +38,7 @@ class Watched:
             "watchdog",
             self.sample,
             lambda: self.limit,
-            self.report,
+            lambda seconds, limit: self.report(seconds, limit),
             interval=INTERVAL,
             report_timeout=INTERVAL,
             end=self.end,
@@ -84,7 +84,7 @@ def test_idleness_and_long_work_within_its_limit_are_no_hang():
 
 def test_it_is_ended_even_if_the_report_hangs():
     watched, forever = Watched(0.0), threading.Event()
-    watched.watchdog._on_hang = lambda seconds, limit: forever.wait()
+    watched.report = lambda seconds, limit: forever.wait()
     watched.watchdog.start()
     assert watched.ended.wait(60)
     forever.set()

@@ -5,13 +5,12 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from google.rpc import status_pb2
 from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common.config.settings import ServerSettings
 from services.common.links.channels import Endpoint
 from services.common.rpc.server import Server
-from services.common.rpc.shared_messages import status_from_proto
+from tests.services.in_process import status_of
 
 SERVICE = "ringline.inference.v1.InferenceService"
 SECONDS = 60.0
@@ -75,5 +74,5 @@ async def serving(settings=None, authorizers=()):
 
 def details_of(error):
     """The reason, and the field that is to blame."""
-    status = status_from_proto(status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"]))
+    status = status_of(error)
     return status.reason, status.field

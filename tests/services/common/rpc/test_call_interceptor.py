@@ -13,16 +13,7 @@ from tests.services.common.rpc.inference_server import SECONDS, SERVICE, details
 
 async def drained(call):
     """Every answer of a call, or its error."""
-    if isinstance(call, grpc.aio.UnaryUnaryCall):
-        return [await call]
-    answers = []
-    while (answer := await call.read()) is not grpc.aio.EOF:
-        answers.append(answer)
-    if await call.code() is not grpc.StatusCode.OK:
-        raise grpc.aio.AioRpcError(
-            await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
-        )
-    return answers
+    return [await call] if isinstance(call, grpc.aio.UnaryUnaryCall) else [answer async for answer in call]
 
 
 def logged(caplog):
@@ -82,14 +73,17 @@ async def test_a_single_message_that_is_none_is_an_invalid_argument(data):
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_malformed_frame_ends_its_own_stream_after_those_before_it():
+@pytest.mark.parametrize(
+    "malformed", [b"\xff\xff\xff", b"\x12\x06\x0a\x04\xff\xfe\xfd\xfc"], ids=["none", "broken UTF-8"]
+)
+async def test_a_malformed_frame_ends_its_own_stream_after_those_before_it(malformed):
     async with serving() as (_, channel, servicer):
         good = inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id="r")).SerializeToString()
         undisturbed = channel.stream_stream(f"/{SERVICE}/Session")()
         await undisturbed.write(good)
         await undisturbed.read()
         session = channel.stream_stream(f"/{SERVICE}/Session")()
-        for data in (good, b"\xff\xff\xff"):
+        for data in (good, malformed):
             await session.write(data)
         with pytest.raises(grpc.aio.AioRpcError, match="cannot be parsed") as caught:
             await drained(session)
@@ -172,7 +166,5 @@ async def test_who_is_not_let_in_is_told_before_a_message_is_taken():
         assert await raw("Tokenize", iter([]), **key) == invalid
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await stub.Tokenize(inference_pb2.TokenizeRequest(text="a"), **key)).rendered == "a"
-        generated = [
-            one.request_id async for one in stub.Generate(inference_pb2.GenerateRequest(request_id="1"), **key)
-        ]
-        assert generated == ["1"]
+        (generated,) = await drained(stub.Generate(inference_pb2.GenerateRequest(request_id="1"), **key))
+        assert generated.request_id == "1"

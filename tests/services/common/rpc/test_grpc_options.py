@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +36,38 @@ def test_connections_of_clients_alone_have_an_age() -> None:
     assert dict(server_options(ServerSettings(), 4096, 5.0))[age] == 5000
 
 
-async def test_compressed_messages_are_not_taken() -> None:
-    """Else what a message takes would not be what came."""
+@asynccontextmanager
+async def serving(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[str]:
+    """The address of a server that tells its health, and has ``handlers`` besides."""
     server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    server.add_generic_rpc_handlers(handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", compression=grpc.Compression.Gzip) as channel:
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def test_compressed_messages_are_not_taken() -> None:
+    """Else what a message takes would not be what came."""
+    async with serving() as address, grpc.aio.insecure_channel(address, compression=grpc.Compression.Gzip) as channel:
         request = health_pb2.HealthCheckRequest(service="a" * 1000)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await health_pb2_grpc.HealthStub(channel).Check(request, timeout=60)
     assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    await server.stop(None)
 
 
-async def test_an_idle_stream_of_a_client_that_pings_is_left_alone(tmp_path: Path) -> None:
+async def test_an_idle_stream_of_a_client_that_pings_is_left_alone() -> None:
     """Else the third ping without data ends it (too_many_pings)."""
-    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
-    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
-    server.add_insecure_port(f"unix:{tmp_path}/server.sock")
-    await server.start()
     options = [*(o for o in CHANNEL_OPTIONS if o[0] != "grpc.keepalive_time_ms"), ("grpc.keepalive_time_ms", 1_000)]
-    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/server.sock", options=options) as channel:
+    async with serving() as address, grpc.aio.insecure_channel(address, options=options) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(watch.read(), 4.5)
         watch.cancel()
-    await server.stop(None)
 
 
 async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_however_fast_it_was() -> None:
@@ -74,12 +80,9 @@ async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_howeve
         await context.write(b"enough")
         await stop.wait()
 
-    server = grpc.aio.server(options=server_options(ServerSettings(), 4096, None))
     methods = {"Method": grpc.stream_stream_rpc_method_handler(handler)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Service", methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    service = grpc.method_handlers_generic_handler("Service", methods)
+    async with serving(service) as address, grpc.aio.insecure_channel(address) as channel:
         call = channel.stream_stream("/Service/Method")()
         for _ in range(reads):
             await call.write(message)
@@ -94,5 +97,4 @@ async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_howeve
         assert more * len(message) <= 1 << 20
         call.cancel()
         await asyncio.gather(write, return_exceptions=True)
-    stop.set()
-    await server.stop(None)
+        stop.set()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,10 +22,10 @@ from services.common.rpc.handlers import RequestStream
 from services.common.rpc.memory_guard import MemoryGuard
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection
+from tests.programs import output_of
 from tests.services.in_process import served
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[4]
 DESCRIPTION = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 SESSION = f"/{DESCRIPTION.full_name}/Session"
 MESSAGE = 2 << 20
@@ -128,11 +126,7 @@ async def hoard_until_closed() -> None:
 def test_what_was_hoarded_is_trims_when_its_connection_is_closed() -> None:
     """In a process of its own: in this one, tests before it left memory free that would hide what is held."""
     code = f"import asyncio; from {__name__} import hoard_until_closed; asyncio.run(hoard_until_closed())"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(sys.executable, "-c", code)
 
 
 class Answering(Echo):
@@ -187,17 +181,33 @@ async def test_who_sends_and_takes_many_messages_is_not_closed(sizes_read: list[
         assert await session.read() == grpc.aio.EOF
 
 
+class Machine:
+    """As the guard sees it: how much memory the process has, and which connections; and which the guard has closed."""
+
+    def __init__(self) -> None:
+        self.resident = 0
+        self.connections: list[AcceptedConnection] = []
+        self.closed: list[AcceptedConnection] = []
+
+    def accept(self, received: int, *, inode: int = 1, taken: int = 0) -> None:
+        """This connection, and no other."""
+        self.connections = [AcceptedConnection(("10.0.0.1", 5000), 7, inode, received, taken, 0.0)]
+
+    def closes(self, guard: MemoryGuard, resident: int, times: int = 1) -> list[AcceptedConnection]:
+        """All that is closed once the guard has looked so many times at so much memory."""
+        self.resident = resident
+        for _ in range(times):
+            guard.check()
+        return self.closed
+
+
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[AcceptedConnection]:
-    """Connections that the guard closed, of those that ``accept`` says there are."""
-    closed: list[AcceptedConnection] = []
-    monkeypatch.setattr(memory_guard, "close_connection", closed.append)
-    return closed
-
-
-def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, taken: int = 0) -> None:
-    one = AcceptedConnection(("10.0.0.1", 5000), 7, inode, received, taken, 0.0)
-    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: iter([one]))
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(memory_guard, "resident_memory", lambda: made.resident)
+    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: list(made.connections))
+    monkeypatch.setattr(memory_guard, "close_connection", made.closed.append)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -209,117 +219,70 @@ def accept(monkeypatch: pytest.MonkeyPatch, received: int, *, inode: int = 1, ta
     ],
 )
 def test_framing_has_an_allowance_but_none_at_the_budget(
-    messages: int,
-    size: int,
-    received: int,
-    taken: int,
-    sizes_read: list[int],
-    closed: list[AcceptedConnection],
-    monkeypatch: pytest.MonkeyPatch,
+    messages: int, size: int, received: int, taken: int, machine: Machine
 ) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(messages):
         guard.on_message(PEER, size)
-    accept(monkeypatch, received, taken=taken)
-    sizes_read.append(MIB // 2)
-    guard.check()
-    assert not closed
-    sizes_read.append(MIB)
-    for _ in range(20):
-        guard.check()
-    assert closed
+    machine.accept(received, taken=taken)
+    assert not machine.closes(guard, MIB // 2)
+    assert machine.closes(guard, MIB, times=20)
 
 
-def test_the_metadata_of_calls_has_an_allowance(
-    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_metadata_of_calls_has_an_allowance(machine: Machine) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(1000):
         guard.on_call(PEER, 1000)
-    accept(monkeypatch, 1000 * 1000)
-    sizes_read.append(MIB // 2)
-    guard.check()
-    assert not closed
+    machine.accept(1000 * 1000)
+    assert not machine.closes(guard, MIB // 2)
     for _ in range(100_000):
         guard.on_call(PEER, 1000)
-    sizes_read.append(MIB * 9 // 10)
-    for _ in range(20):
-        guard.check()
-    assert closed, "no more than what was received"
+    assert machine.closes(guard, MIB * 9 // 10, times=20), "no more than what was received"
 
 
-def test_who_hoards_is_closed_before_who_sends_many_messages(
-    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_hoards_is_closed_before_who_sends_many_messages(machine: Machine) -> None:
     guard = MemoryGuard(1, MIB)
     for _ in range(100_000):
         guard.on_message(PEER, 10)
     link = AcceptedConnection(("10.0.0.1", 5000), 7, 1, 100_000 * (10 + 130), 0, 0.0)
     hoarder = AcceptedConnection(("10.0.0.2", 5000), 8, 2, 500_000, 0, 0.0)
-    there = [link, hoarder]
-    monkeypatch.setattr(memory_guard, "accepted_connections", lambda port: list(there))
-    sizes_read.append(MIB * 9 // 10)
-    guard.check()
-    assert closed == [hoarder]
-    there.remove(hoarder)
-    for _ in range(5):
-        guard.check()
-    assert closed == [hoarder], "gRPC may have yet to free what it held"
-    sizes_read.append(MIB)
-    for _ in range(20):
-        guard.check()
-    assert link in closed
+    machine.connections = [link, hoarder]
+    assert machine.closes(guard, MIB * 9 // 10) == [hoarder]
+    machine.connections = [link]
+    assert machine.closes(guard, MIB * 9 // 10, times=5) == [hoarder], "gRPC may have yet to free what it held"
+    assert link in machine.closes(guard, MIB, times=20)
 
 
-def test_nothing_is_closed_where_that_could_not_help(
-    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_closed_where_that_could_not_help(machine: Machine) -> None:
     guard = MemoryGuard(1, 1024 * MIB)
-    sizes_read.append(612 * MIB)
-    accept(monkeypatch, 35 * MIB)
-    guard.check()
-    assert not closed, "356 MiB are too much"
-    accept(monkeypatch, 36 * MIB)
-    for _ in range(20):
-        guard.check()
-    assert closed
+    machine.accept(35 * MIB)
+    assert not machine.closes(guard, 612 * MIB), "356 MiB are too much"
+    machine.accept(36 * MIB)
+    assert machine.closes(guard, 612 * MIB, times=20)
 
 
-def test_another_connection_from_the_same_port_has_delivered_nothing(
-    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_connection_from_the_same_port_has_delivered_nothing(machine: Machine) -> None:
     guard = MemoryGuard(1, MIB)
     guard.on_message(PEER, MIB)
-    accept(monkeypatch, MIB)
-    sizes_read.append(MIB // 2)
-    guard.check()
-    assert not closed
-    accept(monkeypatch, MIB, inode=2)
-    for _ in range(20):
-        guard.check()
-    assert closed
+    machine.accept(MIB)
+    assert not machine.closes(guard, MIB // 2)
+    machine.accept(MIB, inode=2)
+    assert machine.closes(guard, MIB // 2, times=20)
 
 
-def test_memory_that_stays_short_is_trimmed_seldom(
-    sizes_read: list[int], closed: list[AcceptedConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_stays_short_is_trimmed_seldom(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: trims.append(sizes_read[-1]))
+    monkeypatch.setattr(memory_guard, "trim_malloc", lambda: trims.append(machine.resident))
     guard = MemoryGuard(1, 1024 * MIB)
-    accept(monkeypatch, 0)
-    sizes_read.append(512 * MIB)
-    for _ in range(100):
-        guard.check()
+    machine.accept(0)
+    machine.closes(guard, 512 * MIB, times=100)
     assert len(trims) == 5
-    sizes_read.append(600 * MIB)
-    guard.check()
+    machine.closes(guard, 600 * MIB)
     assert len(trims) == 6, "it grows"
-    accept(monkeypatch, 500 * MIB)
-    for _ in range(20):
-        guard.check()
-    assert len(closed) == 1
-    accept(monkeypatch, 0)
-    guard.check()
+    machine.accept(500 * MIB)
+    assert len(machine.closes(guard, 600 * MIB, times=20)) == 1
+    machine.accept(0)
+    machine.closes(guard, 600 * MIB)
     assert len(trims) == 8, "something was closed"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.config.settings import ServerSettings
@@ -17,6 +16,7 @@ from services.common.rpc import handlers as message_handlers
 from services.common.rpc.open_calls import CallRegistry, end_call_soon
 from services.common.rpc.server import Server
 from tests.abuse.wire import Connection, message
+from tests.services.in_process import status_of
 from tests.waiting import until
 
 SERVICE = "test.CallRegistry"
@@ -123,15 +123,17 @@ async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: server.open_calls == 0)
 
 
+async def exchange(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    await call.write(b"go")
+    assert await call.read() == LARGE
+
+
 async def refused(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> str:
     """Why a call was refused, which says when to try again."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await asyncio.wait_for(call.read(), SECONDS)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    details = status_pb2.Status.FromString(dict(caught.value.trailing_metadata())["grpc-status-details-bin"])
-    info = error_details_pb2.RetryInfo()
-    assert any(detail.Unpack(info) for detail in details.details)
-    assert info.retry_delay.ToMilliseconds() > 0
+    assert (status_of(caught.value).retry_after_ms or 0) > 0
     return str(caught.value.details())
 
 
@@ -141,8 +143,7 @@ async def test_who_has_most_calls_makes_room() -> None:
         calls = []
         for _ in range(4):
             calls.append(make())
-            await calls[-1].write(b"go")
-            assert await calls[-1].read() == LARGE
+            await exchange(calls[-1])
         assert "its share" in await refused(make())
         async with client(server, source=ELSEWHERE) as other:
             for number in (1, 2):
@@ -153,8 +154,7 @@ async def test_who_has_most_calls_makes_room() -> None:
             await other.send(await other.call(SESSION), message(b"go"))
             await other.wait_streams_ended(1)  # both have as many
         for call in calls[:2]:
-            await call.write(b"go")
-            assert await call.read() == LARGE
+            await exchange(call)
             call.cancel()
         await until(lambda: server.open_calls == 0)
 
@@ -167,14 +167,12 @@ async def test_a_client_may_have_so_many_connections_with_calls() -> None:
         grpc.aio.insecure_channel(server.address, options=options) as two,
     ):
         call = one.stream_stream(SESSION)()
-        await call.write(b"go")
-        assert await call.read() == LARGE
+        await exchange(call)
         assert "limit of 1 connections" in await refused(two.stream_stream(SESSION)())
         call.cancel()
         await until(lambda: server.open_calls == 0)
         call = two.stream_stream(SESSION)()
-        await call.write(b"go")
-        assert await call.read() == LARGE
+        await exchange(call)
 
 
 async def test_calls_beyond_those_of_a_connection_are_reset() -> None:
@@ -223,16 +221,13 @@ async def test_a_connection_without_calls_is_closed() -> None:
 async def test_new_calls_leave_an_old_connection_and_those_under_way_go_on() -> None:
     async with serving(age=0.2) as (server, handlers), grpc.aio.insecure_channel(server.address) as channel:
         old = channel.stream_stream(SESSION)()
-        await old.write(b"go")
-        assert await old.read() == LARGE
+        await exchange(old)
         while len(handlers.peers) < 2:
             await asyncio.sleep(0.05)
             new = channel.stream_stream(SESSION)()
-            await new.write(b"go")
-            assert await new.read() == LARGE
+            await exchange(new)
             new.cancel()
-        await old.write(b"go")
-        assert await old.read() == LARGE
+        await exchange(old)
         old.cancel()
 
 

@@ -17,7 +17,7 @@ async def test_a_write_to_a_reader_that_is_given_up_ends(expired: bool) -> None:
         await asyncio.Event().wait()
 
     stream = OutputStream(Outboxes(max_bytes=1000), "tenant")
-    too_much = ("1-1", 1, 0, 0, [7], "x" * 1000)
+    too_much = ("1-1", 0, 0, [7], "x" * 1000)
     writing = asyncio.create_task(stream.write(never_sent, "message", 0.01 if expired else 600.0))
     await asyncio.sleep(0)
     if expired:

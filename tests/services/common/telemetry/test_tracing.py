@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from services.common.config.options import SettingError
 from services.common.config.settings import DetokenizerSettings, TelemetrySettings
 from services.common.telemetry.tracing import Tracing, WallClock, carrier_of, start_tracing
-from tests.docs.documents import ROOT
+from tests.programs import python
 
 
 def settings(**telemetry: object) -> DetokenizerSettings:
@@ -23,7 +21,7 @@ def settings(**telemetry: object) -> DetokenizerSettings:
 )
 def test_a_service_that_does_not_trace_imports_nothing_for_it(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    assert python(code).returncode == 0
     assert start_tracing(settings()) is None
 
 
@@ -35,7 +33,7 @@ from services.common.config.settings import DetokenizerSettings, TelemetrySettin
 from services.common.telemetry.tracing import start_tracing
 start_tracing(DetokenizerSettings(telemetry=TelemetrySettings(otlp_traces_endpoint="http://127.0.0.1:1")))
 """
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = python(code)
     assert "--otlp-traces-endpoint needs opentelemetry" in result.stderr
     assert "pip install 'ringline-server[tracing]'" in result.stderr
 
