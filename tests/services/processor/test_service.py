@@ -228,7 +228,7 @@ async def test_large_frames_are_parsed_before_waiting_requests_are_tokenized(
         return resolve_request(*given)
 
     monkeypatch.setattr("services.processor.service.parse", parsed)
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", admitted)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", admitted)
     waits = [one.wait, *[harness.go.wait] * (THREADS - 1)]
     held = [asyncio.create_task(harness.queue.run_in_thread(wait, "", 0)) for wait in waits]
     await asyncio.sleep(0)
