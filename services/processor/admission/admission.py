@@ -15,8 +15,8 @@ from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.ring.dynamic_threshold import TenantMemoryQuota
 from services.ring.errors import retry_after_ms
+from services.ring.tenant_quota import TenantMemoryQuota
 
 MAX_LIVE_BYTES = 256 << 20
 """Memory that the requests in flight may take together; one alone may take more."""

@@ -28,9 +28,9 @@ from services.processor.admission.throughput import Throughput
 from services.processor.admission.tokenization_job import Job, LookUp, OnResolved, RequestJob
 from services.processor.request import Request
 from services.processor.served_models import ServedModels, no_route
-from services.ring.dynamic_threshold import DynamicThreshold
 from services.ring.errors import Code, Reason, Refused, retry_after_ms
 from services.ring.identity import PeerId
+from services.ring.tenant_quota import TenantQuota
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ class TokenizationQueue:
         """Requests parked without an engine, and since when, keyed by request id; oldest first."""
         self._window: TenantWindow[Job] = TenantWindow()
         self._release_scheduled = False
-        self._bytes = DynamicThreshold(max_waiting_bytes)
+        self._bytes = TenantQuota(max_waiting_bytes)
         """Bytes of waiting messages, per tenant."""
         self._begun_bytes = 0
         """Bytes of messages that threads work on, even if their client has gone."""
