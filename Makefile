@@ -96,7 +96,7 @@ fuzz: $(FULL)  ## send 100,000 mutated messages to each service; FUZZ="--inputs 
 	.venv/bin/python -m tests.fuzz $(FUZZ)
 
 lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the tests
-	.venv/bin/python -m pytest tests/house tests/contract -k "not cpu_tier and not stubs"
+	.venv/bin/python -m pytest tests/house tests/contract -k "not without_torch and not stubs"
 
 refusals: $(FULL)  ## print every error message on one page, to read aloud; ONLY="services/ring" to choose by file or words
 	.venv/bin/python -m tests.refusals $(ONLY)

@@ -33,7 +33,7 @@ class EngineCore:
         """
         self.model = executor.model
         self._executor = executor
-        self._in_flight: deque[tuple[StepPlan, PendingResult]] = deque()
+        self._submitted: deque[tuple[StepPlan, PendingResult]] = deque()
         """Submitted steps, oldest first. Between calls of ``step`` there is room for another one, except after an
         interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
@@ -64,27 +64,27 @@ class EngineCore:
         reports a defect of the scheduler that would otherwise make callers wait forever.
         """
         most = self._executor.max_concurrent_steps
-        plan = self._scheduler.schedule() if len(self._in_flight) < most else None
+        plan = self._scheduler.schedule() if len(self._submitted) < most else None
         if (started := self._scheduler.take_started()) and starting is not None:
             starting(started)
         outputs = self._scheduler.take_ended()
         if plan is not None:
-            self._in_flight.append((plan, self._executor.submit(plan)))
-        elif not self._in_flight and not outputs and self._scheduler.has_work():
+            self._submitted.append((plan, self._executor.submit(plan)))
+        elif not self._submitted and not outputs and self._scheduler.has_work():
             stats = self._scheduler.stats()
             raise StandstillError(
                 f"the scheduler plans no step, and none is under way: {stats.waiting_seqs} choices wait, "
                 f"{stats.running_seqs} run, and {stats.kv_blocks_used} of {stats.kv_blocks} KV blocks are held"
             )
-        if self._in_flight and (plan is None or len(self._in_flight) == most):
-            plan, pending = self._in_flight[0]
+        if self._submitted and (plan is None or len(self._submitted) == most):
+            plan, pending = self._submitted[0]
             outputs += self._scheduler.update(plan, pending.result())
-            self._in_flight.popleft()  # only after the wait: an interrupted caller may call again
+            self._submitted.popleft()  # only after the wait: an interrupted caller may call again
         return outputs
 
     def has_work(self) -> bool:
         """Whether ``step`` would do anything."""
-        return bool(self._in_flight) or self._scheduler.has_work()
+        return bool(self._submitted) or self._scheduler.has_work()
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

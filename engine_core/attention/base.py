@@ -130,14 +130,17 @@ class AttentionOptions:
     (Xiao et al., 2023, https://arxiv.org/abs/2309.17453)."""
 
 
-class Rotation(Protocol):
-    """Splits ``heads`` [T, Hq + 2 · Hkv, D] into rotated queries [T, Hq, D] and keys, and values [T, Hkv, D].
+class RotaryOp(Protocol):
+    """Rotary embedding of queries and keys, after the normalization of heads where a model has one."""
 
-    Hkv is 0 where there are queries alone.
-    """
+    @property
+    def nbytes(self) -> int: ...
 
     def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``heads`` may be overwritten; ``angles`` is None where nothing is rotated."""
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
+
+        ``angles`` is None where nothing is rotated; Hkv is 0 where there are queries alone.
+        """
 
 
 class AttentionBackend(ABC):
@@ -210,7 +213,7 @@ class AttentionBackend(ABC):
     def forward_heads(
         self,
         heads: torch.Tensor,
-        rotate: Rotation,
+        rotate: RotaryOp,
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,

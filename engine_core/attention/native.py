@@ -12,7 +12,7 @@ from engine_core.attention.base import (
     with_dense_rows,
 )
 from engine_core.kernels.arguments import NUMBER_TYPES
-from engine_core.kernels.capture import empty
+from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import empty_for_streaming
 from engine_core.kv_cache_interface import LayerCacheSpec
@@ -104,7 +104,7 @@ class NativeAttention(AttentionBackend):
     ) -> torch.Tensor:
         """Call the kernel, in the same way for heads and for latents."""
         num_rows, num_heads, width = query.shape
-        output = empty(num_rows, num_heads * width, query.dtype)
+        output = kernel_output(num_rows, num_heads * width, query.dtype)
         arguments = self._arguments
         if metadata is not self._metadata:
             self._begin_step(metadata)

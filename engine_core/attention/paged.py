@@ -13,7 +13,7 @@ from engine_core.attention.base import (
     AttentionBackend,
     AttentionMetadata,
     AttentionOptions,
-    Rotation,
+    RotaryOp,
     with_dense_rows,
 )
 from engine_core.errors import UnsupportedModelError
@@ -22,7 +22,7 @@ from engine_core.kernels.triton.cache import write_keys_and_values
 
 
 @runtime_checkable
-class CachingRotation(Rotation, Protocol):
+class CachingRotaryOp(RotaryOp, Protocol):
     """A rotation that writes keys and values straight to the cache in this layout, which saves a kernel."""
 
     def into_cache(
@@ -72,13 +72,13 @@ class PagedAttention(AttentionBackend):
     def forward_heads(
         self,
         heads: torch.Tensor,
-        rotate: Rotation,
+        rotate: RotaryOp,
         angles: Angles | None,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        if not isinstance(rotate, CachingRotation):
+        if not isinstance(rotate, CachingRotaryOp):
             return super().forward_heads(heads, rotate, angles, kv_cache, metadata, options)
         query = rotate.into_cache(heads, angles, kv_cache, metadata.slot_mapping)
         return self.attend(query, kv_cache, metadata, options)

@@ -52,7 +52,7 @@ class StepThread:
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingResult:
+class _GuardedStep:
     """A submitted step; its failure ends the executor."""
 
     executor: UniProcExecutor
@@ -86,9 +86,9 @@ class UniProcExecutor(CollectiveExecutor):
             return self._thread.submit(lambda: self._launch(plan).result())
         return self._launch(plan)
 
-    def _launch(self, plan: StepPlan) -> _PendingResult:
+    def _launch(self, plan: StepPlan) -> _GuardedStep:
         worker = self._running()
-        return _PendingResult(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
+        return _GuardedStep(self, self.guard(plan.step_id, lambda: worker.launch(plan)), plan.step_id)
 
     def _running(self) -> Worker:
         if self._worker is None:

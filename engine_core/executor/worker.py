@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.errors import OutOfMemoryError
+from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.digest import WeightsDigest, digest_of
+from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
@@ -143,21 +143,8 @@ class Worker:
         spec = model.kv_cache_spec(self.limits.block_size)
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         device.trim()
-        return ModelReport(
-            model.weight_bytes, bytes_per_block, layout, model_digest, self._numerics(model_digest), digest.seconds
-        )
-
-    def _numerics(self, model_digest: str) -> str:
-        """The numerics digest, 32 hex digits: equal where the same request is computed to the same bits.
-
-        Of the model, its number type, what the device, the attention backend and the operations say of their numerics,
-        and the builds of torch and numpy (which samples on CPU). The number of threads and the batch are not in it:
-        they do not change a result.
-        """
-        spec = self.model.kv_cache_spec(self.limits.block_size)
-        device, model = self.device, [model_digest, str(self.checkpoint.dtype)]
-        parts = [*device.numerics(), *self.model.numerics, device.attention.numerics(spec), device.ops.numerics()]
-        return digest_of(*model, *parts, torch.__version__, torch.__config__.show(), np.__version__)
+        numerics = numerics_of(model_digest, checkpoint.dtype, device, model, spec)
+        return ModelReport(model.weight_bytes, bytes_per_block, layout, model_digest, numerics, digest.seconds)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
@@ -179,7 +166,7 @@ class Worker:
                 f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
                 f"Lower {flag}."
             ) from error
-        self._runner = self.device.runner(self.model, self._new_batch())
+        self._runner = self.device.make_runner(self.model, self._new_batch())
         return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:

@@ -143,7 +143,7 @@ def outputs_in(pool: BufferPool) -> Iterator[None]:
         _state.pool = None
 
 
-def empty(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+def kernel_output(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor [rows, width] for a kernel's output, with unspecified contents."""
     captured: Captured | None = getattr(_state, "captured", None)
     pool: BufferPool | None = getattr(_state, "pool", None) if captured is None else captured.pool

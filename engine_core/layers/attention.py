@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine_core.attention.base import AttentionBackend, AttentionOptions
+from engine_core.attention.base import AttentionBackend, AttentionOptions, RotaryOp
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part import Part
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import HeadNorms, HeadsShape, OpsBackend, RotaryOp
+from engine_core.ops.base import HeadNorms, HeadsShape, OpsBackend
 
 
 @dataclass(frozen=True, slots=True)

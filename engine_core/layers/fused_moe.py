@@ -192,7 +192,7 @@ class FusedMoE(Part):
         self, x: torch.Tensor, residual: torch.Tensor | None, router_input: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[T, H]: each row's experts, summed, plus ``residual``; the router sees ``router_input`` [T, H] if given."""
-        logits = self.gate.op(x if router_input is None else router_input, dtype=torch.float32)
+        logits = self.gate.logits(x if router_input is None else router_input)
         ids, weights = self._backend.route(
             logits,
             self._routing,

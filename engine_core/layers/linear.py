@@ -43,13 +43,13 @@ class ColumnParallelLinear(Part):
         """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
         return self.op(x, residual=residual, scale=scale)
 
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, N] float32 of ``x`` [M, K]."""
+        return self.op(x, dtype=torch.float32)
+
 
 class ParallelLMHead(ColumnParallelLinear):
     """The output projection, in float32."""
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, V] float32 of ``hidden`` [R, H]."""
-        return self.op(hidden, dtype=torch.float32)
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits, the lowest of equals."""
@@ -61,4 +61,4 @@ class SigmoidGate(ColumnParallelLinear):
 
     def add_gated(self, x: torch.Tensor, gated: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """``residual`` plus ``gated`` times the sigmoid of the logit of each row of ``x``; all [T, H]."""
-        return self._backend.add_gated(gated, self.op(x, dtype=torch.float32), residual)
+        return self._backend.add_gated(gated, self.logits(x), residual)

@@ -46,7 +46,7 @@ class Part(ABC):
 
     @abstractmethod
     def load(self, weights: Weights) -> None:
-        """Take its tensors from ``weights``."""
+        """Take its tensors from ``weights``, and have the backend make the op that computes it."""
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes its weights will take, without padding; ``itemsize`` is that of the model's type."""

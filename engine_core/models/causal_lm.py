@@ -105,7 +105,7 @@ class CausalLM(LanguageModel):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         context = replace(context, angles=[rotary.angles(positions) for rotary in self.rotaries])
-        return self._stack(self.embed(input_ids, positions), context)
+        return self._run_layers(self.embed(input_ids, positions), context)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
@@ -131,7 +131,8 @@ class CausalLM(LanguageModel):
         for index, cache in zip(indices, self.cache_of_layers, strict=True):
             rotation = None if (rope := ropes[index]) is None else distinct.index(rope)
             placed.append((self._layers[index], LayerPlace(rotation, cache, group_of[cache])))
-        self._stack = self._factory.backend.captured(self.make_stack(placed))
+        # On CPU this is ops/kernel_graph.py, which runs the layers natively.
+        self._run_layers = self._factory.backend.captured(self.make_stack(placed))
 
 
 class LayersAndNorm:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from engine_core.attention.base import Angles
+from engine_core.attention.base import RotaryOp
 from engine_core.forward_context import ForwardContext
 from engine_core.ops.activation import Activation
 
@@ -195,19 +195,6 @@ class HeadNorms:
         """[2 or 3, D + padding] float32, padded with zeros."""
         weights = [self.query, self.key] + ([] if self.value is None else [self.value])
         return torch.nn.functional.pad(torch.stack(weights), (0, padding))
-
-
-class RotaryOp(Protocol):
-    """Rotary embedding of queries and keys, after the normalization of heads where a model has one."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __call__(self, heads: torch.Tensor, angles: Angles | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, Hq, D], keys and values [T, Hkv, D] of ``heads`` [T, Hq + 2 · Hkv, D], which may be overwritten.
-
-        ``angles`` is None where nothing is rotated.
-        """
 
 
 class DecoderStack(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
-from engine_core.attention.base import Angles
+from engine_core.attention.base import Angles, RotaryOp
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.activation import activate
 from engine_core.kernels.triton.norm import normalize
@@ -20,7 +20,6 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
-    RotaryOp,
     Routing,
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear

@@ -59,11 +59,14 @@ class _Graph:
 
 
 class KernelGraph:
-    """Does what a stack of layers does. If anything but native kernels computes, the stack itself is called."""
+    """Does what ``layers`` do: their Python runs in ``_capture`` alone, and a step runs kernels/cpu/replay.h.
 
-    def __init__(self, stack: DecoderStack, replay: Callable[..., int]) -> None:
+    If anything but native kernels computes, the layers themselves are called in every step.
+    """
+
+    def __init__(self, layers: DecoderStack, replay: Callable[..., int]) -> None:
         """``replay`` is ``Kernels.replay``."""
-        self._stack = stack
+        self._layers = layers
         self._replay = replay
         self._graph: _Graph | None = None
         self._capturable = True
@@ -72,13 +75,13 @@ class KernelGraph:
         graph = self._graph
         if self._capturable and (graph is None or not graph.fits(len(hidden), context.kv_caches)):
             graph = self._graph = self._capture(hidden, context)
-        return self._stack(hidden, context) if graph is None else graph.replay(hidden, context)
+        return self._layers(hidden, context) if graph is None else graph.replay(hidden, context)
 
     def _capture(self, hidden: torch.Tensor, context: ForwardContext) -> _Graph | None:
         """A graph for steps of as many rows as ``hidden``, or of twice as many as so far; None if there can be none."""
         rows, most = len(hidden), 0 if self._graph is None else self._graph.captured.pool.max_rows
         self._graph = None  # its memory is free before more is taken
-        # The stack sees all rows that there is room for: a view of a single one may have any stride.
+        # The layers see all rows that there is room for: a view of a single one may have any stride.
         rows = max(rows, _LEAST_ROWS, 2 * most if rows > most else 0)
         pool = BufferPool(rows)
         captured = Captured(pool, self._replay)
@@ -90,7 +93,9 @@ class KernelGraph:
         own_hidden = own(hidden)
         own_context = replace(
             context,
-            rows=torch.arange(rows),  # passed, so that the selection of rows is captured, too
+            # Passed, so that the last layer's selection of rows (blocks.SelfAttention.attend) is captured, too; from
+            # there on a replay counts the selected rows.
+            rows=torch.arange(rows),
             angles=[
                 Angles(own(cos), own(sin), None if scales is None else own(scales))
                 for cos, sin, scales in context.angles
@@ -99,7 +104,7 @@ class KernelGraph:
         )
         try:
             with capturing(captured):
-                output = self._stack(own_hidden, own_context)
+                output = self._layers(own_hidden, own_context)
         except NotCapturableError:
             self._capturable = False
             return None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from engine_core.attention.base import Angles
+from engine_core.attention.base import Angles, RotaryOp
 from engine_core.kernels.arguments import NUMBER_TYPES
-from engine_core.kernels.capture import Kernel, empty
+from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
@@ -22,7 +22,6 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
-    RotaryOp,
     Routing,
 )
 from engine_core.ops.kernel_graph import KernelGraph
@@ -62,7 +61,7 @@ class NativeLinear(LinearOp):
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         x = x.contiguous()
-        y = empty(x.shape[0], self.out_features, dtype or x.dtype)
+        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
         self._arguments.residual = None if residual is None else residual.data_ptr()
         self._arguments.wide, self._arguments.scale = y.dtype == torch.float32, scale
         self._call(self._kernels.linear, x, y)
@@ -123,7 +122,7 @@ class NativeNorm:
         width = x.shape[-1]
         groups = x.shape[1] if x.ndim == 3 else 1
         x = x if x.stride(-1) == 1 and x.stride(-2) in (width, x.stride(0)) else x.contiguous()
-        y = x if in_place else empty(x.shape[0], groups * width, x.dtype).view(x.shape)
+        y = x if in_place else kernel_output(x.shape[0], groups * width, x.dtype).view(x.shape)
         arguments = self._arguments
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
         arguments.groups = groups
@@ -216,7 +215,7 @@ class NativeBackend(OpsBackend):
         return NativeRotary(self._kernels, shape, norms)
 
     def activate(self, x: torch.Tensor, activation: Activation, up: torch.Tensor | None = None) -> torch.Tensor:
-        output = empty(x.shape[0], x.shape[1], x.dtype)
+        output = kernel_output(x.shape[0], x.shape[1], x.dtype)
         self._kernels.activate.run(
             x=x,
             up=up,
@@ -231,7 +230,7 @@ class NativeBackend(OpsBackend):
         return output
 
     def add_gated(self, x: torch.Tensor, logits: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        output = empty(x.shape[0], x.shape[1], x.dtype)
+        output = kernel_output(x.shape[0], x.shape[1], x.dtype)
         self._kernels.sigmoid_gate.run(
             x=x,
             logits=logits,
@@ -246,7 +245,7 @@ class NativeBackend(OpsBackend):
     def select_rows(self, x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         if rows is None:
             return x
-        selected = empty(len(rows), x.shape[1], x.dtype)
+        selected = kernel_output(len(rows), x.shape[1], x.dtype)
         self._kernels.select_rows.run(
             x=x,
             output=selected,

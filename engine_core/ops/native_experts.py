@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from engine_core.kernels.arguments import NUMBER_TYPES
-from engine_core.kernels.capture import Kernel, empty
+from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, Routing
 from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
@@ -40,7 +40,7 @@ class NativeGroupedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert x.stride(2) == 1
         arguments = self._arguments
-        y = empty(x.shape[0], arguments.groups * arguments.out_features, x.dtype)
+        y = kernel_output(x.shape[0], arguments.groups * arguments.out_features, x.dtype)
         arguments.x, arguments.output, arguments.rows = x.data_ptr(), y.data_ptr(), x.shape[0]
         arguments.x_stride, arguments.x_group_stride = x.stride(0), x.stride(1)
         arguments.num_threads = torch.get_num_threads()
@@ -58,7 +58,7 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``OpsBackend.route`` with native kernels."""
     rows, num_experts = logits.shape
-    ids, weights = empty(rows, routing.top_k, torch.int32), empty(rows, routing.top_k, torch.float32)
+    ids, weights = kernel_output(rows, routing.top_k, torch.int32), kernel_output(rows, routing.top_k, torch.float32)
     failed = kernels.route.run(
         logits=logits,
         bias=correction_bias,
@@ -143,7 +143,7 @@ class PackedExperts(ExpertsOp):
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
         arguments, rows = self._arguments, x.shape[0]
-        output = empty(rows, arguments.hidden, x.dtype)
+        output = kernel_output(rows, arguments.hidden, x.dtype)
         rooms = self._rooms(rows, x.dtype)
         for name, room in rooms.items():
             setattr(arguments, name, room.data_ptr())
@@ -178,6 +178,6 @@ class NativeExperts(PackedExperts):
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         arguments, factors = self._arguments, self._factor_type
         return {
-            "gathered": empty(rows, arguments.top_k * arguments.hidden, factors),
-            "activated": empty(rows, arguments.top_k * arguments.inner, factors),
+            "gathered": kernel_output(rows, arguments.top_k * arguments.hidden, factors),
+            "activated": kernel_output(rows, arguments.top_k * arguments.inner, factors),
         }

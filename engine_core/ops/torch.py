@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from engine_core.attention.base import Angles
+from engine_core.attention.base import Angles, RotaryOp
 from engine_core.layers.rotary import rotate
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
@@ -22,7 +22,6 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
-    RotaryOp,
     Routing,
     Scoring,
 )

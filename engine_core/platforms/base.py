@@ -59,7 +59,7 @@ class Platform(ABC):
         """What decides a result's bits beside attention, operations and the builds of torch and numpy."""
 
     @abstractmethod
-    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
+    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         """A runner that computes steps on ``batch``."""
 
     @abstractmethod

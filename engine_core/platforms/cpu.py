@@ -77,7 +77,7 @@ class CpuPlatform(Platform):
         extensions = numpy["SIMD Extensions"].get("found", [])
         return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
 
-    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
+    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS))
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
@@ -101,7 +101,7 @@ class CpuPlatform(Platform):
         for indices in model.layers_by_kind():
             one = model.with_layers(indices[:1])
             (cache,) = self.attention.allocate(one.kv_cache_spec(limits.block_size), 1, self.torch_device)
-            runs.append((self.runner(one, new_batch()), cache, len(indices)))
+            runs.append((self.make_runner(one, new_batch()), cache, len(indices)))
         plan = largest_step(limits, model.vocab_size, NumpyOps.rows_at_once(model.vocab_size))
         resident = resident_memory()
         with measure_peak() as peak:

@@ -213,7 +213,7 @@ class CudaPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
-    def runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
+    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
 
@@ -246,7 +246,11 @@ class CudaPlatform(Platform):
         plan = largest_step(self._limits, vocab_size, TorchOps.rows_at_once(vocab_size))
         return step_seconds(
             [
-                (self.runner(model.with_layers(indices[:1]), new_batch()), kv_caches[caches[indices[0]]], len(indices))
+                (
+                    self.make_runner(model.with_layers(indices[:1]), new_batch()),
+                    kv_caches[caches[indices[0]]],
+                    len(indices),
+                )
                 for indices in model.layers_by_kind()
             ],
             plan,

@@ -14,7 +14,7 @@ import torch
 
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES
-from engine_core.kernels.capture import empty
+from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
@@ -92,7 +92,7 @@ class Int8Linear(LinearOp):
     ) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = empty(x.shape[0], self.out_features, dtype or x.dtype)
+        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
         arguments = self._arguments
         arguments.input, arguments.input_stride = x.data_ptr(), x.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from engine_core.kernels.capture import empty
+from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.native_experts import PackedExperts
@@ -35,8 +35,8 @@ class Int8Experts(PackedExperts):
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         top_k, hidden, inner = self._arguments.top_k, self._arguments.hidden, self._arguments.inner
         return {
-            "gathered": empty(rows, top_k * hidden, dtype),
-            "activated": empty(rows, top_k * inner, dtype),
-            "rounded": empty(rows, top_k * max(hidden, inner), torch.int8),
-            "row_scales": empty(rows, top_k, torch.float32),
+            "gathered": kernel_output(rows, top_k * hidden, dtype),
+            "activated": kernel_output(rows, top_k * inner, dtype),
+            "rounded": kernel_output(rows, top_k * max(hidden, inner), torch.int8),
+            "row_scales": kernel_output(rows, top_k, torch.float32),
         }

@@ -49,8 +49,8 @@ class LogprobsTensors:
         """The tensors to copy to the host."""
         return [self.ranks, self.top_ids, self.values]
 
-    def on_host(self, arrived: Iterator[torch.Tensor]) -> LogprobsTensors:
-        """The same with the next of the tensors that have ``arrived``, which are copies of its own."""
+    def take_from(self, arrived: Iterator[torch.Tensor]) -> LogprobsTensors:
+        """The same with the next tensors of ``arrived``, which are copies of its own on the host."""
         return LogprobsTensors(self.rows, self.num_top, *(next(arrived) for _ in self.tensors()))
 
     def entries(self) -> list[Logprobs]:

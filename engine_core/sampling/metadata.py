@@ -45,12 +45,12 @@ def processor_bit(kind: type[LogitsProcessor[Any]]) -> int:
 
 
 class SamplingMetadata:
-    """One entry per slot of the batch; entries of empty slots are unspecified but for ``features``. N slots."""
+    """One entry per slot of the batch; entries of empty slots are unspecified but for ``asked_of``. N slots."""
 
     def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         """``eos_token_ids`` are the model's."""
         self._vocab_size = vocab_size
-        self.features = np.zeros(num_slots, np.int32)
+        self.asked_of = np.zeros(num_slots, np.int32)
         """What each slot asks for; nothing where it is empty."""
         self.asked = 0
         """What any slot asks for."""
@@ -73,7 +73,7 @@ class SamplingMetadata:
     def add(self, slot: int, params: SamplingParams, choice: int, num_output_tokens: int) -> None:
         """Take a sequence that has ``num_output_tokens`` tokens of output into ``slot``."""
         random = not params.greedy
-        asked = {
+        asks = {
             RANDOM: random,
             TOP_K: random and params.top_k is not None and params.top_k < self._vocab_size,
             TOP_P: random and params.top_p < 1.0,
@@ -81,13 +81,13 @@ class SamplingMetadata:
             LOGPROBS: params.logprobs is not None,
             PROMPT_LOGPROBS: params.prompt_logprobs is not None,
         }
-        features = sum(bit for bit, wanted in asked.items() if wanted)
+        asked = sum(bit for bit, wanted in asks.items() if wanted)
         for place, (bit, processor) in enumerate(self.processors):
             applies = processor.add(slot, params)
             self._until[place, slot] = 0 if applies is None else min(applies.until, FOREVER)
             if applies is not None:
-                features |= bit | (READS_TOKENS if applies.reads_tokens else 0)
-        self.features[slot] = features
+                asked |= bit | (READS_TOKENS if applies.reads_tokens else 0)
+        self.asked_of[slot] = asked
         # A smaller one would be zero in float32, and zero divided by zero is not a number.
         self.temperature[slot] = max(params.temperature, _SMALLEST)
         self.top_k[slot] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
@@ -97,7 +97,7 @@ class SamplingMetadata:
         self.num_logprobs[slot] = params.logprobs or 0
         self.num_prompt_logprobs[slot] = params.prompt_logprobs or 0
         self._expire_slot(slot, num_output_tokens)
-        self.asked |= int(self.features[slot])
+        self.asked |= int(self.asked_of[slot])
 
     def most_bytes(self, max_model_len: int) -> int:
         """What processors may keep of the tokens of all slots."""
@@ -106,41 +106,41 @@ class SamplingMetadata:
     def greedy(self, slots: Index) -> bool:
         """Whether each of ``slots`` takes the argmax, and asks for nothing else that needs logits."""
         # If no slot asks for anything, there is no need to look at them.
-        return not self.asked or not int(np.bitwise_or.reduce(self.features[slots])) & ~PROMPT_LOGPROBS
+        return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & ~PROMPT_LOGPROBS
 
     def reads_tokens(self, slots: Index) -> bool:
         """Whether what may be sampled for any of ``slots`` depends on the tokens before."""
-        return bool(self.asked & READS_TOKENS and int(np.bitwise_or.reduce(self.features[slots])) & READS_TOKENS)
+        return bool(self.asked & READS_TOKENS and int(np.bitwise_or.reduce(self.asked_of[slots])) & READS_TOKENS)
 
     def expire(self, slots: Index, num_output_tokens: npt.NDArray[np.int64]) -> None:
         """Drop logits processors that do not apply to ``slots`` any more, now that they have ``num_output_tokens``."""
         if not self.asked & EXPIRES:
             return
-        expiring = np.flatnonzero(self.features[slots] & EXPIRES)
+        expiring = np.flatnonzero(self.asked_of[slots] & EXPIRES)
         for slot, count in zip(slots[expiring].tolist(), num_output_tokens[expiring].tolist(), strict=True):
             self._expire_slot(slot, count)
-        self.asked = int(np.bitwise_or.reduce(self.features))
+        self.asked = int(np.bitwise_or.reduce(self.asked_of))
 
     def _expire_slot(self, slot: int, num_output_tokens: int) -> None:
-        features = int(self.features[slot]) & ~EXPIRES
+        asked = int(self.asked_of[slot]) & ~EXPIRES
         for (bit, _), until in zip(self.processors, self._until[:, slot].tolist(), strict=True):
-            if not features & bit or until == FOREVER:
+            if not asked & bit or until == FOREVER:
                 continue
             if num_output_tokens < until:
-                features |= EXPIRES
+                asked |= EXPIRES
             else:
-                features &= ~bit
-        self.features[slot] = features
+                asked &= ~bit
+        self.asked_of[slot] = asked
 
     def prompts_computed(self, slots: Index) -> None:
         """``slots`` ask for no more log probabilities of their prompts."""
         if self.asked & PROMPT_LOGPROBS:
-            self.features[slots] &= ~PROMPT_LOGPROBS
-            self.asked = int(np.bitwise_or.reduce(self.features))
+            self.asked_of[slots] &= ~PROMPT_LOGPROBS
+            self.asked = int(np.bitwise_or.reduce(self.asked_of))
 
     def remove(self, slot: int) -> None:
         for _, processor in self.processors:
             processor.remove(slot)
-        if self.features[slot]:
-            self.features[slot] = 0
-            self.asked = int(np.bitwise_or.reduce(self.features))
+        if self.asked_of[slot]:
+            self.asked_of[slot] = 0
+            self.asked = int(np.bitwise_or.reduce(self.asked_of))

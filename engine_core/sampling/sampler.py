@@ -2,7 +2,8 @@
 
 In this order, and each only where some row asks for it: logits processors, in the order of their list; then the argmax
 for greedy rows, and for the others temperature, min-p, top-k, top-p and noise; log probabilities of the raw logits.
-Nothing is remembered from step to step but the tokens themselves, and no row's result depends on another row.
+A step whose rows are all greedy does not come here (``ModelRunner._sample``). Nothing is remembered from step to step
+but the tokens themselves, and no row's result depends on another row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine_core.sampling.logprobs import LogprobsTensors
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.noise import position_keys
 
-Features = npt.NDArray[np.int32]
+Bits = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,14 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
         """Sample one token for each row of ``logits`` [R, V] float32, which may be changed."""
-        features = self._metadata.features[rows.slots]
+        asked_of = self._metadata.asked_of[rows.slots]
         step = self._ops.rows_at_once(logits.shape[1])
         array = self._ops.array(logits)
         tokens: list[Array] = []
         logprobs: list[LogprobsTensors] = []
-        for start in range(0, len(features), step):
+        for start in range(0, len(asked_of), step):
             part = slice(start, start + step)
-            sampled, report = self._sample_part(array[part], rows.part(part), features[part], start)
+            sampled, report = self._sample_part(array[part], rows.part(part), asked_of[part], start)
             tokens.append(sampled)
             if report is not None:
                 logprobs.append(report)
@@ -68,10 +69,10 @@ class Sampler:
         report.write(first_row, *self._ops.logprobs(array(logits), array(token_ids), k))
 
     def _sample_part(
-        self, logits: Array, rows: SamplingRows, features: Features, first_row: int
+        self, logits: Array, rows: SamplingRows, asked_of: Bits, first_row: int
     ) -> tuple[Array, LogprobsTensors | None]:
-        asked = int(np.bitwise_or.reduce(features))
-        reporting = np.flatnonzero(features & asks.LOGPROBS) if asked & asks.LOGPROBS else None
+        asked = int(np.bitwise_or.reduce(asked_of))
+        reporting = np.flatnonzero(asked_of & asks.LOGPROBS) if asked & asks.LOGPROBS else None
         raw = None
         if reporting is not None:
             # Reports are of the raw logits, which are copied only if they are about to change.
@@ -79,17 +80,17 @@ class Sampler:
             raw = self._ops.select_rows(raw, reporting) if raw is logits and asked & asks.PROCESSED else raw
         for bit, processor in self._metadata.processors if asked & asks.PROCESSED else ():
             if asked & bit:
-                processor.apply(self._ops, logits, rows, np.flatnonzero(features & bit))
-        tokens = self._sample_mixed(logits, rows, features) if asked & asks.RANDOM else self._ops.argmax(logits)
+                processor.apply(self._ops, logits, rows, np.flatnonzero(asked_of & bit))
+        tokens = self._sample_mixed(logits, rows, asked_of) if asked & asks.RANDOM else self._ops.argmax(logits)
         if reporting is None or raw is None:
             return tokens, None
         num_top = self._metadata.num_logprobs[rows.slots[reporting]].tolist()
         report = self._ops.logprobs(raw, self._select(tokens, reporting), min(max(num_top), logits.shape[1]))
         return tokens, LogprobsTensors(first_row + reporting, num_top, *report)
 
-    def _sample_mixed(self, logits: Array, rows: SamplingRows, features: Features) -> Array:
+    def _sample_mixed(self, logits: Array, rows: SamplingRows, asked_of: Bits) -> Array:
         """Token ids [R] of rows that need not ask for the same method."""
-        methods = features & asks.METHOD
+        methods = asked_of & asks.METHOD
         if (methods == methods[0]).all():
             return self._sample_alike(int(methods[0]), logits, rows.slots, rows.num_tokens)
         parts: list[tuple[Index, Array]] = []

@@ -73,12 +73,12 @@ class Scheduler:
         prompt_tokens = max(1, budget // 4) if config.enable_chunked_prefill else budget
         self._tenants = TenantShares(config.max_num_seqs, kv_cache_config.num_blocks, prompt_tokens)
         self._fair = config.policy == "priority"
-        self._sequences = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
+        self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
         self._step_ids = count()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
-        if request.request_id in self._sequences.groups:
+        if request.request_id in self._lifecycle.groups:
             problem = f"{request.request_id!r} is in use; expected an id that no live request has"
             raise InvalidRequestError("request_id", problem)
         limit, waiting = self._config.max_num_queued_reqs, self._queue.num_requests
@@ -90,7 +90,7 @@ class Scheduler:
                 f"now {limit - waiting} of {limit} (max_num_queued_reqs); retry later"
             )
         now = self._clock()
-        self._sequences.add(request, now)
+        self._lifecycle.add(request, now)
         if self._fair:
             self._tenants.came(request.tenant, now)
 
@@ -102,37 +102,37 @@ class Scheduler:
         ``take_ended`` reports the end with ``finish_reason``; None: no report. Its blocks become free at once, or as
         soon as the steps in flight that use them are over.
         """
-        group = self._sequences.groups.get(request_id)
+        group = self._lifecycle.groups.get(request_id)
         if group is None:
             return False
         # End choices without a sequence first, or one of them would inherit the place of another cancelled choice.
         choices = [*group.unstarted, *group.members] if choice is None else [choice]
         finish = None if finish_reason is None else Finish(finish_reason)
-        ended = [self._sequences.end(group, each, finish) for each in choices]
+        ended = [self._lifecycle.end(group, each, finish) for each in choices]
         return any(ended)
 
     def take_started(self) -> list[str]:
         """Requests that the step just planned begins to compute."""
-        started, self._sequences.started = self._sequences.started, []
+        started, self._lifecycle.started = self._lifecycle.started, []
         return started
 
     def take_ended(self) -> list[SequenceOutput]:
         """Ends since the last call that no step caused: cancelled, or past the deadline."""
-        ended, self._sequences.ended = self._sequences.ended, []
+        ended, self._lifecycle.ended = self._lifecycle.ended, []
         return ended
 
     def has_work(self) -> bool:
         """Whether there is anything to compute or to report."""
-        return bool(self._sequences.groups or self._sequences.ended)
+        return bool(self._lifecycle.groups or self._lifecycle.ended)
 
     def reset_prefix_cache(self) -> int:
         """Hide all blocks computed so far, and those that build on them; returns how many could be found before."""
         return self._kv.reset()
 
     def schedule(self) -> StepPlan | None:
-        """Plan a step; None when there is nothing to compute."""
+        """Plan a step; None when there is nothing to compute. Call ``take_started`` and ``take_ended`` after it."""
         now = self._clock()
-        for request_id in self._sequences.deadlines.expired(now):
+        for request_id in self._lifecycle.deadlines.expired(now):
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
@@ -143,13 +143,13 @@ class Scheduler:
             return None
         if self._drafter is not None and not step.short_of_blocks:
             self._add_drafts(step, self._drafter)
-        self._sequences.in_flight[step.step_id] = step
-        released, self._sequences.released = self._sequences.released, []
+        self._lifecycle.in_flight[step.step_id] = step
+        released, self._lifecycle.released = self._lifecycle.released, []
         return step.plan(released)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
-        step = self._sequences.in_flight.pop(plan.step_id)
+        step = self._lifecycle.in_flight.pop(plan.step_id)
         if result.step_id != plan.step_id or [bool(sampled) for sampled in result.token_ids] != step.samples:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
         if step.draft_token_ids:
@@ -165,13 +165,13 @@ class Scheduler:
             output = output_of_step(seq, end, token_ids, result)
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but are not part of it.
-                self._sequences.advance(seq, min(end, seq.num_known))
+                self._lifecycle.advance(seq, min(end, seq.num_known))
             if output is None:
                 continue
             outputs.append(output)
             self._counters.generated_tokens += len(output.token_ids)
             if output.finish is not None:
-                self._sequences.remove(seq)
+                self._lifecycle.remove(seq)
         return outputs
 
     @property
@@ -184,10 +184,10 @@ class Scheduler:
         counters, pool = self._counters, self._kv.pool
         returning = list(self._queue.returning())
         return SchedulerStats(
-            running_seqs=len(self._sequences.running),
+            running_seqs=len(self._lifecycle.running),
             waiting_reqs=self._queue.num_requests,
             returning_reqs=len({seq.group.request.request_id for seq in returning}),
-            waiting_seqs=self._sequences.num_choices - len(self._sequences.running),
+            waiting_seqs=self._lifecycle.num_choices - len(self._lifecycle.running),
             queued_tokens=self._queue.num_tokens + sum(seq.num_tokens for seq in returning),
             kv_blocks=pool.num_blocks,
             kv_blocks_used=pool.num_blocks - pool.num_free,
@@ -200,7 +200,7 @@ class Scheduler:
         )
 
     def _schedule_running(self, step: StepInFlight) -> None:
-        running, drafting = self._sequences.running, self._drafter is not None
+        running, drafting = self._lifecycle.running, self._drafter is not None
         index = 0
         while index < len(running) and step.budget > 0:
             seq = running[index]
@@ -250,18 +250,18 @@ class Scheduler:
 
         Returns the added blocks, or None if ``seq`` has to wait.
         """
-        sequences = self._sequences
+        lifecycle = self._lifecycle
         while True:
             added = self._kv.grow(seq, num_tokens)
             if added is not None:
                 return added
             step.short_of_blocks = True
-            if sequences.drop_idle_prompt():
+            if lifecycle.drop_idle_prompt():
                 continue
-            if any(self._brings_back_blocks(flight) for flight in sequences.in_flight.values()):
+            if any(self._brings_back_blocks(flight) for flight in lifecycle.in_flight.values()):
                 return None  # Steps in flight will free blocks: no preemption is necessary.
-            victim = sequences.running[-1]
-            sequences.preempt(victim)
+            victim = lifecycle.running[-1]
+            lifecycle.preempt(victim)
             if victim is seq:
                 return None
 
@@ -274,7 +274,7 @@ class Scheduler:
         )
 
     def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
-        running = Counter(seq.group.tenant for seq in self._sequences.running)
+        running = Counter(seq.group.tenant for seq in self._lifecycle.running)
         passed: set[str] = set()  # tenants that have their share: skip them
         while step.budget > 0 and (free := self._config.max_num_seqs - running.total()) > 0:
             seq = self._queue.peek(passed)
@@ -282,7 +282,7 @@ class Scheduler:
                 return
             if seq.group.leader is not None:
                 self._queue.pop(seq)
-                self._sequences.wait_for_leader(seq)
+                self._lifecycle.wait_for_leader(seq)
                 continue
             tenant = seq.group.tenant
             room = self._tenants.prompt_room(tenant, step.budget)
@@ -300,7 +300,7 @@ class Scheduler:
                 passed.add(tenant)
                 continue
             self._queue.pop(seq)
-            self._sequences.start(seq, now)
+            self._lifecycle.start(seq, now)
             running[tenant] += 1
             step.introduce(seq)
             wanted = min(missing, room)
@@ -310,14 +310,14 @@ class Scheduler:
     @property
     def _headroom(self) -> int:
         """Blocks needed to give each running sequence one more in each of its tables."""
-        return len(self._sequences.running) * self._kv.num_groups
+        return len(self._lifecycle.running) * self._kv.num_groups
 
     def _blocks_kept(self, tenant: str, running: Counter[str]) -> int:
         """Blocks that must stay free if a sequence of ``tenant`` starts now."""
         pool = self._kv.pool
         if pool.num_free > pool.num_blocks // 2 or not self._tenants.others_came(tenant):
             return 0
-        held = sum(self._kv.num_held(seq) for seq in self._sequences.running if seq.group.tenant == tenant)
+        held = sum(self._kv.num_held(seq) for seq in self._lifecycle.running if seq.group.tenant == tenant)
         return self._tenants.blocks_kept(tenant, running, held)
 
     def _admit(self, seq: Sequence, prefix: Prefix, kept: int) -> bool:
@@ -327,7 +327,7 @@ class Scheduler:
         """
         headroom = self._headroom + kept
         while not self._kv.admit(seq, prefix, headroom):
-            if kept or not self._sequences.drop_idle_prompt(keep=seq.group):
+            if kept or not self._lifecycle.drop_idle_prompt(keep=seq.group):
                 return False
         return True
 

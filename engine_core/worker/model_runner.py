@@ -64,7 +64,7 @@ class PendingStep:
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
         for report in self._logprobs:
-            for row, entry in zip(report.rows.tolist(), report.on_host(arrived).entries(), strict=True):
+            for row, entry in zip(report.rows.tolist(), report.take_from(arrived).entries(), strict=True):
                 seq_id = self._plan.seq_ids[self.inputs.sampled[row]]
                 if accepted[row] and seq_id in logprobs:
                     logprobs[seq_id].extend(entry)
@@ -72,7 +72,7 @@ class PendingStep:
                     logprobs[seq_id] = entry
         prompt_logprobs: dict[int, Logprobs] = {}
         for seq_id, report in self._prompt_logprobs:
-            host = report.on_host(arrived)
+            host = report.take_from(arrived)
             prompt_logprobs[seq_id] = pack(host.ranks, host.top_ids, host.values)
         return StepResult(self._plan.step_id, self._by_sequence(sampled.tolist(), accepted), logprobs, prompt_logprobs)
 
@@ -91,7 +91,7 @@ class ModelRunner:
     """The batch is its only lasting state; the model writes the KV cache."""
 
     def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler) -> None:
-        """``batch`` is kept and advanced by each step; ``forward`` runs ``model``."""
+        """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``."""
         self.batch = batch
         self.model = model
         self.forward = forward
@@ -144,7 +144,7 @@ class ModelRunner:
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> PromptLogprobs:
         """Log probabilities of the prompt tokens that follow this step's rows, where asked for."""
         state = self.batch.sampling
-        places = np.flatnonzero(state.features[inputs.slots] & PROMPT_LOGPROBS).tolist()
+        places = np.flatnonzero(state.asked_of[inputs.slots] & PROMPT_LOGPROBS).tolist()
         successors = [self._successors(inputs, place) for place in places]
         # All that is kept is allocated before the loop, so that what a chunk takes is free again for the next.
         counts = np.minimum(state.num_prompt_logprobs[inputs.slots[places]], self.model.vocab_size).tolist()

@@ -2,10 +2,11 @@
 
 In reading order:
 
-main       the process: start-up, serving, drain
-engines    the links to engines, each with a decoder and its tokenizer
-decode     one link's requests: ids → text, stop strings
-service    Subscribe: the processors, and the stream to each
+main             the process: start-up, serving, drain
+engines          the links to engines, each with a decoder and its tokenizer
+engine_decoder   one link's requests: ids → text, stop strings, into the outboxes of subscribers
+subscribers      the subscribed processors, each with its outbox
+service          Subscribe: the stream to each, from its outbox
 detokenizer_messages   updates → messages
-metrics    requests, tokens, links and subscribers
+metrics          requests, tokens, links and subscribers
 """

@@ -15,8 +15,8 @@ from services.common.links.engine_link import EngineLink
 from services.common.links.redial import LinkRefused
 from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.telemetry.tracing import Tracing
-from services.detokenizer.decode import EngineDecoder
-from services.detokenizer.service import Subscribers
+from services.detokenizer.engine_decoder import EngineDecoder
+from services.detokenizer.subscribers import Subscribers
 from services.ring.identity import PeerId
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.model_generations import Generations
@@ -109,7 +109,6 @@ class Engines:
         self._heard_at[engine] = time.monotonic()
         if frame.HasField("outputs"):
             link.send(self._decoders[engine].frame(frame.outputs))
-            self.subscribers.wake()
 
     def engine_down(self, link: EngineLink, engine: PeerId) -> None:
         self._decoded_before += self._decoders.pop(engine).decoded_tokens

@@ -1,5 +1,9 @@
 """The engine service: serves ``engine_core`` as ``EngineService``.
 
+A request goes attach_stream → ``services.ring.attach_registry`` → async_engine → step_loop. Its output goes step_loop
+(``StepReport``) → async_engine → ``attach_registry``, which keeps it in the ledger → ``services.ring.outbound_link`` →
+attach_stream.
+
 In reading order:
 
 main                       the process: start-up, serving, drain, end

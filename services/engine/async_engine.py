@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 class LinkWaker:
-    """Wakes the writer of one link."""
+    """Wakes the writer of one link: ``Attachment`` waits for ``event``, and then takes frames from ``link``."""
 
     def __init__(self, link: OutboundLink) -> None:
         self.link = link
@@ -130,7 +130,14 @@ class AsyncEngine:
         self.wake()
 
     def report(self, report: StepReport) -> None:
-        """Enter a step's results into the ledger."""
+        """Enter a step's results into the ledger. An error here would silently lose outputs, so the engine fails."""
+        try:
+            self._enter(report)
+        except Exception as error:
+            assert self.step_loop is not None
+            self.step_loop.fail(error)
+
+    def _enter(self, report: StepReport) -> None:
         if report.seconds:
             self.metrics.step(report.seconds, report.tokens)
         if self._traces is not None:
@@ -140,10 +147,10 @@ class AsyncEngine:
         for core_id, choice in report.cancelled:
             self.registry.released(core_id, choice)
         for output in report.outputs:
-            self._enter(output)
+            self._enter_output(output)
         self.wake()
 
-    def _enter(self, output: SequenceOutput) -> None:
+    def _enter_output(self, output: SequenceOutput) -> None:
         registry, core_id = self.registry, output.request_id
         if output.queue_seconds is not None:
             self.metrics.queued(output.queue_seconds)
@@ -151,7 +158,7 @@ class AsyncEngine:
         if output.cached_tokens is not None or output.prefilled_tokens is not None:
             registry.prefilled(core_id, output.prefilled_tokens, output.cached_tokens)
         if output.prompt_logprobs is not None:
-            registry.prompt_scored(core_id, output.prompt_logprobs)
+            registry.prompt_logprobs(core_id, output.prompt_logprobs)
         if output.token_ids or output.finish is not None:
             end = None
             if output.finish is not None:

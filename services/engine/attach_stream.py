@@ -16,8 +16,8 @@ from ringline.types.v1 import link_pb2
 from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import is_cheap_to_parse, parse
 from services.common.rpc.open_calls import end_call_soon
+from services.common.rpc.output_stream import write_in_time
 from services.common.rpc.shared_messages import welcome_message
-from services.common.rpc.slow_readers import write_in_time
 from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.submit_limits import frame_limits

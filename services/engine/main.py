@@ -30,7 +30,7 @@ from services.engine.async_engine import AsyncEngine
 from services.engine.engine_messages import model_message
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.startup_log import StageLog
-from services.engine.step_loop import StepLoop, StepReport
+from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.tracing import EngineTraces
 from services.ring.identity import PeerId
@@ -126,7 +126,7 @@ class _EngineProcess:
         self._engine.step_loop = StepLoop(
             self._started.core,
             loop,
-            self._report,
+            self._engine.report,
             self._failed,
             self._engine.starting,
             largest_step=executor.largest_step_seconds,
@@ -196,14 +196,6 @@ class _EngineProcess:
         engine = self._engine
         left = await wait_until_idle(lambda: engine.registry.num_ledgers if engine.failure is None else 0, grace)
         log.info("drained", left=left)
-
-    def _report(self, report: StepReport) -> None:
-        """Enter a step's results. An error here would silently lose outputs, so the engine fails."""
-        try:
-            self._engine.report(report)
-        except Exception as error:
-            assert self._engine.step_loop is not None
-            self._engine.step_loop.fail(error)
 
     def _failed(self, error: BaseException) -> None:
         """End the process at once: the engine's state cannot be trusted any more."""

@@ -12,7 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from engine_core.engine import EngineCore
 from services.common.rpc.handlers import Context, RequestStream
 from services.common.rpc.message_limits import SMALL_MESSAGE, parse
-from services.common.rpc.slow_readers import write_in_time
+from services.common.rpc.output_stream import write_in_time
 from services.engine.async_engine import AsyncEngine
 from services.engine.attach_stream import ATTACHERS, Attachment
 from services.engine.profile import DEFAULT_TIMEOUT_MS, MAX_STEPS, MAX_TIMEOUT_MS, StepProfile

@@ -135,8 +135,9 @@ class StepLoop:
     ) -> None:
         """``report``, ``failed`` and ``starting`` run on ``loop``; after ``failed``, no step is computed.
 
-        ``starting`` gets the core ids of requests when the first step that computes them begins. ``largest_step``:
-        estimated seconds of the largest possible step.
+        ``AsyncEngine`` has ``report`` and ``starting``, ``main`` has ``failed``. ``starting`` gets the core ids of
+        requests when the first step that computes them begins. ``largest_step``: estimated seconds of the largest
+        possible step.
         """
         self._core = core
         self._loop = loop

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ringline.inference.v1 import inference_pb2
 
-from services.common.rpc.slow_readers import OutputStream
+from services.common.rpc.output_stream import OutputStream
 from services.processor.inference_messages import refusal, write_update
 from services.processor.request import Request
 from services.processor.tracing import RequestTrace

@@ -77,7 +77,7 @@ class Dispatcher:
 
         ``reason``: why it left its last route. Returns an error if the message is larger than the engine accepts.
         """
-        submit = submit_of(request, route.detokenizer.name)
+        submit = next_submit(request, route.detokenizer.name)
         if (size := submit.ByteSize()) > (most := self._peers.engines[route.engine].link.max_command_bytes):
             # A message that is too large would end the link, and every other request on it.
             problem = (
@@ -87,7 +87,7 @@ class Dispatcher:
         moved = submit.epoch > 1
         self._record(request, route, Change.ENGINE if moved else None, reason)
         request.route_lost_reason = reason if moved else ""
-        request.computing = request.started_sent = False
+        request.heard_on_route = request.started_sent = False
         self._set_route(request, route)
         self._peers.send(route.engine, engine_pb2.Command(submit=submit))
         return None
@@ -137,7 +137,7 @@ class Dispatcher:
         request.trace.routed(route, request.delivery.epoch, changed, reason)
 
 
-def submit_of(request: Request, deliver_to: str) -> engine_pb2.Submit:
+def next_submit(request: Request, deliver_to: str) -> engine_pb2.Submit:
     """The Submit that begins a request, or resumes it from what was delivered, under a new epoch."""
     submit = request.resolved.submit
     submit.request_id = request.request_id

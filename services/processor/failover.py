@@ -28,7 +28,7 @@ from services.ring.routing_logic import Route, Routes
 
 log = structlog.get_logger(__name__)
 
-MAX_REDIRECTS = 5
+MAX_REPLAYS = 5
 """Replays without an accepted delta after which a request fails: some peer violates the protocol."""
 RETRY_AFTER_MS = 500
 """Delay before a request that was in flight is submitted again, if a full engine rejected it and named no delay."""
@@ -78,7 +78,7 @@ class Failover:
             self._dispatcher.clear_route(request)
             request.route_timeout.lost(now)
             if crashed:
-                request.poison.engine_died(engine, now, computing=request.computing)
+                request.poison.engine_died(engine, now, computing=request.heard_on_route)
             self._route(request, f"engine {engine.name} was lost")
 
     def detokenizer_lost(self, detokenizer: PeerId) -> None:
@@ -111,12 +111,12 @@ class Failover:
         if request.request_id in self._dispatcher.unrouted:
             return  # the next route includes a replay
         delivery = request.delivery
-        delivery.redirects += 1
-        log.warning("frames did not continue the output", request_id=request.request_id, redirects=delivery.redirects)
-        if delivery.redirects > MAX_REDIRECTS:
+        delivery.replays += 1
+        log.warning("frames did not continue the output", request_id=request.request_id, redirects=delivery.replays)
+        if delivery.replays > MAX_REPLAYS:
             message = (
-                f"output frames did not continue what was delivered, {delivery.redirects} times in a row: expected at "
-                f"most {MAX_REDIRECTS}; send the request again"
+                f"output frames did not continue what was delivered, {delivery.replays} times in a row: expected at "
+                f"most {MAX_REPLAYS}; send the request again"
             )
             self._in_flight.end(request, FinishReason.ERROR, Status(Code.INTERNAL, message))
         elif request.route is not None:

@@ -62,7 +62,6 @@ class InFlightRequests:
         server_request_id = inference_pb2.Admitted(server_request_id=request.request_id)
         admitted = resolved.packed_admitted + server_request_id.SerializeToString()
         request.stream.outbox.open(request.request_id, admitted, len(admitted))
-        request.stream.wake.set()
         now = time.monotonic()
         self._metrics.admitted(now - request.arrived_at)
         request.trace.admitted(resolved.prompt_tokens, resolved.model.model)
@@ -125,4 +124,3 @@ class InFlightRequests:
         self._admission.leave(request, now)
         request.finish()
         request.stream.outbox.close(request.request_id, closing)
-        request.stream.wake.set()

@@ -104,7 +104,7 @@ class Intake:
         )
         request.trace = self._traces.begin(stream.carrier, message.traceparent, request.request_id, arrived_at)
         try:
-            self._admission.enter(request, message, now, self._in_flight.start)
+            self._admission.enter(request, message, now, on_resolved=self._in_flight.start)
         except Refused as refused:
             request.trace.refused_at_once(refused.status)
             raise

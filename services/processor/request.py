@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
-from services.common.rpc.slow_readers import OutputStream
+from services.common.rpc.output_stream import OutputStream
 from services.processor.served_models import generation_of
 from services.processor.tracing import NO_TRACE, RequestTrace
 from services.ring.delivery import Delivery
@@ -66,7 +66,7 @@ class ResolvedRequest:
     wants_prefill_progress: bool
     prefixes: Prefixes
     """Hashed prefixes of the prompt; routing looks up which engines have them cached."""
-    num_prompt_scores: int
+    num_prompt_logprobs: int
     """Number of prompt log probabilities requested from the engine."""
     numerics: str
     """Numerics of the engine that computed the resumed ids, if the client knows them."""
@@ -137,7 +137,7 @@ class Request:
     """Not submitted again before this time."""
     poison: PoisonTracker = field(default_factory=PoisonTracker, init=False)
     """Engines that died while they had the request."""
-    computing: bool = field(default=False, init=False)
+    heard_on_route: bool = field(default=False, init=False)
     """Whether output or prompt progress has arrived on the present route; until then the engine may merely queue it."""
 
     # Delivered
@@ -147,7 +147,7 @@ class Request:
     """When an engine first reported that it computes the request."""
     prompt_charged: bool = field(default=False, init=False)
     """Whether the prompt was charged to the tenant's rate limit."""
-    prompt_scores_delivered: int = field(default=0, init=False)
+    prompt_logprobs_delivered: int = field(default=0, init=False)
     """Log probabilities of the prompt in the client's outbox."""
     first_delta_at: float | None = field(default=None, init=False)
     last_delta_at: dict[int, float] = field(default_factory=dict, init=False)
@@ -192,7 +192,7 @@ class Request:
 
     def heard(self) -> None:
         """Output or progress arrived on the present route."""
-        self.computing = True
+        self.heard_on_route = True
         self.route_timeout.heard()
 
     def cached_prefixes(self) -> Prefixes | None:

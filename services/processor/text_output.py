@@ -47,7 +47,7 @@ class TextOutput:
         for prefill in outputs.prefills:
             self._prefilled(prefill)
         for scored in outputs.prompt_logprobs:
-            self._prompt_scored(scored)
+            self._prompt_logprobs(scored)
         for entry in entries_of(outputs):
             self._delta(entry, now)
         for request_id, epoch, choice, end in ends_of(outputs):
@@ -56,7 +56,7 @@ class TextOutput:
     def _prefilled(self, prefill: engine_pb2.Prefill) -> None:
         if (request := self._in_flight.find(prefill.request_id, prefill.epoch)) is None:
             return
-        self._computes(request)
+        self._begin_output(request)
         if prefill.computed_tokens == 0:
             return  # it begins; how much was cached is known once something is computed
         if request.delivery.cached_tokens is None:
@@ -64,41 +64,38 @@ class TextOutput:
         if request.resolved.wants_prefill_progress:
             progress = Prefill(prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens)
             request.stream.outbox.prefill(prefill.request_id, progress)
-            request.stream.wake.set()
 
-    def _prompt_scored(self, scored: engine_pb2.PromptLogprobs) -> None:
+    def _prompt_logprobs(self, scored: engine_pb2.PromptLogprobs) -> None:
         if (request := self._in_flight.find(scored.request_id, scored.epoch)) is None:
             return
-        delivered = request.prompt_scores_delivered
+        delivered = request.prompt_logprobs_delivered
         if scored.offset > delivered:
             self._failover.replay(request)
             return
         fresh = scored.offset + len(scored.logprobs.logprobs) - delivered
         if fresh <= 0:
             return
-        self._computes(request)
+        self._begin_output(request)
         scores = read_logprobs(scored.logprobs)
         scores = scores.part(len(scores) - fresh, len(scores))
         request.stream.outbox.prompt_logprobs(scored.request_id, delivered, scores)
-        request.prompt_scores_delivered += fresh
-        request.stream.wake.set()
+        request.prompt_logprobs_delivered += fresh
 
     def _delta(self, entry: TextEntry, now: float) -> None:
         if (request := self._in_flight.find(entry.request_id, entry.epoch)) is None:
             return
-        if entry.ids and request.prompt_scores_delivered < request.resolved.num_prompt_scores:
+        if entry.ids and request.prompt_logprobs_delivered < request.resolved.num_prompt_logprobs:
             self._failover.replay(request)  # prompt log probabilities precede all tokens, so some were lost
             return
-        self._computes(request)
+        self._begin_output(request)
         verdict = request.delivery.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
         if verdict is Verdict.ACCEPT:
             request.stream.outbox.delta(
                 entry.request_id, entry.choice, entry.first_position, entry.ids, entry.text, entry.logprobs
             )
-            request.stream.wake.set()
             computed = count_delta(self._metrics, request, entry.choice, len(entry.ids), now)
             self._admission.delivered(request, len(entry.ids), computed, now)
-        elif verdict is Verdict.REDIRECT:
+        elif verdict is Verdict.REPLAY:
             self._failover.replay(request)
 
     def _choice_ended(self, request_id: str, epoch: int, choice: int, end: ChoiceEnd) -> None:
@@ -110,12 +107,11 @@ class TextOutput:
                 self._admission.charge_prompt(request)
             self._heard(request)
             self._in_flight.end_choice(request, choice, end)
-            request.stream.wake.set()
-        elif verdict is Verdict.REDIRECT:
+        elif verdict is Verdict.REPLAY:
             self._failover.replay(request)
 
-    def _computes(self, request: Request) -> None:
-        """An engine computes the request: record that, and send the client model and numerics before any output."""
+    def _begin_output(self, request: Request) -> None:
+        """An engine computes the request: charge the prompt, and send model and numerics before any output."""
         if request.route is not None and not request.started_sent:
             request.started_sent = True
             engine = self._peers.engines.get(request.route.engine)
@@ -128,7 +124,6 @@ class TextOutput:
             )
             request.numerics = numerics
             request.stream.outbox.notice(request.request_id, started)
-            request.stream.wake.set()
         self._admission.charge_prompt(request)
         self._heard(request)
 

@@ -8,5 +8,5 @@ outbox, attached_peers, liveness      what a sender keeps for each reader, the l
 routing_logic, prefixes               the processor's side: which engine and detokenizer a request gets
 delivery, route_timeout, poison       its state per request: output delivered, time without a route, crashed engines
 model_generations, deadline_queue     its state per model generation, and items by due time
-dynamic_threshold, roles              bounds per tenant, and what a certificate allows
+tenant_quota, roles                   bounds per tenant, and what a certificate allows
 """

@@ -20,7 +20,10 @@ CoreRequest_contra = TypeVar("CoreRequest_contra", contravariant=True)
 
 
 class CorePort(Protocol[CoreRequest_contra]):
-    """What the registry asks of the engine core. Neither call blocks; both are idempotent per ``core_id``."""
+    """What the registry asks of the engine core, by way of ``AsyncEngine``, which implements this.
+
+    Neither call blocks; both are idempotent per ``core_id``.
+    """
 
     def add(self, core_id: str, core_request: CoreRequest_contra) -> None:
         """Queue a request; a refusal comes back through ``AttachRegistry.refuse``."""
@@ -38,13 +41,13 @@ class AttachRegistry(Generic[CoreRequest]):
 
     def __init__(
         self,
-        core: CorePort[CoreRequest],
+        core_port: CorePort[CoreRequest],
         ledgers: Ledgers,
         *,
         on_removed: Callable[[LedgerEntry], None] = lambda entry: None,
     ) -> None:
         """``on_removed`` is called with each ledger entry just before it is removed."""
-        self._core = core
+        self._core_port = core_port
         self._ledgers = ledgers
         self._on_removed = on_removed
         self._links: dict[str, OutboundLink] = {}
@@ -143,7 +146,7 @@ class AttachRegistry(Generic[CoreRequest]):
         self._ledgers.add(entry)
         receiver.add(entry)
         self._in_core[entry.core_id] = set(entry.choices)
-        self._core.add(entry.core_id, submission.core_request)
+        self._core_port.add(entry.core_id, submission.core_request)
 
     def cancel(self, peer: PeerId, request_id: str, epoch: int) -> None:
         """End a request: every unfinished choice gets CANCELLED. Unknown ids and lower epochs are ignored."""
@@ -161,7 +164,7 @@ class AttachRegistry(Generic[CoreRequest]):
         if entry is None or entry.deliver_to != peer.name or epoch != entry.epoch or choice not in entry.choices:
             return
         if entry.choices[choice].stop_at(position):
-            self._core.cancel(entry.core_id, choice)
+            self._core_port.cancel(entry.core_id, choice)
             self._mark(entry)
 
     def redirect(
@@ -243,7 +246,7 @@ class AttachRegistry(Generic[CoreRequest]):
             )
             self._mark(entry)
 
-    def prompt_scored(self, core_id: str, logprobs: LogprobArrays) -> None:
+    def prompt_logprobs(self, core_id: str, logprobs: LogprobArrays) -> None:
         """Append log probabilities of a prompt; the first entry belongs to its second token."""
         if entry := self._ledgers.find_submission(core_id):
             if entry.prompt_logprobs is None:
@@ -311,5 +314,5 @@ class AttachRegistry(Generic[CoreRequest]):
             link.drop(entry.request_id)
 
     def _cancel(self, core_id: str) -> None:
-        if core_id in self._in_core and not self._core.cancel(core_id, None):
+        if core_id in self._in_core and not self._core_port.cancel(core_id, None):
             del self._in_core[core_id]

@@ -20,7 +20,7 @@ class Verdict(enum.Enum):
     ACCEPT = "accept"
     DROP = "drop"
     """Late, duplicate, or after the end of its choice."""
-    REDIRECT = "redirect"
+    REPLAY = "replay"
     """It does not continue what was delivered: ask for a replay."""
 
 
@@ -42,7 +42,7 @@ class Delivery:
         self.cached_tokens: int | None = None
         """Cached prompt tokens at the first admission; None until the engine has reported them."""
         self.epoch = 0
-        self.redirects = 0
+        self.replays = 0
         """Replays requested since the last accepted delta, because frames did not continue what was delivered."""
         self.choices = {choice: ChoiceDelivery(ids) for choice, ids in choices.items()}
 
@@ -77,12 +77,12 @@ class Delivery:
         match fit(first_position, len(ids), len(state.ids)):
             case Fit.NEXT:
                 state.ids.extend(ids)
-                self.redirects = 0
+                self.replays = 0
                 return Verdict.ACCEPT
             case Fit.OLD:
                 return Verdict.DROP
             case _:
-                return Verdict.REDIRECT
+                return Verdict.REPLAY
 
     def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
         """Judge the end of a choice; it must come right after the last id."""
@@ -90,7 +90,7 @@ class Delivery:
         if state is None:
             return Verdict.DROP
         if end.position != len(state.ids):
-            return Verdict.REDIRECT
+            return Verdict.REPLAY
         state.end = end
         return Verdict.ACCEPT
 

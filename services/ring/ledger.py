@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from services.ring.dynamic_threshold import TenantMemoryQuota
 from services.ring.errors import UNKNOWN_MS, Code, Reason, Refused, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import PeerId, is_ring_id_of
 from services.ring.logprobs import LogprobArrays, PackedLogprobs, memory_bytes
+from services.ring.tenant_quota import TenantMemoryQuota
 
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 _ID_BYTES = 44

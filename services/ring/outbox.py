@@ -176,12 +176,15 @@ class Outboxes:
         """Bytes in all outboxes."""
         self._open: dict[Outbox, tuple[str, Callable[[], None]]] = {}
 
-    def open(self, tenant: str, on_overflow: Callable[[], None]) -> Outbox:
+    def open(
+        self, tenant: str, on_overflow: Callable[[], None], *, on_added: Callable[[], None] = lambda: None
+    ) -> Outbox:
         """An outbox for a reader of ``tenant``.
 
         ``on_overflow`` is called when the outbox is closed for too many unread bytes; it must not use this object.
+        ``on_added`` is called whenever something is added.
         """
-        outbox = Outbox(self)
+        outbox = Outbox(self, on_added)
         self._open[outbox] = tenant, on_overflow
         return outbox
 
@@ -213,8 +216,9 @@ class Outbox:
     A client's has no epochs: accepted output is never replaced.
     """
 
-    def __init__(self, outboxes: Outboxes) -> None:
+    def __init__(self, outboxes: Outboxes, on_added: Callable[[], None]) -> None:
         self._outboxes = outboxes
+        self._on_added = on_added
         self._updates: dict[str, RequestUpdate] = {}
         self.size = 0
         """Unread bytes, including those of the last ``take``, which may still be in flight."""
@@ -328,6 +332,7 @@ class Outbox:
         update = self._updates.get(request_id)
         if self.closed:
             return None
+        self._on_added()
         if update is None or update.epoch < epoch:
             if update is not None:
                 self._shrink(update.held)

@@ -30,7 +30,7 @@ _FRAME_BYTES = 64
 
 
 class EngineOwner(Protocol):
-    """Receives the events of links to engines: the processor or the detokenizer."""
+    """Receives the events of links to engines: the processor's ``LinkEvents``, the detokenizer's ``Engines``."""
 
     async def prepare(self, stub: Any) -> engine_pb2.GetModelResponse:
         """Called before attaching; returns the engine's identity and model. Raises ``LinkRefused``."""

@@ -9,6 +9,6 @@ grpc_options, bind_address, health   gRPC's options with their reasons, the addr
 Limits, each with what happens when it is exceeded:
 message_limits     bytes and fields of one message, before it is parsed
 open_calls, connections   calls and connections, in all and per client
-slow_readers       how long a reader may read nothing, and how much may wait for it
+output_stream      the writing side: how long a reader may read nothing, and how much may wait for it
 memory_guard       memory of the whole process, whatever arrives
 """

@@ -24,8 +24,8 @@ from grpc_health.v1 import health
 from services.common.rpc.handlers import Authorize, Context, read_single_request
 from services.common.rpc.message_limits import MalformedMessage
 from services.common.rpc.open_calls import Call, CallRegistry
+from services.common.rpc.output_stream import write_in_time
 from services.common.rpc.shared_messages import abort
-from services.common.rpc.slow_readers import write_in_time
 from services.common.telemetry.logs import RateLimitedLog
 from services.ring.errors import Code, Refused, Status
 

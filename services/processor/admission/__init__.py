@@ -4,6 +4,7 @@ admission               all limits as one: what a request takes of each, and giv
 backlog, rate_limiter   the admission limit, and each tenant's limits (tenant_policy); throughput: work done per second
 tenant_window           how many requests of a tenant may be tokenized and queued at engines
 tokenization_queue      worker threads, fair between tenants (deficit_round_robin, over bytes)
+tokenization_job        one request's turn: its model, its work in a thread, and the hand-over to in_flight
 validation              in a thread: checks of the request's values
 request_resolution      in a thread: prompt ids and defaults
 """

@@ -12,10 +12,11 @@ from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.backlog import Backlog
 from services.processor.admission.rate_limiter import RateLimiter
-from services.processor.admission.tokenization_queue import OnResolved, TokenizationQueue
+from services.processor.admission.tokenization_job import OnResolved
+from services.processor.admission.tokenization_queue import TokenizationQueue
 from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.ring.dynamic_threshold import TenantMemoryQuota
 from services.ring.errors import retry_after_ms
+from services.ring.tenant_quota import TenantMemoryQuota
 
 MAX_LIVE_BYTES = 256 << 20
 """Memory that the requests in flight may take together; one alone may take more."""
@@ -53,7 +54,7 @@ class Admission:
     ) -> None:
         """Check the limits and queue a received request to be tokenized; raises ``Refused``.
 
-        ``on_resolved`` is called with the outcome, unless the request has left by then.
+        ``on_resolved`` (``InFlightRequests.start``) is called with the outcome, unless the request has left by then.
         """
         timeout = None if request.deadline is None else request.deadline - now
         stopping, tenant = message.stopping, request.tenant

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from services.processor.admission.throughput import Throughput
-from services.ring.dynamic_threshold import DynamicThreshold
 from services.ring.errors import Code, Reason, Refused, retry_after_ms
+from services.ring.tenant_quota import TenantQuota
 
 _DECAY = 0.02
 """Weight of the newest ended request in an average."""
@@ -51,7 +51,7 @@ class Backlog:
 
     def __init__(self, limits: BacklogLimits) -> None:
         self._limits = limits
-        self._places = DynamicThreshold(limits.max_requests)
+        self._places = TenantQuota(limits.max_requests)
         self._waiting: dict[str, str] = {}
         """Tenants of waiting requests, keyed by request id."""
         self._throughput = Throughput()

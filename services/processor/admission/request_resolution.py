@@ -118,7 +118,7 @@ def resolve_request(
         is_resume=request.HasField("resume"),
         wants_prefill_progress=output.prefill_progress,
         prefixes=prefixes_of(prompt, submit.cache_salt, model.block_size),
-        num_prompt_scores=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
+        num_prompt_logprobs=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=model,
     )

@@ -16,32 +16,23 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
-
-import structlog
-from ringline.inference.v1 import inference_pb2
+from typing import TypeVar
 
 from services.common.process.memory import trim_malloc
 from services.common.process.run import DaemonThreadPool
-from services.common.rpc.message_limits import MalformedMessage
 from services.processor.admission.deficit_round_robin import DeficitRoundRobin
-from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tenant_window import MIN_AHEAD, TenantWindow
 from services.processor.admission.throughput import Throughput
-from services.processor.request import Request, RequestMessage, ResolvedRequest
-from services.processor.served_models import ServedModel, ServedModels, no_route
-from services.ring.dynamic_threshold import DynamicThreshold
-from services.ring.errors import Code, Reason, Refused, Status, retry_after_ms
+from services.processor.admission.tokenization_job import Job, LookUp, OnResolved, RequestJob
+from services.processor.request import Request
+from services.processor.served_models import ServedModels, no_route
+from services.ring.errors import Code, Reason, Refused, retry_after_ms
 from services.ring.identity import PeerId
-
-log = structlog.get_logger(__name__)
+from services.ring.tenant_quota import TenantQuota
 
 _T = TypeVar("_T")
-OnResolved = Callable[[Request, ResolvedRequest | Status], None]
-"""Receives the outcome of a request on the event loop: the resolved request, or the error that ends it."""
 
 THREADS = 4
 BATCH_BYTES = 64 << 10
@@ -50,22 +41,6 @@ MAX_WAITING_BYTES = 64 << 20
 """Bound on the total size of messages that wait for a thread."""
 MAX_BEGUN_BYTES = THREADS * BATCH_BYTES
 """While threads work on more bytes than this, no further batch is started."""
-MIN_BYTES = 64
-"""The least that a message is charged: even an empty one takes time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Work for a thread, on one message of a tenant."""
-
-    key: str
-    tenant: str
-    size: int
-    """Bytes that the job is charged."""
-    prepare: Callable[[], Callable[[], object] | None]
-    """Called on the event loop at the job's turn: returns the function for the thread; None if it must be parked."""
-    finish: Callable[[Any], None]
-    """Called on the event loop with the result of that function, or with its exception (without traceback)."""
 
 
 class TokenizationQueue:
@@ -94,16 +69,16 @@ class TokenizationQueue:
         self._engine_capacity = engine_capacity
         self._pool = DaemonThreadPool(THREADS, "tokenize")
         self._free_threads = THREADS
-        self._urgent: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
-        self._waiting: DeficitRoundRobin[_Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
+        self._urgent: DeficitRoundRobin[Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
+        self._waiting: DeficitRoundRobin[Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
         self._urgent_was_last = False
         """Whether the last batch consisted of urgent jobs."""
         self._look_ups = itertools.count(1)
-        self._parked: dict[str, tuple[_Job, float]] = {}
+        self._parked: dict[str, tuple[Job, float]] = {}
         """Requests parked without an engine, and since when, keyed by request id; oldest first."""
-        self._window: TenantWindow[_Job] = TenantWindow()
+        self._window: TenantWindow[Job] = TenantWindow()
         self._release_scheduled = False
-        self._bytes = DynamicThreshold(max_waiting_bytes)
+        self._bytes = TenantQuota(max_waiting_bytes)
         """Bytes of waiting messages, per tenant."""
         self._begun_bytes = 0
         """Bytes of messages that threads work on, even if their client has gone."""
@@ -126,7 +101,7 @@ class TokenizationQueue:
         """
         message = request.message
         assert message is not None
-        job = self._job_of(request, message, on_resolved)
+        job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me)
         self._reserve(job.tenant, job.size)
         if self._window.enter(job.tenant, message.priority, job.key, job, self._max_ahead(job.tenant)):
             self._append(job)
@@ -169,18 +144,16 @@ class TokenizationQueue:
         Under constant urgent work, urgent and other batches alternate.
         Raises ``Refused`` while too much waits already, and any exception of ``function``.
         """
-        size = max(size, MIN_BYTES)
-        self._reserve(tenant, size)
-        key = f"look-up {next(self._look_ups)}"
-        answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        job = LookUp(f"look-up {next(self._look_ups)}", tenant, size, function)
+        self._reserve(tenant, job.size)
         waiting = self._urgent if urgent else self._waiting
-        waiting.append(tenant, key, _Job(key, tenant, size, lambda: function, partial(_set_outcome, answer)))
+        waiting.append(tenant, job.key, job)
         self._start_batches()
         try:
-            return await answer
+            return await job.answer
         finally:
-            self._remove(waiting, tenant, key)
-            del answer  # if it holds an error, this breaks the reference cycle with this stack frame
+            self._remove(waiting, tenant, job.key)
+            del job  # if its answer is an error, this breaks the reference cycle with this stack frame
 
     # Room
 
@@ -216,29 +189,29 @@ class TokenizationQueue:
 
     # Batches
 
-    def _append(self, job: _Job) -> None:
+    def _append(self, job: Job) -> None:
         self._waiting.append(job.tenant, job.key, job)
         self._start_batches()
 
-    def _remove(self, waiting: DeficitRoundRobin[_Job], tenant: str, key: str) -> None:
+    def _remove(self, waiting: DeficitRoundRobin[Job], tenant: str, key: str) -> None:
         if (job := waiting.remove(tenant, key)) is not None:
             self._bytes.give_back(tenant, job.size)
 
-    def _next_queue(self) -> DeficitRoundRobin[_Job]:
+    def _next_queue(self) -> DeficitRoundRobin[Job]:
         if self._waiting and self._urgent_was_last:
             return self._waiting
         return self._urgent or self._waiting
 
     def _start_batches(self) -> None:
         while self._free_threads and (waiting := self._next_queue()) and self._begun_bytes <= MAX_BEGUN_BYTES:
-            batch: list[tuple[_Job, Callable[[], object]]] = []
+            batch: list[Job] = []
             now = time.monotonic()
             self._urgent_was_last = waiting is self._urgent
             for job in waiting.take():
-                if (function := job.prepare()) is None:
+                if not job.is_ready():
                     self._parked[job.key] = job, now
                     continue
-                batch.append((job, function))
+                batch.append(job)
                 self._bytes.give_back(job.tenant, job.size)
                 self._begun_bytes += job.size
                 self._throughput.add(job.size, now)
@@ -247,22 +220,24 @@ class TokenizationQueue:
             self._free_threads -= 1
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._pool, _run_batch, batch)
-            future.add_done_callback(partial(self._batch_done, [job for job, _ in batch]))
+            future.add_done_callback(partial(self._batch_done, batch))
 
-    def _batch_done(self, batch: list[_Job], done: asyncio.Future[list[object]]) -> None:
+    def _batch_done(self, batch: list[Job], done: asyncio.Future[list[object]]) -> None:
         self._free_threads += 1
         self._begun_bytes -= sum(job.size for job in batch)
         if done.cancelled():
             return
         for job, outcome in zip(batch, done.result(), strict=True):
-            job.finish(outcome)
+            if not job.finish(outcome):
+                self._bytes.take(job.tenant, job.size)
+                self._append(job)
         self._start_batches()
 
     def _check_parked(self, now: float) -> None:
         """Queue parked requests that engines now accept; end those that have waited too long."""
         served = self._models.preferred()
         for key, (job, since) in list(self._parked.items()):
-            if job.prepare() is not None:
+            if job.is_ready():
                 del self._parked[key]
                 self._append(job)
             elif now - since > self._route_timeout:
@@ -272,88 +247,10 @@ class TokenizationQueue:
             elif not served:
                 return  # and later entries came later still
 
-    # One request's job
 
-    def _job_of(self, request: Request, message: RequestMessage, on_resolved: OnResolved) -> _Job:
-        return _Job(
-            request.request_id,
-            request.tenant,
-            max(len(message.packed), MIN_BYTES),
-            partial(self._prepare, request, message),
-            partial(self._resolved, request, message, on_resolved),
-        )
-
-    def _prepare(self, request: Request, message: RequestMessage) -> Callable[[], ResolvedRequest] | None:
-        """Choose the model (the one that a resumed request began on, else the one for new requests)."""
-        name, digest = message.model, message.resumed_model_digest
-        model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
-        if model is not None:
-            return partial(self._resolve, request, message.packed, model)
-        return None if self._models.newest else partial(_refuse, self._models.refuse_without_model())
-
-    def _resolve(self, request: Request, packed: bytes, model: ServedModel) -> ResolvedRequest:
-        """Runs in a worker thread."""
-        if request.finished:
-            raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
-        self._policies.check_model(request.tenant, model.limits.name)
-        message = inference_pb2.GenerateRequest.FromString(packed)
-        return resolve_request(message, model, request.tenant, self._me, request.trace.traceparent)
-
-    def _resolved(
-        self, request: Request, message: RequestMessage, on_resolved: OnResolved, outcome: ResolvedRequest | Exception
-    ) -> None:
-        """Runs on the event loop."""
-        if request.finished:
-            return
-        if isinstance(outcome, Refused):
-            on_resolved(request, outcome.status)
-        elif isinstance(outcome, Exception):
-            log.error("admission failed", request_id=request.request_id, error=repr(outcome))
-            text = f"internal error; find {request.request_id} in the processor's log"
-            on_resolved(request, Status(Code.INTERNAL, text))
-        elif not self._has_engines(message, outcome):
-            job = self._job_of(request, message, on_resolved)
-            self._bytes.take(job.tenant, job.size)
-            self._append(job)
-        else:
-            on_resolved(request, outcome)
-
-    def _has_engines(self, message: RequestMessage, resolved: ResolvedRequest) -> bool:
-        """Whether the model still has engines. If not, a new request can be tokenized again, for another model."""
-        if message.resumed_model_digest:
-            return resolved.generation in self._models.held
-        return resolved.generation in self._models.preferred()
-
-
-def _refuse(refused: Refused) -> NoReturn:
-    raise refused
-
-
-def _run_batch(batch: list[tuple[_Job, Callable[[], object]]]) -> list[object]:
+def _run_batch(batch: list[Job]) -> list[object]:
     """Runs in a worker thread."""
-    outcomes = [_run(job.key, function) for job, function in batch]
-    if sum(job.size for job, _ in batch) > BATCH_BYTES:
+    outcomes = [job.outcome() for job in batch]
+    if sum(job.size for job in batch) > BATCH_BYTES:
         trim_malloc()
     return outcomes
-
-
-def _run(key: str, function: Callable[[], object]) -> object:
-    try:
-        return function()
-    except BaseException as raised:  # of any kind: without an outcome, the whole batch would wait forever
-        error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
-        if not isinstance(error, Refused | MalformedMessage):
-            log.exception("work failed", work=key)
-        # Drop the traceback: it refers to the stack frames that hold the error, a cycle that would keep the whole
-        # request until the garbage collector runs.
-        error.__traceback__ = error.__context__ = error.__cause__ = None
-        return error
-
-
-def _set_outcome(future: asyncio.Future[_T], outcome: _T | Exception) -> None:
-    if future.done():  # its caller was cancelled
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

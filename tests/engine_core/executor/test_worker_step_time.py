@@ -90,7 +90,7 @@ class Gpu(CudaPlatform):
     def __init__(self, clock: Clock) -> None:
         self._limits, self._eager, self._clock = SimpleNamespace(block_size=BLOCK), True, clock  # type: ignore[assignment]
 
-    def runner(self, model: Any, batch: Any) -> Any:
+    def make_runner(self, model: Any, batch: Any) -> Any:
         forward = Mock(side_effect=lambda *args: self._pass(2.0))
         runner: Any = SimpleNamespace(forward=forward)
 

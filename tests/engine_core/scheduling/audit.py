@@ -39,7 +39,7 @@ def held(block_tables):
 
 def check_holders(scheduler: Scheduler) -> None:
     """Each block has as many holders as there are tables it is in: no leak, no block freed too early."""
-    sequences, pool = scheduler._sequences, scheduler._kv.pool
+    sequences, pool = scheduler._lifecycle, scheduler._kv.pool
     check_pool(pool)
     holders: Counter[int] = Counter()
     for seq in sequences.running:
@@ -70,17 +70,17 @@ def check_idle(scheduler: Scheduler) -> None:
     assert stats.kv_blocks_used == stats.running_seqs == stats.waiting_seqs == 0
     assert stats.waiting_reqs == stats.queued_tokens == 0
     assert not scheduler._queue
-    assert not scheduler._sequences._holding
+    assert not scheduler._lifecycle._holding
     check_holders(scheduler)
 
 
 def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]) -> None:
     """Whoever comes to an engine that tenants share (``shared`` each with another) finds a place and tokens."""
-    config, planned = scheduler._config, scheduler._sequences.in_flight[plan.step_id].sequences
+    config, planned = scheduler._config, scheduler._lifecycle.in_flight[plan.step_id].sequences
     kept = round(config.max_num_seqs / 16 + 1e-9)
     by_id = {seq.seq_id: seq.group.tenant for seq in planned}
     started = [by_id[new.seq_id] for new in plan.new]
-    held = Counter(seq.group.tenant for seq in scheduler._sequences.running)
+    held = Counter(seq.group.tenant for seq in scheduler._lifecycle.running)
     held.subtract(started)
     for tenant in started:
         free = config.max_num_seqs - held.total()

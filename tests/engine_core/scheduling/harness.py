@@ -78,12 +78,12 @@ class Harness:
 
     def sequence(self, request_id, choice=0):
         """What the scheduler knows of a choice."""
-        return self.scheduler._sequences.groups[request_id].members[choice]
+        return self.scheduler._lifecycle.groups[request_id].members[choice]
 
     @property
     def computed(self):
         """Computed tokens of the running sequences, in order of rank."""
-        return [seq.num_computed for seq in self.scheduler._sequences.running]
+        return [seq.num_computed for seq in self.scheduler._lifecycle.running]
 
     @property
     def planned(self):
@@ -94,7 +94,7 @@ class Harness:
         """Plan a step and submit it; the plan."""
         self.plan, self.batch = self.scheduler.schedule(), []
         if self.plan is not None:
-            sequences = self.scheduler._sequences.in_flight[self.plan.step_id].sequences
+            sequences = self.scheduler._lifecycle.in_flight[self.plan.step_id].sequences
             names = [(seq.group.request.request_id, seq.choice) for seq in sequences]
             self.batch = [(*name, count) for name, count in zip(names, self.plan.num_tokens, strict=True)]
             self.waiting.append((self.plan, self.executor.submit(self.plan)))

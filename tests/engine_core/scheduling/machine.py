@@ -113,7 +113,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def bring(self, prompt, params, *, tenant, **options):
         request = Request(f"r{self.serial}", prompt, params, tenant=tenant, **options)
-        waiting = [group for group in self.scheduler._sequences.groups.values() if group.admission is None]
+        waiting = [group for group in self.scheduler._lifecycle.groups.values() if group.admission is None]
         limit = self.config.max_num_queued_reqs
         assert self.scheduler.stats().waiting_reqs == len(waiting)
         if self.config.policy == "fcfs":
@@ -233,7 +233,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_prefixes(self, plan):
         """A request that came after a reset starts from nothing that was computed before, or rests on that."""
-        planned = self.scheduler._sequences.in_flight[plan.step_id].sequences
+        planned = self.scheduler._lifecycle.in_flight[plan.step_id].sequences
         serials = {seq.seq_id: int(seq.group.request.request_id.removeprefix("r")) for seq in planned}
         size = self.executor.kv_cache_config.block_size
         for new in plan.new:

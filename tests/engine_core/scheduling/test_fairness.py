@@ -22,7 +22,7 @@ def flooded(count=40, *, before="other", prompt=4, max_tokens=30, **config):
 
 
 def running(engine, tenant):
-    return sum(seq.group.tenant == tenant for seq in engine.scheduler._sequences.running)
+    return sum(seq.group.tenant == tenant for seq in engine.scheduler._lifecycle.running)
 
 
 @pytest.mark.parametrize(("before", "places"), [("other", 15), ("flood", 16), (None, 16)])
@@ -66,7 +66,7 @@ def test_tenants_with_their_share_leave_a_place_to_the_next(others):
     for serial in range(80):
         engine.add(f"other {serial}", tenant=f"other {serial % others}", max_tokens=30)
     engine.step()
-    assert len(engine.scheduler._sequences.running) == 15
+    assert len(engine.scheduler._lifecycle.running) == 15
     engine.add("next", tenant="next")
     assert ("next", 0) in engine.step()
 
@@ -81,7 +81,7 @@ def test_the_choices_of_one_request_leave_a_place_too():
 def test_without_fairness_nothing_is_kept():
     engine = flooded(policy="fcfs")
     engine.step()
-    assert len(engine.scheduler._sequences.running) == 16
+    assert len(engine.scheduler._lifecycle.running) == 16
 
 
 def long_prompts(*, before="other", **config):

@@ -139,7 +139,7 @@ def test_deadlines_of_requests_that_have_ended_do_not_pile_up():
     for serial in range(2000):
         scheduler.add(make_request(str(serial), deadline=1e9))
         scheduler.cancel(str(serial), finish_reason=None)
-    assert scheduler._sequences.deadlines.expired(1e9) == ["stays"]
+    assert scheduler._lifecycle.deadlines.expired(1e9) == ["stays"]
 
 
 def test_resumed_output_counts_for_positions_and_limits():

@@ -245,7 +245,7 @@ def test_drafts_are_accepted_as_far_as_they_are_sampled(sampled: list[int], acce
     assert inputs.positions.tolist() == [5 + accepted, 2]
     assert inputs.sampling_rows.tokens_before(0).tolist() == [*range(10, 16), *sampled[:accepted]]
     # One token of output before the steps, so that the minimum of four is reached with two that are accepted.
-    expires = batch.sampling.features[inputs.slots] & metadata.EXPIRES
+    expires = batch.sampling.asked_of[inputs.slots] & metadata.EXPIRES
     assert (expires > 0).tolist() == [1 + accepted + 1 < 4, True]
 
 

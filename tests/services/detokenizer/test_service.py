@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from services.common.rpc.shared_messages import hello_message
 from services.detokenizer.main import DESCRIPTION
-from services.detokenizer.service import MAX_SUBSCRIBERS, DetokenizerService, Subscriber, Subscribers
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.subscribers import MAX_SUBSCRIBERS, Subscriber, Subscribers
 from services.ring.identity import PeerId
 from services.ring.outbox import Outboxes
 from tests.services.in_process import served
@@ -70,7 +71,6 @@ async def test_nothing_is_kept_for_a_processor_that_takes_nothing(tmp_path: Path
         subscribers.append(type(detokenizer.subscribers).add(detokenizer.subscribers, peer))
         for position in range(20):
             subscribers[0].outbox.delta("5-1", 0, position, [7], "x" * 100_000)
-        detokenizer.subscribers.wake()
         return subscribers[0]
 
     detokenizer.subscribers.add = add  # type: ignore[method-assign]
@@ -96,7 +96,6 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         position = 0
         while not subscriber.given_up:
             subscriber.outbox.delta("5-1", 0, position, [7], "x" * 10_000)
-            detokenizer.subscribers.wake()
             position += 1
             assert outboxes.total <= 3 << 20
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
@@ -106,7 +105,6 @@ async def test_a_processor_for_whom_too_much_waits_is_lost_at_once_and_nobody_el
         neighbour = detokenizer.subscribers.find(PeerId("processor-1", ME.incarnation))
         assert neighbour is not None
         neighbour.outbox.delta("5-2", 0, 0, [7], "x")
-        detokenizer.subscribers.wake()
         assert (await other.read()).outputs.texts == ["x"]
         with pytest.raises(grpc.aio.AioRpcError) as lost:
             await read_to_the_end(slow)
@@ -161,7 +159,6 @@ async def test_a_stream_whose_place_is_taken_ends_though_its_processor_takes_not
             assert subscriber is not None
             for position in range(20):
                 subscriber.outbox.delta("5-1", 0, position, [7], "x" * 100_000)
-            detokenizer.subscribers.wake()
             await asyncio.sleep(0.2)  # likely it writes by then
             newer = stub.Subscribe(hello(incarnation=ME.incarnation + 1))
             await until(lambda: any(log["event"] == "unsubscribed" for log in logs))

@@ -13,7 +13,8 @@ from services.common.links.channels import Endpoint
 from services.common.links.discovery import PeerDedup
 from services.common.rpc.handlers import rpc_handlers
 from services.detokenizer.main import DESCRIPTION
-from services.detokenizer.service import DetokenizerService, Subscribers
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.subscribers import Subscribers
 from services.processor.detokenizer_link import DetokenizerLink
 from services.ring.identity import PeerId
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
 
-from services.processor.failover import MAX_REDIRECTS
+from services.processor.failover import MAX_REPLAYS
 from services.processor.request import Request
 from services.ring.errors import Code
 from services.ring.events import FinishReason
@@ -69,29 +69,29 @@ def test_frames_that_do_not_fit_cause_no_replay_without_a_route(world: Ring) -> 
     call = world.begin()
     world.kill_detokenizer("detokenizer-0")
     epoch = call.delivery.epoch
-    for _ in range(MAX_REDIRECTS + 1):
+    for _ in range(MAX_REPLAYS + 1):
         receive_beyond(world, call)
-    assert (call.delivery.epoch, call.delivery.redirects) == (epoch, 0)
+    assert (call.delivery.epoch, call.delivery.replays) == (epoch, 0)
     assert not world.stream().commands
     world.heal()
     world.settle()
     assert world.ids() == expected(20)
 
 
-@pytest.mark.parametrize("times", [MAX_REDIRECTS, MAX_REDIRECTS + 1])
+@pytest.mark.parametrize("times", [MAX_REPLAYS, MAX_REPLAYS + 1])
 def test_replays_in_a_row_are_bounded(world: Ring, times: int) -> None:
     call = world.ask(ask())
     for _ in range(times):
         receive_beyond(world, call)
     world.settle()
-    assert world.end().finish_reason == (FinishReason.LENGTH if times == MAX_REDIRECTS else FinishReason.ERROR)
+    assert world.end().finish_reason == (FinishReason.LENGTH if times == MAX_REPLAYS else FinishReason.ERROR)
 
 
 @pytest.mark.parametrize("fits_between", [False, True])
 def test_frames_that_never_fit_fail_the_request(world: Ring, fits_between: bool) -> None:
     world.begin(60)
     (detokenizer,) = world.detokenizers.values()
-    for _ in range(MAX_REDIRECTS + 1):
+    for _ in range(MAX_REPLAYS + 1):
         world.engines["engine-0"].core.step(1)
         for stream in world.streams():
             stream.write()

@@ -109,7 +109,7 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         tokenized.append(request.request_id)
         return resolve_request(request, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", counted)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", counted)
     harness = ServiceHarness(BacklogLimits(max_requests=4, max_seconds=60.0))
     async with served(harness, tmp_path) as stub:
         call = stub.Session()

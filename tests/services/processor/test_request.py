@@ -17,7 +17,7 @@ from ringline.types.v1 import sampling_pb2
 from services.common.process.memory import resident_memory, trim_malloc
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
-from services.processor.dispatcher import submit_of
+from services.processor.dispatcher import next_submit
 from services.processor.request import Request
 from services.processor.served_models import ModelLimits
 from services.ring.identity import PeerId, ring_id
@@ -68,7 +68,7 @@ def measure(kind: str) -> None:
         number = len(held)
         admitted = Request(ring_id(1, number), str(number), 1, "", stream, time.monotonic())
         admitted.admit(resolve_request(request, known, "", PeerId("processor", 1)))
-        command = engine_pb2.AttachRequest(commands=[engine_pb2.Command(submit=submit_of(admitted, "detokenizer"))])
+        command = engine_pb2.AttachRequest(commands=[engine_pb2.Command(submit=next_submit(admitted, "detokenizer"))])
         held.append((admitted, command.SerializeToString()))
         stream.add(admitted)
         return admitted

@@ -123,7 +123,6 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
             scores = PackedLogprobs(20, [-1.0], [1], range(20), [-1.0] * 20)
             text = "x" * 10_000
             client.outbox.delta(request.request_id, 0, position, [7], text, scores)
-            client.wake.set()
             position += 1
             assert outboxes.total <= 2 * (3 << 20)
             await asyncio.sleep(0 if position % 10 else 0.001)  # so that some of it is under way
@@ -228,7 +227,7 @@ async def test_large_frames_are_parsed_before_waiting_requests_are_tokenized(
         return resolve_request(*given)
 
     monkeypatch.setattr("services.processor.service.parse", parsed)
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", admitted)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", admitted)
     waits = [one.wait, *[harness.go.wait] * (THREADS - 1)]
     held = [asyncio.create_task(harness.queue.run_in_thread(wait, "", 0)) for wait in waits]
     await asyncio.sleep(0)

@@ -164,7 +164,7 @@ def test_prompt_scores_of_another_epoch_are_ignored(world: Ring) -> None:
         late.logprobs.ranks.append(9)
         world.text_output.receive(detokenizer_pb2.TextOutputs(prompt_logprobs=[late]))
     assert not world.events("prompt_logprobs")
-    assert call.prompt_scores_delivered == 0
+    assert call.prompt_logprobs_delivered == 0
 
 
 def test_cached_tokens_are_those_of_the_first_report(world: Ring) -> None:

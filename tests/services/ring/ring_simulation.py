@@ -22,7 +22,7 @@ from engine_core.config import ModelSpec
 from engine_core.request import Request
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
-from services.detokenizer.service import Subscriber
+from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
@@ -160,7 +160,7 @@ class FakeCore:
         if alternatives is None or start == stop:
             return True
         self.scored[core_id] = stop
-        self.registry.prompt_scored(
+        self.registry.prompt_logprobs(
             core_id, packed(prompt_logprob_at(position, alternatives) for position in range(start + 1, stop + 1))
         )
         return False

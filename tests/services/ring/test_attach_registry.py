@@ -214,11 +214,11 @@ def test_prompt_progress_and_scores_are_replayed() -> None:
     ring.registry.prefilled(core_id, 2, 1)
     assert ring.take().prefills == [("1-1", 1, Prefill(5, 2, 1))]
     ring.registry.prefilled(core_id, None, None)
-    ring.registry.prompt_scored(core_id, packed([logprob(1, 1)]))
+    ring.registry.prompt_logprobs(core_id, packed([logprob(1, 1)]))
     frame = ring.take()
     assert frame.prefills == [("1-1", 1, Prefill(5, 5, 1))]
     assert frame.prompt_logprobs == [("1-1", 1, 0, packed([logprob(1, 1)]))]
-    ring.registry.prompt_scored(core_id, packed([logprob(2, 2)]))
+    ring.registry.prompt_logprobs(core_id, packed([logprob(2, 2)]))
     assert ring.take().prompt_logprobs == [("1-1", 1, 1, packed([logprob(2, 2)]))]
     ring.redirect("1-1", 2)
     frame = ring.take()

@@ -243,14 +243,14 @@ class AttachRegistryMachine(RuleBasedStateMachine):
         start = len(expected.prompt)
         if expected.scored and start < PROMPT_TOKENS - 1:
             expected.prompt += [logprob(start + i, i) for i in range(min(count, PROMPT_TOKENS - 1 - start))]
-            self.registry.prompt_scored(expected.core_id, packed(expected.prompt[start:]))
+            self.registry.prompt_logprobs(expected.core_id, packed(expected.prompt[start:]))
 
     @rule()
     def late_news_of_what_is_forgotten_is_dropped(self) -> None:
         for core_id in self.core.names - {expected.core_id for expected in self.expected.values()}:
             self.registry.progress(core_id, 0, [1], None, None)
             self.registry.prefilled(core_id, 1, 0)
-            self.registry.prompt_scored(core_id, packed([]))
+            self.registry.prompt_logprobs(core_id, packed([]))
 
     @precondition(lambda self: self.expected)
     @rule(data=st.data())

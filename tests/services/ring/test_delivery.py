@@ -30,13 +30,13 @@ class Naive:
         if first == len(have):
             self.tokens[choice].update(zip(brought, ids, strict=True))
             return Verdict.ACCEPT
-        return Verdict.DROP if first in have and have.issuperset(brought) else Verdict.REDIRECT
+        return Verdict.DROP if first in have and have.issuperset(brought) else Verdict.REPLAY
 
     def end(self, epoch: int, choice: int, end: ChoiceEnd) -> Verdict:
         if not self.takes(epoch, choice):
             return Verdict.DROP
         if end.position != len(self.tokens[choice]):
-            return Verdict.REDIRECT
+            return Verdict.REPLAY
         self.ends[choice] = end
         return Verdict.ACCEPT
 
@@ -92,8 +92,8 @@ def test_verdicts_are_those_of_a_naive_reader(
 def test_replays_are_counted_until_something_fits() -> None:
     delivery = Delivery({0: []})
     epoch = delivery.next_epoch()
-    delivery.redirects = 3
-    assert delivery.delta(epoch, 0, 4, [1]) is Verdict.REDIRECT
-    assert delivery.redirects == 3
+    delivery.replays = 3
+    assert delivery.delta(epoch, 0, 4, [1]) is Verdict.REPLAY
+    assert delivery.replays == 3
     assert delivery.delta(epoch, 0, 0, [1]) is Verdict.ACCEPT
-    assert delivery.redirects == 0
+    assert delivery.replays == 0

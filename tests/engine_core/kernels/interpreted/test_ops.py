@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_core.attention.base import Angles, KVCacheSpec
-from engine_core.attention.paged import CachingRotation
+from engine_core.attention.paged import CachingRotaryOp
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.ops.activation import Activation
@@ -98,7 +98,7 @@ def test_rotation_into_the_cache(shape: HeadsShape, normalized: str, dtype: torc
         if slot >= 0:
             expected[0, slot // block_size, :, slot % block_size] = key[row]
             expected[1, slot // block_size, :, slot % block_size] = value[row]
-    assert isinstance(rotation, CachingRotation)
+    assert isinstance(rotation, CachingRotaryOp)
     made = rotation.into_cache(heads.clone(), angles, cache, slots)
     assert torch.equal(made, query)
     assert torch.equal(cache.isnan(), expected.isnan())
@@ -110,7 +110,7 @@ def test_queries_alone_write_nothing_to_the_cache(dtype: torch.dtype) -> None:
     rotation = OPS.rotary(QUERIES, norms_of(QUERIES, "values too"))
     [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(1, 64),), 16, dtype), 3, torch.device("cpu"))
     cache.fill_(torch.nan)
-    assert isinstance(rotation, CachingRotation)
+    assert isinstance(rotation, CachingRotaryOp)
     made = rotation.into_cache(heads.clone(), angles, cache, torch.tensor([37, 0, 5, 15]))
     assert torch.equal(made, rotation(heads.clone(), angles)[0])
     assert cache.isnan().all()

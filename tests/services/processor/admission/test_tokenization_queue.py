@@ -13,7 +13,8 @@ from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.shared_messages import status_from_proto
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tokenization_queue import BATCH_BYTES, MIN_BYTES, THREADS, _Job
+from services.processor.admission.tokenization_job import MIN_BYTES, Job
+from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import generation_of
 from services.ring.errors import Code, Reason, Refused
@@ -165,7 +166,7 @@ async def test_a_panic_of_the_library_ends_one_request_or_look_up(
     def resolve(message: inference_pb2.GenerateRequest, *args: object) -> ResolvedRequest:
         return panic() if message.request_id == "bad" else resolve_request(message, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", resolve)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", resolve)
     bad, good = core.ask("bad", 10), core.ask("good", 10)
     look_up = asyncio.create_task(core.queue.run_in_thread(panic, "", 0))
     await asyncio.sleep(0)
@@ -191,7 +192,7 @@ async def test_a_request_that_ends_while_it_is_tokenized_is_not_started(
         told.wait()
         return admission
 
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", slowly)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", slowly)
     cancelled, other = core.ask("cancelled", 10), core.ask("other", 10)
     going = asyncio.create_task(core.run())
     await asyncio.to_thread(tokenized.wait)
@@ -212,7 +213,7 @@ async def test_a_request_is_tokenized_again_if_its_model_left_meanwhile(
         core.served = [next_one]
         return admission
 
-    monkeypatch.setattr("services.processor.admission.tokenization_queue.resolve_request", admitted_meanwhile)
+    monkeypatch.setattr("services.processor.admission.tokenization_job.resolve_request", admitted_meanwhile)
     call = core.ask("r", 10)
     await core.run()
     assert call.admitted
@@ -345,7 +346,7 @@ def batches(core: QueueHarness) -> list[list[str]]:
     take = core.queue._waiting.take
     names = {call.request_id: call.client_request_id for client in core.streams.values() for call in client.requests()}
 
-    def told() -> list[_Job]:
+    def told() -> list[Job]:
         batch = take()
         order.append([names.get(job.key, f"of {job.tenant}") for job in batch])
         return batch

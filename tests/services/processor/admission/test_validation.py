@@ -17,7 +17,7 @@ from engine_core.validation import validate_request
 from services.engine.engine_messages import submission_of
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
-from services.processor.dispatcher import submit_of
+from services.processor.dispatcher import next_submit
 from services.processor.request import Request as ReceivedRequest
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
@@ -105,7 +105,7 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     assert len(resolved.output_context) <= MAX_OUTPUT_CONTEXT_BYTES
     received = ReceivedRequest("1-1", "", 1, "", ClientStream(""), 0.0)
     received.admit(resolved)
-    submission = submission_of(submit_of(received, "detokenizer"), SPEC, 0.0)
+    submission = submission_of(next_submit(received, "detokenizer"), SPEC, 0.0)
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
         choice: [*ids] for choice, ids in resolved.choices.items()
     }

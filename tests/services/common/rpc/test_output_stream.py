@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from services.common.rpc.slow_readers import OutputStream
+from services.common.rpc.output_stream import OutputStream
 from services.ring.outbox import Outboxes
 
 

@@ -12,8 +12,8 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
 from services.common.rpc.shared_messages import write_logprobs
-from services.detokenizer.decode import EngineDecoder
-from services.detokenizer.service import Subscribers
+from services.detokenizer.engine_decoder import EngineDecoder
+from services.detokenizer.subscribers import Subscribers
 from services.ring.errors import Code
 from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.ring.dynamic_threshold import DynamicThreshold
+from services.ring.tenant_quota import TenantQuota
 
 
-def fill(threshold: DynamicThreshold, *tenants: str) -> None:
+def fill(threshold: TenantQuota, *tenants: str) -> None:
     """Everybody takes one in turn until nobody can."""
     going = True
     while going:
@@ -20,14 +20,14 @@ def fill(threshold: DynamicThreshold, *tenants: str) -> None:
 
 @pytest.mark.parametrize(("tenants", "each"), [("a", 300), ("ab", 200), ("abc", 150)])
 def test_each_has_as_much_as_is_left_free(tenants: str, each: int) -> None:
-    threshold = DynamicThreshold(600)
+    threshold = TenantQuota(600)
     fill(threshold, *tenants)
     assert [threshold.held(tenant) for tenant in tenants] == pytest.approx([each] * len(tenants), abs=1)
     assert threshold.total <= 600 - each + 1
 
 
 def test_who_comes_while_another_holds_all_it_can_has_room() -> None:
-    threshold = DynamicThreshold(100)
+    threshold = TenantQuota(100)
     fill(threshold, "flood")
     assert not threshold.has_room("flood", 1)
     fill(threshold, "late")
@@ -35,13 +35,13 @@ def test_who_comes_while_another_holds_all_it_can_has_room() -> None:
 
 
 def test_the_only_place_may_be_taken() -> None:
-    threshold = DynamicThreshold(1)
+    threshold = TenantQuota(1)
     fill(threshold, "a", "b")
     assert threshold.total == 1
 
 
 def test_what_is_larger_than_a_share_has_its_turn_alone() -> None:
-    threshold = DynamicThreshold(10)
+    threshold = TenantQuota(10)
     assert threshold.has_room("a", 1000)
     threshold.take("a", 1000)
     assert not threshold.has_room("b", 1)
@@ -52,7 +52,7 @@ def test_what_is_larger_than_a_share_has_its_turn_alone() -> None:
 
 
 def test_what_is_given_back_is_forgotten() -> None:
-    threshold = DynamicThreshold(100)
+    threshold = TenantQuota(100)
     for number in range(50):
         threshold.take(f"tenant {number}", 1)
         threshold.take(f"tenant {number}", 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from services.ring.errors import Code, Reason, Refused
 
 
-class DynamicThreshold:
+class TenantQuota:
     """Counts what each tenant holds; a tenant that holds nothing takes no memory here."""
 
     def __init__(self, most: int) -> None:
@@ -49,7 +49,7 @@ class DynamicThreshold:
                 del self._held[tenant]
 
 
-class TenantMemoryQuota(DynamicThreshold):
+class TenantMemoryQuota(TenantQuota):
     """A dynamic threshold over the bytes that requests hold in memory; refuses with RESOURCE_EXHAUSTED."""
 
     def __init__(self, field: str, who: str, what: str, most: int, retry_after_ms: Callable[[str], int]) -> None:

@@ -14,7 +14,7 @@ from ringline.engine.v1 import engine_pb2
 
 from services.common.rpc.shared_messages import OutputEntry, read_end, read_entries, read_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
-from services.detokenizer.service import Subscriber, Subscribers
+from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, fit
 from services.ring.identity import PeerId

@@ -1,4 +1,4 @@
-"""Writes to readers that may be slow: one that reads nothing for the stall timeout, or too little, loses its stream."""
+"""The writing side of a stream. A slow reader, which reads nothing for the stall timeout or too little, loses it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class OutputStream:
     def __init__(self, outboxes: Outboxes, tenant: str) -> None:
         """Waiting output is counted in ``outboxes``, for ``tenant``."""
         self._outboxes = outboxes
-        self.outbox = outboxes.open(tenant, self._give_up)
         self.wake = asyncio.Event()
         """Set when there is something to write, or the stream is to end."""
+        self.outbox = outboxes.open(tenant, self._give_up, on_added=self.wake.set)
         self.given_up = False
         """Whether the reader was given up because too much output waited for it."""
         self._write: asyncio.Timeout | None = None

@@ -1,0 +1,161 @@
+"""What the tokenization queue runs in threads: received requests, and look-ups on behalf of other RPCs."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import structlog
+from ringline.inference.v1 import inference_pb2
+
+from services.common.rpc.message_limits import MalformedMessage
+from services.processor.admission.request_resolution import resolve_request
+from services.processor.admission.tenant_policy import TenantPolicies
+from services.processor.request import Request, RequestMessage, ResolvedRequest
+from services.processor.served_models import ServedModel, ServedModels
+from services.ring.errors import Code, Refused, Status
+from services.ring.identity import PeerId
+
+log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T")
+OnResolved = Callable[[Request, ResolvedRequest | Status], None]
+"""Receives the outcome of a request on the event loop: the resolved request, or the error that ends it."""
+
+MIN_BYTES = 64
+"""The least that a message is charged: even an empty one takes time."""
+
+
+class Job(ABC):
+    """Work on one message of a tenant: ``is_ready`` at its turn, ``run`` in a thread, and ``finish`` with the outcome.
+
+    ``is_ready`` and ``finish`` are called on the event loop.
+    """
+
+    __slots__ = ("key", "size", "tenant")
+
+    def __init__(self, key: str, tenant: str, size: int) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.size = max(size, MIN_BYTES)
+        """Bytes that the job is charged."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """False if the job must be parked."""
+
+    @abstractmethod
+    def run(self) -> object:
+        """The outcome; may raise any exception."""
+
+    @abstractmethod
+    def finish(self, outcome: Any) -> bool:
+        """Take what ``run`` returned or raised (without traceback). Returns False if the job must be queued again."""
+
+    def outcome(self) -> object:
+        """What ``run`` returns or raises."""
+        try:
+            return self.run()
+        except BaseException as raised:  # of any kind: without an outcome, the whole batch would wait forever
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"{type(raised).__name__}: {raised}")
+            if not isinstance(error, Refused | MalformedMessage):
+                log.exception("work failed", work=self.key)
+            # Drop the traceback: it refers to the stack frames that hold the error, a cycle that would keep the whole
+            # request until the garbage collector runs.
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+            return error
+
+
+class LookUp(Job, Generic[_T]):
+    """A function whose outcome a future takes."""
+
+    __slots__ = ("answer", "function")
+
+    def __init__(self, key: str, tenant: str, size: int, function: Callable[[], _T]) -> None:
+        super().__init__(key, tenant, size)
+        self.function = function
+        self.answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+
+    def is_ready(self) -> bool:
+        return True
+
+    def run(self) -> object:
+        return self.function()
+
+    def finish(self, outcome: Any) -> bool:
+        if self.answer.done():  # its caller was cancelled
+            return True
+        if isinstance(outcome, Exception):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+        return True
+
+
+class RequestJob(Job):
+    """A received request: chooses its model, and resolves it for that model."""
+
+    __slots__ = ("_me", "_message", "_model", "_models", "_on_resolved", "_policies", "_refused", "_request")
+
+    def __init__(
+        self,
+        request: Request,
+        message: RequestMessage,
+        on_resolved: OnResolved,
+        models: ServedModels,
+        policies: TenantPolicies,
+        me: PeerId,
+    ) -> None:
+        super().__init__(request.request_id, request.tenant, len(message.packed))
+        self._request = request
+        self._message = message
+        self._on_resolved = on_resolved
+        self._models = models
+        self._policies = policies
+        self._me = me
+        self._model: ServedModel | None = None
+        self._refused: Refused | None = None
+        """Raised by ``run`` if no model is known."""
+
+    def is_ready(self) -> bool:
+        """Choose the model: the one that a resumed request began on, else the one for new requests."""
+        name, digest = self._message.model, self._message.resumed_model_digest
+        self._model = self._models.for_resume(name, digest) if digest else self._models.for_new(name)
+        known = self._model is not None or self._models.newest is not None
+        self._refused = None if known else self._models.refuse_without_model()
+        return self._model is not None or not known
+
+    def run(self) -> ResolvedRequest:
+        if self._refused is not None:
+            raise self._refused
+        assert self._model is not None
+        if self._request.finished:
+            raise Refused(Code.CANCELLED, "it ended while it waited")  # never delivered: the request is over
+        self._policies.check_model(self._request.tenant, self._model.limits.name)
+        message = inference_pb2.GenerateRequest.FromString(self._message.packed)
+        return resolve_request(message, self._model, self._request.tenant, self._me, self._request.trace.traceparent)
+
+    def finish(self, outcome: ResolvedRequest | Exception) -> bool:
+        """Call ``on_resolved``, unless the request has ended, or its model has no engines any more."""
+        request = self._request
+        if request.finished:
+            return True
+        if isinstance(outcome, Refused):
+            self._on_resolved(request, outcome.status)
+        elif isinstance(outcome, Exception):
+            log.error("admission failed", request_id=request.request_id, error=repr(outcome))
+            text = f"internal error; find {request.request_id} in the processor's log"
+            self._on_resolved(request, Status(Code.INTERNAL, text))
+        elif not self._has_engines(outcome):
+            return False  # it can be tokenized again, for another model
+        else:
+            self._on_resolved(request, outcome)
+        return True
+
+    def _has_engines(self, resolved: ResolvedRequest) -> bool:
+        """Whether the model still has engines."""
+        if self._message.resumed_model_digest:
+            return resolved.generation in self._models.held
+        return resolved.generation in self._models.preferred()
