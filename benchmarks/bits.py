@@ -130,6 +130,8 @@ def compare(before: Path, now: Path) -> tuple[list[Row], str | None]:
     for name in sorted({path.stem for directory in (before, now) for path in directory.glob("*.json")}):
         files = [directory / f"{name}.json" for directory in (before, now)]
         old, new = (json.loads(file.read_text()) if file.exists() else {} for file in files)
+        if "refused" in old and "refused" in new:
+            new = old  # a refusal has no bits, and its words may have changed
         pairs = {request: (old.get(request, []), new.get(request, [])) for request in old | new}
         lines = [
             (request, *pair)

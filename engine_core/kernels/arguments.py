@@ -47,4 +47,4 @@ def listed(kernels: str) -> dict[str, type[ctypes.Structure]]:
 @cache
 def _header() -> str:
     """The file without its comments. It is read when kernels are loaded: whoever has none may have no sources."""
-    return re.sub(r" *//.*", "", (SOURCES / "interface.h").read_text())
+    return re.sub(r" *//.*", "", (SOURCES / "interface.h").read_text(encoding="utf-8"))
