@@ -78,13 +78,15 @@ class _Level:
     def remove(self, group: SequenceGroup, *, served: bool) -> None:
         """Remove a fresh request; if ``served``, its tenant saves for the next one from the present round on.
 
-        A tenant that was passed over is served later than in its round; it gains nothing by the rounds between.
+        A tenant that was passed over gains nothing by the rounds in which its first request might have been served.
         """
         tenant = self._tenants[group.tenant]
         turn = _turn(tenant)
         del self._turns[bisect_left(self._turns, turn, key=_turn)]
         if served:
             self._round = tenant.round = max(self._round, turn[0])
+        elif tenant.head().group is group:
+            tenant.round += max(0, self._round - turn[0])
         del tenant.requests[group.request.request_id]
         if tenant.requests:
             insort(self._turns, tenant, key=_turn)

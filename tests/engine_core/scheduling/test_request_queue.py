@@ -204,3 +204,17 @@ def test_who_is_passed_over_keeps_its_turn_and_gains_nothing_by_the_rounds_it_mi
     order = drain(queue)
     assert order[:2] == ["urgent flood", "back"]
     assert [name.split()[0] for name in order[2:9]] == ["flood", *["flood", "other"] * 3], "it was due, and is once"
+
+
+def test_a_tenant_that_was_passed_over_saves_nothing_while_it_was() -> None:
+    """Also when its first request is cancelled, instead of served: its next one would jump the queue."""
+    queue = WaitingQueue()
+    first = waiting("first", cost=10, tenant="passed over")
+    for seq in (first, waiting("second", cost=30, tenant="passed over")):
+        queue.append(seq)
+    for index in range(20):
+        queue.append(waiting(f"{index}", cost=10, tenant="other"))
+    for _ in range(12):
+        take(queue, passed={"passed over"})
+    queue.remove(first)
+    assert drain(queue)[:3] == ["12", "second", "13"]
