@@ -125,7 +125,12 @@ def table(trees: Mapping[str, Tree]) -> str:
         ]
     lists = {f"files open for {family}": [open_files(tree, family) for tree in trees.values()] for family in FAMILIES}
     lists["files of an elementwise operation"] = [elementwise_files(tree) for tree in trees.values()]
-    rows += [(what, *(str(len(files)) for files in each)) for what, each in lists.items()]
+    for what, each in lists.items():
+        lines = (
+            sum(len(tree[file].splitlines()) for file in files)
+            for tree, files in zip(trees.values(), each, strict=True)
+        )
+        rows.append((what, *(f"{len(files)} ({count:,} lines)" for files, count in zip(each, lines, strict=True))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     for what, each in lists.items():
