@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine_core.attention.base import AttentionMetadata
+from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import group_layers
 from engine_core.platforms.cuda_graphs import DeviceForward, DeviceInputs, GraphInputBuffers, graph_sizes
 from engine_core.request import SamplingParams
@@ -28,14 +29,15 @@ class Model:
     def __init__(self) -> None:
         self.seen: list[DeviceInputs] = []
 
-    def forward(self, input_ids, positions, kv_caches, metadata, rows=None) -> torch.Tensor:
+    def forward(self, input_ids, positions, context: ForwardContext) -> torch.Tensor:
+        metadata, rows = context.metadata, context.rows
         self.seen.append(DeviceInputs(input_ids.clone(), positions.clone(), metadata))
         columns = [input_ids.float(), positions.float()]
         for number, group in enumerate(metadata):
             assert group.group == number
             for token, slot in zip(input_ids.tolist(), group.slot_mapping.tolist(), strict=True):
                 if slot >= 0:
-                    kv_caches[0][slot] = token
+                    context.kv_caches[0][slot] = token
             first = group.block_tables[:, :1].repeat_interleave(group.query_starts.diff(), 0)
             columns += [first[:, 0].float(), group.seq_lens.repeat_interleave(group.query_starts.diff()).float()]
         hidden = torch.stack(columns, 1)

@@ -69,7 +69,7 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(most=st.sampled_from([MOST, MOST, None]))
     def release(self, most: int | None) -> None:
-        released = self.window.release(lambda tenant: most)
+        released = sorted(self.window.release(lambda tenant: most), key=lambda name: self.kept[name][0])
         for name, rank in sorted(self.kept.items(), key=lambda item: (*item[1], item[0])):
             if most is None or self.has_room(*rank):
                 self.ahead[name] = self.kept.pop(name)
