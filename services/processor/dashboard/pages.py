@@ -18,7 +18,7 @@ from services.processor.dashboard.snapshot import DashboardSnapshot
 
 def pages(snapshot: DashboardSnapshot) -> Mapping[str, Page]:
     """The pages that the metrics port serves in addition to ``/metrics``, keyed by path."""
-    html = files(__package__).joinpath("page.html").read_text()
+    html = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     policy = {
         "Content-Security-Policy": f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
         f"form-action 'none'; frame-ancestors 'none'; "
