@@ -204,6 +204,51 @@ class DeviceConfig(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig(_Section):
+    """The ranks that compute a model together: processes with a part of it each."""
+
+    tensor_parallel_size: int = option(
+        1,
+        "Ranks that share each layer; every one keeps and computes its part of the layer's outputs. The number of "
+        "query heads must be a multiple. Tokens stay the same, bit for bit on a CPU.",
+        minimum=1,
+        maximum=64,
+    )
+    pipeline_parallel_size: int = option(
+        1,
+        "Stages of consecutive layers, each on ranks of its own; as many steps are computed at a time.",
+        minimum=1,
+        maximum=64,
+    )
+    distributed_executor_backend: str | None = option(
+        None,
+        "Where ranks run: uni (in the engine's process, one rank only), mp (a process for each, on this host) or ray (an "
+        "actor for each, on the hosts of a Ray cluster). Default: uni for one rank, mp for more.",
+        choices=("uni", "mp", "ray"),
+    )
+    enable_expert_parallel: bool = option(
+        False, "Give each rank of a layer whole experts, instead of a part of every expert."
+    )
+    worker_start_timeout: float = option(
+        600.0, "Seconds that ranks have for each stage of the start.", minimum=1.0, maximum=86400.0
+    )
+    ray_address: str | None = option(
+        None, "Address of the Ray cluster, such as 10.0.0.1:6379; default: what RAY_ADDRESS names, or this host's."
+    )
+    ray_namespace: str = option("ringline", "Namespace of the engine's actors in the Ray cluster.")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def backend(self) -> str:
+        """Where ranks run: the option, or what it defaults to."""
+        return self.distributed_executor_backend or ("uni" if self.world_size == 1 else "mp")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything an engine is started with."""
 
@@ -212,6 +257,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ _OWN_GRAPHS = "is not supported: CUDA graphs are captured for fixed batch sizes;
 
 _INSTEAD: dict[tuple[str, ...], str] = {
     # Several devices
-    ("tensor_parallel_size", "tp"): _ONE_DEVICE,
-    ("pipeline_parallel_size", "pp"): _ONE_DEVICE,
+    ("tp",): "is called {tensor_parallel_size} here",
+    ("pp",): "is called {pipeline_parallel_size} here",
     ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _ONE_DEVICE,
     ("enable_expert_parallel", "ep", "enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _ONE_DEVICE,
     ("data_parallel_size", "dp", "data_parallel_size_local", "dpl", "data_parallel_rank", "dpn"): _ONE_DEVICE,

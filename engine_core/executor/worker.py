@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import OutOfMemoryError
 from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
@@ -92,9 +93,10 @@ class Worker:
     device: Platform
     model: LanguageModel
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint) -> None:
-        """Remember what to run; nothing is taken yet."""
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, rank: Rank | None = None) -> None:
+        """Remember what to run; nothing is taken yet. Without a ``rank`` it is the only one."""
         self.checkpoint = checkpoint
+        self.rank = rank or Rank()
         self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)

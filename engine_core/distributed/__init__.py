@@ -1,0 +1,7 @@
+"""The ranks of one engine, and how they exchange numbers. Nothing here adds: sums are computed by one rank alone.
+
+ranks              which rank a worker is, and its part of layers, heads and outputs   (read first)
+collectives        the interface: gather within a stage, send and receive between stages
+shm                ranks of one host, through memory that they share
+process_group      gloo and NCCL, through torch.distributed
+"""

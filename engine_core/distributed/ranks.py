@@ -1,0 +1,66 @@
+"""Which rank a worker is, and which part of the model it has.
+
+Ranks of a *stage* share each of its layers (tensor parallelism); stages follow each other (pipeline parallelism). Every
+cut is along outputs, so that an output is one chain of additions, computed by one rank, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNIT = 16
+"""Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A worker's place among all workers of an engine."""
+
+    tp: int = 0
+    """Its place among the ranks of its stage."""
+    tp_size: int = 1
+    pp: int = 0
+    """Its stage."""
+    pp_size: int = 1
+    ranks_on_host: int = 1
+    """Workers that share this host's memory and cores, itself included."""
+    local: int = 0
+    """Its place among them, which is the index of its GPU."""
+    expert_parallel: bool = False
+    """Whether it has whole experts, instead of a part of each."""
+
+    @property
+    def number(self) -> int:
+        """Its place among all: stage by stage."""
+        return self.pp * self.tp_size + self.tp
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it has a part of the head."""
+        return self.pp == self.pp_size - 1
+
+    @property
+    def samples(self) -> bool:
+        """Whether it samples: one rank alone does."""
+        return self.is_last_stage and self.tp == 0
+
+    def __str__(self) -> str:
+        return f"tp{self.tp}/{self.tp_size} pp{self.pp}/{self.pp_size}"
+
+
+def cut(count: int, parts: int, unit: int = 1) -> list[range]:
+    """``count`` numbers in ``parts`` ranges of neighbours, as equal as whole units of ``unit`` allow; the last unit may
+    be incomplete.
+    """
+    units = -(-count // unit)
+    ends = [min(count, unit * (units * part // parts)) for part in range(parts + 1)]
+    return [range(first, end) for first, end in zip(ends, ends[1:], strict=False)]
