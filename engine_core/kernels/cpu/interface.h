@@ -140,9 +140,11 @@ struct RinglineNorm {
     const float* weight;   // [width]
     const float* bias;     // [width], or null
     const void* residual;  // [M, G, width], dense: what is added to the result, in its type; or null
+    const void* over;      // [M, over_width]: rows whose root mean square counts instead, of one group; or null
     void* output;          // [M, G, width]; may be x
     int64_t rows, groups, width, mean_width;
     int64_t x_stride, output_stride;  // elements from one row to the next
+    int64_t over_width, over_stride;
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
