@@ -28,6 +28,16 @@ class TensorCollectives(ABC):
         """
 
     @abstractmethod
+    def gather_rows(
+        self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
+    ) -> torch.Tensor:
+        """[T · groups, W] of every rank's ``x`` [T · groups, W]: each row of the rank r whose ``owned[r]`` has its id.
+
+        ``ids`` [T · groups] int32 are the same on all ranks. The result is as that of ``all_gather``.
+        Raises ``RankFailedError``.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks. Raises ``RankFailedError``."""
 
