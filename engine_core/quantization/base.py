@@ -8,7 +8,7 @@ import torch
 
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
 
 
 class QuantMethod(ABC):
@@ -32,13 +32,15 @@ class QuantMethod(ABC):
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         """Take the layer's tensors from ``weights``."""
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
-        """Experts without weights, of a model of type ``dtype``."""
-        return backend.experts(shape, dtype)
+    def experts(
+        self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
+    ) -> ExpertsOp:
+        """Experts without weights, of a model of type ``dtype``; this rank's part of them with a ``split``."""
+        return backend.experts(shape, dtype, split)
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
-        """Bytes that experts will take, without padding."""
-        return shape.num_weights * itemsize
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+        """Bytes that experts, or a rank's ``shard`` of them, will take, without padding."""
+        return shape.num_weights_of(shard or shape.whole) * itemsize
 
 
 class Unquantized(QuantMethod):
