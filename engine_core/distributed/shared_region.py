@@ -31,13 +31,13 @@ _HELLO_SECONDS = 1.0
 
 
 def share_region(key: str, rank: int, size: int, timeout: float) -> mmap.mmap:
-    """``REGION_BYTES`` of zeros that are the same on all ``size`` ranks. Raises ``RankFailedError``, ``MemoryError``."""
+    """``REGION_BYTES`` of zeros that ``size`` ranks share. Raises ``RankFailedError``, ``MemoryError``."""
     deadline = time.monotonic() + timeout
     with _made() if rank == 0 else _received(key, rank, size, timeout, deadline) as descriptor:
         if rank == 0 and size > 1:
             _hand_out(descriptor, key, size, timeout, deadline)
         try:
-            return mmap.mmap(descriptor, REGION_BYTES, mmap.MAP_SHARED | mmap.MAP_NORESERVE)
+            return mmap.mmap(descriptor, REGION_BYTES, mmap.MAP_SHARED)
         except (OSError, ValueError) as error:
             raise MemoryError(
                 f"{REGION_BYTES >> 30} GiB of addresses for memory that ranks share are refused ({error}): "

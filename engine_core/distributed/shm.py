@@ -1,4 +1,4 @@
-"""Ranks of one host gather through memory that they share, by native kernels: a gather is one of a captured step's calls.
+"""Ranks of one host gather through memory that they share, by native kernels: a captured step holds its gathers, too.
 
 Each rank copies what it has to where all others read it, and waits for them (kernels/cpu/gather.h, barrier.h). The
 result is that shared memory itself. It must not be written again while another rank may still read it, so:
@@ -40,6 +40,7 @@ class _Memory:
     def __init__(self, region: mmap.mmap, size: int) -> None:
         """The beginning is for the barriers of ``size`` ranks."""
         self.bytes = np.frombuffer(region, np.uint8)
+        self.address: int = self.bytes.ctypes.data
         self.ranks = structures()["RinglineRanks"].from_buffer(region)
         self._next = -(-(1 + size) * _CACHE_LINE // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -74,13 +75,13 @@ class _Slots:
 
     def take(self, rows: int, width: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
         """A tensor [rows, width] with unspecified contents, and where it is. Raises ``MemoryError``."""
-        size = max(rows * width * dtype.itemsize, 1)
+        size = rows * width * dtype.itemsize
         fitting = [slot for slot in self._free if slot.capacity >= size and slot.last_used < self.barriers]
         if fitting:
             slot = min(fitting, key=lambda free: (free.capacity, free.place))
             self._free.remove(slot)
         else:
-            # Powers of two, so that steps of ever more rows do not leave ever more slots that are too small for the next.
+            # Powers of two, so that steps of ever more rows do not leave ever more slots too small for the next one.
             capacity = max(_LEAST_SLOT, 1 << (size - 1).bit_length())
             slot = _Slot(self._memory.reserve(capacity), capacity)
         if size > slot.taken:
@@ -138,7 +139,7 @@ class ShmCollectives(TensorCollectives):
             x_stride=x.stride(0) * item,
             x_group_stride=own * item,
         )
-        return gathered.view(-1, groups * total)
+        return gathered.view(rows, groups * total)
 
     def gather_rows(
         self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
@@ -180,7 +181,7 @@ class ShmCollectives(TensorCollectives):
 
     def _meet(self, memory: _Memory) -> None:
         kernel = self._kernels.barrier
-        arguments = kernel.arguments(ranks=_address(memory), rank=self.rank, size=self.size)
+        arguments = kernel.arguments(ranks=memory.address, rank=self.rank, size=self.size)
         check(kernel(arguments))
         self._count()
 
@@ -208,7 +209,7 @@ class ShmCollectives(TensorCollectives):
         slots = self._slots if captured is None else self._captured_slots
         place, output = slots.take(room * groups, width, x.dtype)
         result = self._kernels.gather.run(
-            ranks=_address(memory),
+            ranks=memory.address,
             x=x,
             ids=ids,
             output=output.data_ptr() + column * x.itemsize,
@@ -224,7 +225,3 @@ class ShmCollectives(TensorCollectives):
         check(result)
         self._count()
         return output[: rows * groups]
-
-
-def _address(memory: _Memory) -> int:
-    return int(memory.bytes.ctypes.data)
