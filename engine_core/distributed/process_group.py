@@ -6,6 +6,7 @@ may have several, and none is found by name.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -124,7 +125,7 @@ class ProcessGroupCollectives(TensorCollectives):
         self.size = group.size()
         self._group: Group | None = group
         self._timeout = timeout
-        self._aborted = False
+        self._aborted = threading.Event()
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
         rows, own, widest = len(x), widths[self.rank], max(widths)
@@ -150,7 +151,7 @@ class ProcessGroupCollectives(TensorCollectives):
         self._gather(torch.zeros(1, dtype=torch.uint8))
 
     def abort(self) -> None:
-        self._aborted = True
+        self._aborted.set()
 
     def close(self) -> None:
         self.abort()
@@ -159,7 +160,7 @@ class ProcessGroupCollectives(TensorCollectives):
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         """[size, …]: every rank's ``x`` […], of equal shapes."""
         group = self._group
-        if group is None or self._aborted:
+        if group is None or self._aborted.is_set():
             raise RankFailedError("this rank has left the others, or was told to")
         gathered = x.new_empty(self.size, *x.shape)
         try:
@@ -170,7 +171,7 @@ class ProcessGroupCollectives(TensorCollectives):
             _wait(work)
             return gathered
         deadline = time.monotonic() + self._timeout
-        while not self._aborted:
+        while not self._aborted.is_set():
             try:
                 work.wait(timedelta(seconds=_LOOK_SECONDS))
                 return gathered
