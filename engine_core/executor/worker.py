@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
@@ -87,7 +89,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
 
 class Worker:
     """Call ``init_device``, ``load_model``, ``profile`` (unless the cache's size is given), ``allocate``, ``warm_up``,
-    then ``launch`` each plan, in order.
+    then ``launch`` each plan, in order, on the rank that samples; on others ``follow`` it, and ``commit`` its tokens.
     """
 
     device: Platform
@@ -176,10 +178,10 @@ class Worker:
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
-        self.launch(prompt).result()
+        self._compute(prompt)
         seconds_per_token = (time.perf_counter() - start) / prompt.total_tokens
         for plan in steps:
-            self.launch(plan).result()
+            self._compute(plan)
         self._runner.batch.update(release)
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._kv_caches)
@@ -198,11 +200,19 @@ class Worker:
         )
 
     def launch(self, plan: StepPlan) -> PendingStep:
-        """Begin to compute one step; needs ``allocate``."""
-        if self._runner is None:
-            raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
-        self.device.make_current()
-        return self._runner.launch(plan, self._kv_caches)
+        """Begin to compute one step, and to sample its tokens; needs ``allocate``, and ``Rank.samples``."""
+        return self._current_runner().launch(plan, self._kv_caches)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Compute this rank's part of a step that another rank samples; needs ``allocate``.
+
+        No sequence is in the plan whose token ``commit`` has not brought.
+        """
+        self._current_runner().follow(plan, self._kv_caches, head=self.rank.is_last_stage)
+
+    def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
+        """Take in the tokens of the oldest followed step that lacks them: ``PendingStep.sampled``."""
+        self._current_runner().commit(step_id, sampled)
 
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""
@@ -211,6 +221,20 @@ class Worker:
         if hasattr(self, "model"):
             del self.model
             self.device.trim()
+
+    def _current_runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
+        self.device.make_current()
+        return self._runner
+
+    def _compute(self, plan: StepPlan) -> None:
+        """A step of the warm-up. It does not matter which tokens are sampled, so no rank hears of them."""
+        if self.rank.samples:
+            self.launch(plan).result()
+        else:
+            self.follow(plan)
+            self.commit(plan.step_id, np.zeros(sum(plan.samples), np.int64))
 
     def _new_batch(self) -> InputBatch:
         limits = self.limits
