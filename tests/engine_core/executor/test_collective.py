@@ -65,8 +65,8 @@ def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: 
     class TwoWorkers(UniProcExecutor):
         """The second worker, made up, has a cache of blocks twice as large."""
 
-        def collective_rpc(self, method: str, *arguments: object) -> list[object]:
-            [result] = super().collective_rpc(method, *arguments)
+        def collective_rpc(self, method: str, *arguments: object, **options: object) -> list[object]:
+            [result] = super().collective_rpc(method, *arguments, **options)
             other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
             return [result, other]
 
