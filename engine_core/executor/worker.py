@@ -12,6 +12,7 @@ import torch
 
 from engine_core.config import EngineConfig, RequestMemory
 from engine_core.distributed.ranks import Rank
+from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import OutOfMemoryError
 from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
@@ -129,6 +130,9 @@ class Worker:
             device.warning,
         )
 
+    def join(self, rendezvous: Rendezvous) -> None:
+        """Connect to the other ranks; all of them call it at the same time."""
+
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
 
@@ -213,6 +217,13 @@ class Worker:
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Take in the tokens of the oldest followed step that lacks them: ``PendingStep.sampled``."""
         self._current_runner().commit(step_id, sampled)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Compute this rank's part of one step, whose tokens another rank samples: ``commit`` tells of them."""
+        self.launch(plan).result()
+
+    def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
+        """Note the tokens [R] of the oldest step that was followed and has not been committed."""
 
     def close(self) -> None:
         """Free weights, cache and batch. Idempotent."""
