@@ -1,4 +1,4 @@
-"""Executors whose ranks are processes: calls, steps, and all ways in which a rank can fail. Ranks have no model here."""
+"""Executors whose ranks are processes: calls, steps, and all ways in which one can fail. Ranks have no model here."""
 
 from __future__ import annotations
 
