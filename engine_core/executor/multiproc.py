@@ -37,17 +37,13 @@ class MultiprocExecutor(RemoteExecutor):
 
     def start_ranks(self) -> Sequence[RankProcess]:
         parallel = self._config.parallel
-        tp_size, pp_size, world_size = (
-            parallel.tensor_parallel_size,
-            parallel.pipeline_parallel_size,
-            parallel.world_size,
-        )
+        tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
         require_room(self._config)
         started: list[LocalRank] = []
         try:
-            for number in range(world_size):
+            for number in range(size):
                 pp, tp = divmod(number, tp_size)
-                rank = Rank(tp, tp_size, pp, pp_size, world_size, number, parallel.enable_expert_parallel)
+                rank = Rank(tp, tp_size, pp, pp_size, size, number, parallel.enable_expert_parallel)
                 started.append(LocalRank(rank, self.title(rank)))
         except BaseException:
             for each in started:
@@ -77,22 +73,25 @@ def require_room(config: EngineConfig) -> None:
 class LocalRank(RankProcess):
     """A child process."""
 
+    module = "engine_core.executor.worker_main"
+    """Its ``main`` is what the process runs."""
+
     def __init__(self, rank: Rank, title: str) -> None:
         """Start it. What it writes goes to this process's standard error, with its name before each line."""
         self.rank = rank
         ours, theirs = zip(socketpair(), socketpair(), strict=True)
         reading, self._life = os.pipe()  # the process ends when our end is closed, however that comes
         handed = [*(each.fileno() for each in theirs), reading]
-        module = [sys.executable, "-P", "-m", "engine_core.executor.worker_main"]
+        # Not ``-m``: it is to be this very package, wherever it was imported from.
         root = str(Path(engine_core.__file__).parent.parent)
+        run = f"import sys; sys.path.insert(0, {root!r}); from {self.module} import main; main()"
         try:
             self._process = subprocess.Popen(
-                [*module, *map(str, handed), title],
+                [sys.executable, "-P", "-c", run, *map(str, handed), title],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=handed,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
             )
         except BaseException:
             os.close(self._life)
