@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 from engine_core.config import EngineConfig
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
-from engine_core.errors import ExecutorError
+from engine_core.errors import CheckpointError, ExecutorError
 from engine_core.executor.base import Executor
 from engine_core.executor.identity import require_equal
 from engine_core.executor.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.model_loader.digest import digest_of
+from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
 
@@ -72,7 +74,7 @@ class CollectiveExecutor(Executor):
 
     def _start(self, progress: StartupProgress) -> None:
         with progress.stage("configuration") as stage:
-            checkpoint = open_checkpoint(self._config.model, self._config.load)
+            checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             self.model = checkpoint.spec
             dtype = self.model.dtype
             if checkpoint.expanded_quantization:
@@ -106,7 +108,8 @@ class CollectiveExecutor(Executor):
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], self._names)
             stage.bytes = sum(each.weight_bytes for each in models)
-            self.model_digest, self.numerics = model.model_digest, model.numerics
+            self.model_digest = model.model_digest or self._digest_of_parts(checkpoint, models)
+            self.numerics = digest_of(self.model_digest, model.numerics)
             stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
@@ -124,6 +127,17 @@ class CollectiveExecutor(Executor):
         alone = len(self._names) == 1
         self.max_concurrent_steps = (2 if overlapped else 1) if alone else self._config.parallel.pipeline_parallel_size
         self.start_steps()
+
+    def _digest_of_parts(self, checkpoint: Checkpoint, models: Sequence[ModelReport]) -> str:
+        """The model digest, and proof that each rank has taken its part of that very model."""
+        weights = WeightsOnDisk(checkpoint)
+        for name, model in zip(self._names, models, strict=True):
+            if (other := weights.first_other(model.taken)) is not None:
+                raise CheckpointError(
+                    f"{name} has loaded another {other} than this host has in {checkpoint.path}: give every host of "
+                    "the engine the same checkpoint"
+                )
+        return weights.digest()
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
         """The largest cache that fits on every worker."""
@@ -171,8 +185,7 @@ class CollectiveExecutor(Executor):
 
     def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
         """Where workers, of which there are several, meet while it is entered."""
-        transport = "shm" if device.uses_host_memory else "nccl"
-        return open_rendezvous("127.0.0.1", transport, self._config.parallel.pipeline_parallel_size)
+        return open_rendezvous("127.0.0.1", device.tensor_transport, self._config.parallel.pipeline_parallel_size)
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
         """Run ``compute``, a part of a step; the first failure ends the executor."""

@@ -59,7 +59,7 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
     from engine_core.model_loader.checkpoint import open_checkpoint
 
     config = _with_threads(start)
-    checkpoint = open_checkpoint(config.model, config.load)
+    checkpoint = open_checkpoint(config.model, config.load, config.parallel)
     worker = Worker(config, checkpoint, start.rank)
     report(RankReport(platform.node(), os.getpid(), identity_of(checkpoint)))
     return worker
