@@ -18,11 +18,16 @@ import numpy as np
 from engine_core.config import EngineConfig, ParallelConfig
 from engine_core.distributed.ranks import Rank
 from engine_core.executor import rank_loop, worker_main
+from engine_core.executor.local_rank import LocalRank
 from engine_core.executor.rank_connection import RankReport, RankStart
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 
 Do = Callable[[], None]
+
+
+class ScriptedRank(LocalRank):
+    module = "tests.engine_core.executor.scripted_rank"
 
 
 class ScriptedWorker:
@@ -94,13 +99,10 @@ def main() -> None:
 @contextmanager
 def scripted(tp: int = 2, pp: int = 1, serving: bool = True, timeout: float = 20.0) -> Iterator[Any]:
     """An executor with such ranks, started as far as the first call, or as far as steps; closed at the end."""
-    from engine_core.executor import multiproc  # only here: a rank needs no torch
+    from engine_core.executor.remote import RemoteExecutor  # only here: a rank needs no torch
 
-    class ScriptedRank(multiproc.LocalRank):
-        module = "tests.engine_core.executor.scripted_rank"
-
-    class ScriptedExecutor(multiproc.MultiprocExecutor):
-        def start_ranks(self) -> list[multiproc.LocalRank]:
+    class ScriptedExecutor(RemoteExecutor):
+        def start_ranks(self) -> list[ScriptedRank]:
             size = tp * pp
             ranks = [Rank(number % tp, tp, number // tp, pp, size, number) for number in range(size)]
             return [ScriptedRank(rank, self.title(rank)) for rank in ranks]
