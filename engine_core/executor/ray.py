@@ -53,6 +53,8 @@ _T = TypeVar("_T")
 class RayExecutor(RemoteExecutor):
     """Ranks of a stage are on one node."""
 
+    module = "engine_core.executor.ray_cluster"
+    """Its ``main`` is what speaks to Ray."""
     silence = 4.0  # with what it takes to end the others, below the five seconds in which a lost node is noticed
 
     def __init__(self, config: EngineConfig, name: str = "") -> None:
@@ -72,7 +74,7 @@ class RayExecutor(RemoteExecutor):
         parallel, device = self._config.parallel, self._config.device
         tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
         end = time.monotonic() + parallel.worker_start_timeout
-        cluster = self._cluster = _Cluster(f"ringline engine {self._name} ray")
+        cluster = self._cluster = _Cluster(self.module, f"ringline engine {self._name} ray")
         titles = [self.title(Rank(number % tp_size, tp_size, number // tp_size, pp_size)) for number in range(size)]
         cluster.send(
             PlacementRequest(
@@ -126,8 +128,8 @@ class RayExecutor(RemoteExecutor):
 class _Cluster:
     """The process that speaks to Ray."""
 
-    def __init__(self, title: str) -> None:
-        self._process = ChildProcess("ray", "engine_core.executor.ray_cluster", 1, title, _ENVIRONMENT)
+    def __init__(self, module: str, title: str) -> None:
+        self._process = ChildProcess("ray", module, 1, title, _ENVIRONMENT)
         [self._connection] = self._process.connections
         self._why: dict[int, str] = {}
         """Why actors have ended, by the number of their rank."""
@@ -139,6 +141,7 @@ class _Cluster:
     def reply(self, kind: type[_T], seconds: float, late: str) -> _T:
         """The next message, which is a ``kind``. Raises what the process has raised, or that it is ``late``."""
         if not self._connection.poll(seconds):
+            self._process.kill()
             raise ExecutorError(f"{late} ({seconds:g} s)")
         message = self._receive()
         if isinstance(message, ActorEnded):
@@ -159,10 +162,12 @@ class _Cluster:
     def why_ended(self, number: int, seconds: float) -> str | None:
         """What Ray says about the end of an actor, if it does so within ``seconds``."""
         end = time.monotonic() + seconds
-        with suppress(ExecutorError):
-            while number not in self._why and self._connection.poll(max(0.0, end - time.monotonic())):
+        while number not in self._why and self._connection.poll(max(0.0, end - time.monotonic())):
+            try:
                 message: ActorEnded = self._receive()
-                self._why[message.number] = message.why
+            except ExecutorError as error:
+                return str(error)
+            self._why[message.number] = message.why
         return self._why.get(number)
 
     def start(self, ranks: Sequence[Rank], host: str, end: float) -> list[RankProcess]:

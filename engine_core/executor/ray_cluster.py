@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -76,15 +77,14 @@ def main() -> None:
         executor.send(Raised(ExecutorError(f"Ray: {type(error).__name__}: {_one_line(error)}")))
     if group is not None:
         remove_placement_group(group)
-    ray.shutdown()
-    os._exit(0)
+    os._exit(0)  # not ray.shutdown(), after which the thread below would connect anew; Ray ends the job all the same
 
 
 def connect_to_cluster(request: PlacementRequest) -> None:
     """Become a driver of the cluster. Raises ``ConfigError``; may hang where what answers is no cluster."""
     address = request.address
     try:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  Ray prints what it hears of nodes; what matters is raised
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  Ray prints what it hears of nodes; what matters is raised
         if address is not None:
             host, _, port = address.rpartition(":")
             socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
@@ -175,7 +175,8 @@ def start_actors(
             try:
                 ray.get(ended)
             except Exception as error:
-                why = _one_line(error)
+                # Without who the actor was, which we know, and without guesses.
+                why = _one_line(error).rpartition("The actor is dead because ")[2].partition(" Some common causes")[0]
             with suppress(OSError):
                 send(ActorEnded(number, why))
 

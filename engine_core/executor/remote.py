@@ -90,8 +90,8 @@ class RemoteExecutor(CollectiveExecutor):
 
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
             self._ranks = list(self.start_ranks())
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
             self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
