@@ -31,10 +31,10 @@ class TensorCollectives(ABC):
     def gather_rows(
         self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
     ) -> torch.Tensor:
-        """[T · groups, W] of every rank's ``x`` [T · groups, W]: each row of the rank r whose ``owned[r]`` has its id.
+        """[T · groups, W]: each row from ``x`` [T · groups, W] of the rank whose range in ``owned`` has its id.
 
-        ``ids`` [T · groups] int32 are the same on all ranks. The result is as that of ``all_gather``.
-        Raises ``RankFailedError``.
+        ``ids``: [T · groups] int32, dense; a row whose id nobody owns is unspecified. The result and errors are as in
+        ``all_gather``.
         """
 
     @abstractmethod

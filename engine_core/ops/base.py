@@ -56,6 +56,12 @@ class LinearOp(ABC):
         """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
         return first_greatest(self(x, dtype=torch.float32))
 
+    def greatest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``argmax``, and those outputs themselves: [M] int64 and [M] float32."""
+        y = self(x, dtype=torch.float32)
+        ids = first_greatest(y)
+        return ids, y.gather(1, ids[:, None])[:, 0]
+
 
 def first_greatest(x: torch.Tensor) -> torch.Tensor:
     """[M] int64: the column of the greatest element of each row of ``x`` [M, N], the first of equals."""
@@ -227,9 +233,16 @@ class NormOp(Protocol):
     def nbytes(self) -> int: ...
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
+
+        The root mean square is that of ``over`` [T, …], if given: rows of which ``x`` is a part.
 
         Or [T, G, W] of ``x`` [T, G, W] and ``residual`` [T, G, W]: each of the G groups of a row on its own.
         """
@@ -277,6 +290,8 @@ class OpsBackend(ABC):
 
     batch_invariant: bool
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
+    rank_invariant = False
+    """Whether they are independent of the number of ranks that share a layer, too."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""

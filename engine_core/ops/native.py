@@ -123,7 +123,12 @@ class NativeNorm:
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
         width = x.shape[-1]
         groups = x.shape[1] if x.ndim == 3 else 1
@@ -134,6 +139,9 @@ class NativeNorm:
         arguments.groups = groups
         arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.over = None if over is None else over.data_ptr()
+        if over is not None:
+            arguments.over_width, arguments.over_stride = over.shape[1], over.stride(0)
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
         self._kernel(arguments)
         return y
@@ -184,6 +192,7 @@ class NativeBackend(OpsBackend):
     """Everything by native kernels."""
 
     batch_invariant = True
+    rank_invariant = True
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -152,9 +152,11 @@ struct RinglineNorm {
     const float* weight;   // [width]
     const float* bias;     // [width], or null
     const void* residual;  // [M, G, width], dense: what is added to the result, in its type; or null
+    const void* over;      // [M, over_width]: rows whose root mean square counts instead, of one group; or null
     void* output;          // [M, G, width]; may be x
     int64_t rows, groups, width, mean_width;
     int64_t x_stride, output_stride;  // elements from one row to the next
+    int64_t over_width, over_stride;
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
@@ -246,7 +248,45 @@ struct RinglineInt8Linear {
     float scale;  // of the product and its bias
 };
 
-// Every kernel: its name and what it takes; it returns 0, or 1 when there was no memory. The tables of kernels
+enum RinglineResult : int32_t {
+    kRinglineDone = 0,
+    kRinglineNoMemory = 1,
+    kRinglineRankFailed = 2,     // another rank is gone: see barrier.h
+    kRinglineRanksDisagree = 3,  // the ranks do not make the same calls
+};
+
+// The beginning of the memory that the ranks of a host share; what each rank calls follows. See barrier.h.
+struct RinglineRanks {
+    int32_t arrived;   // ranks that wait for the others
+    int32_t round;     // barriers that all have passed
+    int32_t sleepers;  // ranks that wait asleep
+    int32_t aborted;   // whether every call fails from now on
+};
+
+// Waits until all ranks have made the call.
+struct RinglineBarrier {
+    RinglineRanks* ranks;
+    int32_t rank, size;
+};
+
+// M rows of G rows each, of which every rank has some columns, or some rows. Each rank copies its own to memory that all
+// share, and waits for the others. Bytes, not numbers.
+struct RinglineGather {
+    RinglineRanks* ranks;
+    const void* x;       // [M, G, …], this rank's
+    const int32_t* ids;  // [M, G]: only rows with an id in [first_id, end_id) are copied; null: all
+    void* output;        // [M, G, …], shared: where this rank's columns begin
+    int64_t rows, groups;
+    int64_t row_bytes;                // of one of the M · G rows of x
+    int64_t x_stride, x_group_stride;  // bytes from one of M to the next, and from one of G to the next
+    int64_t output_stride;             // bytes from one of M · G to the next
+    int64_t place, layout;             // where in the shared memory, and a digest of the columns; as all ranks have them
+    int32_t first_id, end_id;
+    int32_t rank, size;
+    int32_t num_threads;
+};
+
+// Every kernel: its name and what it takes; it returns a RinglineResult. The tables of kernels
 // (kernel_table.h), their replay (replay.h) and Python follow these lists. `argmax` puts out [M] int64: where each row of
 // a linear layer's result is greatest.
 #define RINGLINE_KERNELS(X)                   \
@@ -261,7 +301,9 @@ struct RinglineInt8Linear {
     X(sigmoid_gate, RinglineSigmoidGate)      \
     X(select_rows, RinglineSelection)         \
     X(route, RinglineRouting)                 \
-    X(experts, RinglineExperts)
+    X(experts, RinglineExperts)               \
+    X(barrier, RinglineBarrier)               \
+    X(gather, RinglineGather)
 
 // Those of 8-bit weights are apart, since what multiplies bytes fast is not what multiplies bfloat16 fast: a processor may
 // have either alone.
