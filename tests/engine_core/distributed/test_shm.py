@@ -81,7 +81,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_nothing_is_written_that_a_rank_may_still_read() -> None:
-    on_ranks(3, lambda ranks: run_rounds(ranks, 1000, seed=3, most_delay=0.0005))
+    on_ranks(3, lambda ranks: run_rounds(ranks, 600, seed=3, most_delay=0.0005))
 
 
 def test_captured_gathers_take_the_rows_of_each_step() -> None:
