@@ -66,11 +66,13 @@ class Chain:
 def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_delay: float) -> None:
     """Every rank does the same, after delays of its own of up to ``most_delay`` seconds.
 
-    Results are kept for some rounds and compared in each of them. Raises ``AssertionError``.
+    Each keeps results, and what is captured, for as many rounds as it likes, and compares results in each round.
+    Raises ``AssertionError``.
     """
     shared, alone = random.Random(seed), random.Random(f"{seed} {collectives.rank}")
     rank, size = collectives.rank, collectives.size
     chains = [Chain.capture(collectives, shared, width) for width in (5, 40, 600)]
+    replaced: Chain | None = None
     held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def pause() -> None:
@@ -79,11 +81,8 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
 
     for number in range(rounds):
         kind, rows, groups = shared.random(), shared.choice([0, 1, 1, 2, 17, 90]), shared.choice([1, 1, 3])
-        dtype, width, until = (
-            shared.choice(DTYPES),
-            shared.choice([1, 8, 300, 700]),
-            number + shared.choice([0, 0, 1, 4]),
-        )
+        dtype, width = shared.choice(DTYPES), shared.choice([1, 8, 300, 700])
+        until = number + alone.choice([0, 0, 1, 4])
         pause()
         if kind < 0.5:
             widths = parts(shared, width, size)
@@ -108,9 +107,12 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
         elif kind < 0.98:
             collectives.barrier()
         else:
-            chains[shared.randrange(len(chains))] = Chain.capture(collectives, shared, shared.choice([3, 900]))
+            place, width = shared.randrange(len(chains)), shared.choice([3, 900])
+            replaced = chains[place] if alone.random() < 0.5 else None  # on some ranks it lives on for a while
+            chains[place] = Chain.capture(collectives, shared, width)
         pause()
         for _, output, expected in held:
             assert torch.equal(output, expected), f"round {number}: a gather"
         held = [each for each in held if each[0] > number]
         output = expected = torch.empty(0)  # or the last result would live on
+    del replaced
