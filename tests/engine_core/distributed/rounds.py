@@ -72,7 +72,7 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
     shared, alone = random.Random(seed), random.Random(f"{seed} {collectives.rank}")
     rank, size = collectives.rank, collectives.size
     chains = [Chain.capture(collectives, shared, width) for width in (5, 40, 600)]
-    replaced: Chain | None = None
+    kept: list[Chain] = []
     held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def pause() -> None:
@@ -108,11 +108,10 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
             collectives.barrier()
         else:
             place, width = shared.randrange(len(chains)), shared.choice([3, 900])
-            replaced = chains[place] if alone.random() < 0.5 else None  # on some ranks it lives on for a while
+            kept = [each for each in (*kept, chains[place]) if alone.random() < 0.5]
             chains[place] = Chain.capture(collectives, shared, width)
         pause()
         for _, output, expected in held:
             assert torch.equal(output, expected), f"round {number}: a gather"
         held = [each for each in held if each[0] > number]
         output = expected = torch.empty(0)  # or the last result would live on
-    del replaced
