@@ -38,7 +38,8 @@ class EngineCore:
         interrupted wait."""
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
-        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity)
+        stages = config.parallel.pipeline_parallel_size
+        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity, stages)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""
@@ -58,8 +59,8 @@ class EngineCore:
     def step(self, starting: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         """Submit a step, wait for the oldest one if the executor takes no more, and return all new outputs.
 
-        With an executor that takes one step at a time, these are the same step. With one that takes two, a step is
-        planned while the one before it is computed. ``starting`` is called before the step is submitted, with the ids
+        With an executor that takes one step at a time, these are the same step. With one that takes more, a step is
+        planned while those before it are computed. ``starting`` is called before the step is submitted, with the ids
         of requests that begin in it. After ``ExecutorError`` or ``StandstillError`` the engine is unusable; the latter
         reports a defect of the scheduler that would otherwise make callers wait forever.
         """

@@ -14,6 +14,7 @@ from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     ExpertsOp,
     ExpertsShape,
+    ExpertsSplit,
     GroupedLinearOp,
     HeadNorms,
     HeadsShape,
@@ -35,8 +36,15 @@ class GpuNorm(TorchNorm):
     """Computed by a kernel."""
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if over is not None:
+            return super().__call__(x, residual=residual, in_place=in_place, over=over)
         output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows, made = x.flatten(0, -2), output.flatten(0, -2)
         width = triton.next_power_of_2(rows.shape[1])
@@ -155,8 +163,8 @@ class GpuBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
-        return GpuExperts(shape, dtype, self._device)
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+        return GpuExperts(shape, dtype, self._device, split)
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

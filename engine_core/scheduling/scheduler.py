@@ -13,6 +13,11 @@ them.
 
 With a drafter a step may sample several tokens of a sequence. Rejected drafts are rolled back as soon as the results
 arrive, before any block is published.
+
+With several stages (pipeline parallelism) a sequence is not planned while it has a pending token, because the first
+stage would need it before the last one has sampled it. All stages are busy only while each has a step, so a step takes
+no more than its part of the decoding sequences, those that have waited longest. Prompts are not held back: a chunk
+needs nothing of the chunk before it but its keys and values, which every stage computes in the same order.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from engine_core.scheduling.outputs import output_of_step
 from engine_core.scheduling.request_queue import WaitingQueue
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
-from engine_core.sequence import BlockTables, Sequence
+from engine_core.sequence import BlockTables, Sequence, SequenceState
 from engine_core.step import SequenceOutput, StepPlan, StepResult
 
 
@@ -50,16 +55,19 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
         cache_identity: Iterable[bytes] = (),
+        stages: int = 1,
     ) -> None:
         """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        With a ``drafter`` no sequence is planned while it has a pending token, because drafts depend on it. Raises
-        ``ConfigError`` and ``OutOfMemoryError``.
+        With a ``drafter``, or with more than one of the ``stages`` that a step goes through, no sequence is planned
+        while it has a pending token. Raises ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)
         self._config = config
         self._clock = clock
         self._drafter = drafter
+        self._stages = stages
+        self._waits_for_tokens = drafter is not None or stages > 1
         self._counters = Counters()
         self._kv = KVCacheManager(
             kv_cache_config,
@@ -137,6 +145,10 @@ class Scheduler:
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
         self._schedule_running(step)
+        while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
+            # Stages: all whose turn it was were preempted, at least one, and it is the turn of others.
+            self._tenants.begin_step(now)
+            self._schedule_running(step)
         if self._queue and not step.short_of_blocks:
             self._schedule_waiting(step, now)
         if not step.sequences:
@@ -200,17 +212,20 @@ class Scheduler:
         )
 
     def _schedule_running(self, step: StepInFlight) -> None:
-        running, drafting = self._lifecycle.running, self._drafter is not None
+        # In order of rank, so that none is preempted after it was planned.
+        sequences = self._lifecycle.running if self._stages == 1 else self._sequences_in_turn()
         index = 0
-        while index < len(running) and step.budget > 0:
-            seq = running[index]
+        while index < len(sequences) and step.budget > 0:
+            seq = sequences[index]
             index += 1
-            if seq.num_computed == seq.group.max_computed or (drafting and seq.has_pending_token):
-                continue  # All tokens are computed, or drafting has to wait for the pending token.
+            if seq.state is not SequenceState.RUNNING:
+                continue  # Preempted by one before it.
+            if seq.num_computed == seq.group.max_computed or (self._waits_for_tokens and seq.has_pending_token):
+                continue  # All tokens are computed, or the pending token has to be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
                 # Leave a token for each later sequence, so that a long prompt does not interrupt its decoding.
-                wanted = min(wanted, max(1, step.budget - (len(running) - index)))
+                wanted = min(wanted, max(1, step.budget - (len(sequences) - index)))
                 wanted = self._tenants.prompt_room(seq.group.tenant, wanted)
                 if not wanted:
                     continue
@@ -221,6 +236,21 @@ class Scheduler:
                     continue
                 step.append_blocks(seq, added)
             step.add(seq, wanted)
+
+    def _sequences_in_turn(self) -> list[Sequence]:
+        """Running sequences that a step of several in flight may compute, in order of rank: prompts, and of the
+        decoding sequences an equal part for each stage. Those go first that were planned the longest time ago.
+        """
+        running = self._lifecycle.running
+        decoding = [
+            seq
+            for seq in running
+            if seq.num_tokens - seq.num_computed == 1 and seq.num_computed < seq.group.max_computed
+        ]
+        part = -(-len(decoding) // self._stages)
+        ready = sorted((seq for seq in decoding if not seq.has_pending_token), key=lambda seq: seq.last_step or 0)
+        later = {seq.seq_id for seq in ready[part:]}
+        return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
     def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
         """Fill the rest of the step with drafts of decoding sequences.

@@ -5,7 +5,8 @@ reads the arrays by slot; nothing is rebuilt, and no step loops over tokens in P
 
 ``advance`` notes that a step is on its way, ``commit`` the tokens that it sampled. A further step may be prepared
 between the two: ``pending_tokens`` says which of its rows take a token that only the device knows by then. A sequence
-with drafts is not part of such a step, because only ``commit`` finds out how many of them are accepted.
+with drafts is not part of such a step, because only ``commit`` finds out how many of them are accepted. Where another
+rank samples, ``commit`` may come several steps later: until then no sequence that was sampled is part of a step.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -9,6 +11,7 @@ import torch
 from engine_core.async_copy import AsyncCopy, upload
 from engine_core.logprobs import Logprobs
 from engine_core.models.language_model import LanguageModel
+from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
@@ -38,6 +41,8 @@ class PendingStep:
         self.inputs = inputs
         self.token_ids = sampled.token_ids
         """[R] int64, on the device: the tokens of the rows that sample."""
+        self.sampled: npt.NDArray[np.int64] | None = None
+        """``token_ids`` on the host, for ``ModelRunner.commit`` of the ranks that follow; known after ``result``."""
         self._batch = batch
         self._plan = plan
         self._logprobs = sampled.logprobs
@@ -59,7 +64,7 @@ class PendingStep:
 
     def _commit(self) -> StepResult:
         token_ids, *tensors = self._copy.wait()
-        sampled = token_ids.numpy()
+        sampled = self.sampled = token_ids.numpy()
         accepted = self._batch.commit(self.inputs, sampled)
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
@@ -87,6 +92,24 @@ class PendingStep:
         return token_ids
 
 
+class _NoSampler(Sampler):
+    """Where another rank samples from the same logits."""
+
+    def __init__(self) -> None:
+        pass
+
+    def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
+        return SamplerOutput(torch.empty(0, dtype=torch.int64), [])
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
+    ) -> None:
+        pass
+
+
+_NO_SAMPLER = _NoSampler()
+
+
 class ModelRunner:
     """The batch is its only lasting state; the model writes the KV cache."""
 
@@ -97,6 +120,8 @@ class ModelRunner:
         self.forward = forward
         self._sampler = sampler
         self._last: PendingStep | None = None
+        self._followed: deque[tuple[int, StepInputs]] = deque()
+        """Ids and inputs of the followed steps whose tokens have not come, oldest first."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> PendingStep:
@@ -112,16 +137,45 @@ class ModelRunner:
         if previous is not None:
             rows, indices = self.batch.pending_tokens(inputs, previous.inputs)
             pending = PendingTokens(rows, indices, previous.token_ids) if len(rows) else None
-        hidden, prompt_logprobs = self._compute(plan, inputs, kv_caches, pending)
+        hidden, prompt_logprobs = self._compute(plan, inputs, kv_caches, pending, self._sampler)
         if previous is not None and self.batch.sampling.reads_tokens(inputs.sampling_rows.slots):
             previous.result()
-        sampled = self._sample(inputs, hidden)
+        sampled = self._sample(inputs, hidden, self._sampler)
         self.batch.advance(inputs)
         self._last = PendingStep(self.batch, plan, inputs, sampled, prompt_logprobs)
         return self._last
 
+    @torch.inference_mode()
+    def follow(self, plan: StepPlan, kv_caches: list[torch.Tensor], *, head: bool) -> None:
+        """Compute this rank's part of a step that another rank samples; ``commit`` brings its tokens.
+
+        With ``head`` it computes the head as that rank does, since the ranks of a stage gather their parts of it. No
+        sequence is in the plan whose token has not been brought.
+        """
+        self.batch.update(plan)
+        inputs = self.batch.prepare(plan)
+        if head:
+            hidden, _ = self._compute(plan, inputs, kv_caches, None, _NO_SAMPLER)
+            self._sample(inputs, hidden, _NO_SAMPLER)
+        else:
+            self.forward(inputs, kv_caches, None, None)
+        self.batch.advance(inputs)
+        self._followed.append((plan.step_id, inputs))
+
+    def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
+        """Note what the oldest of the followed steps sampled: ``PendingStep.sampled`` of the rank that samples."""
+        due, inputs = self._followed.popleft()
+        if step_id != due:
+            raise RuntimeError(f"the tokens of step {step_id} came when those of step {due} were due")
+        self.batch.commit(inputs, sampled)
+
     def _compute(
-        self, plan: StepPlan, inputs: StepInputs, kv_caches: list[torch.Tensor], pending: PendingTokens | None
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        kv_caches: list[torch.Tensor],
+        pending: PendingTokens | None,
+        sampler: Sampler,
     ) -> tuple[torch.Tensor, PromptLogprobs]:
         """Hidden states of the rows that sample, or of any one if none does; and the prompts' log probabilities."""
         wanted = inputs.sampled_rows if len(inputs.sampled) else np.zeros(1, np.int64)
@@ -129,19 +183,21 @@ class ModelRunner:
         if not self.batch.sampling.asked & PROMPT_LOGPROBS:
             return self.forward(inputs, kv_caches, pending, rows), []
         hidden = self.forward(inputs, kv_caches, pending, None)
-        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
+        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden, sampler)
         return hidden if rows is None else hidden.index_select(0, upload([rows], hidden.device)[0]), prompt_logprobs
 
-    def _sample(self, inputs: StepInputs, hidden: torch.Tensor) -> SamplerOutput:
+    def _sample(self, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler) -> SamplerOutput:
         if not len(inputs.sampled):
             # On the device, so that asking for the result still waits for the step.
             return SamplerOutput(torch.empty(0, dtype=torch.int64, device=hidden.device), [])
         rows = inputs.sampling_rows
         if self.batch.sampling.greedy(rows.slots):
             return SamplerOutput(self.forward.argmax(hidden), [])
-        return self._sampler.sample(self.forward.logits(hidden), rows)
+        return sampler.sample(self.forward.logits(hidden), rows)
 
-    def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> PromptLogprobs:
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler
+    ) -> PromptLogprobs:
         """Log probabilities of the prompt tokens that follow this step's rows, where asked for."""
         state = self.batch.sampling
         places = np.flatnonzero(state.asked_of[inputs.slots] & PROMPT_LOGPROBS).tolist()
@@ -157,7 +213,7 @@ class ModelRunner:
             for done in range(0, len(token_ids), PROMPT_LOGPROB_ROWS):
                 (targets,) = upload([token_ids[done : done + PROMPT_LOGPROB_ROWS]], hidden.device)
                 rows = hidden[start + done : start + done + len(targets)]
-                self._sampler.prompt_logprobs(self.forward.logits(rows), targets, report, done)
+                sampler.prompt_logprobs(self.forward.logits(rows), targets, report, done)
         return [
             (plan.seq_ids[place], report) for place, report in zip(places, reports, strict=True) if len(report.rows)
         ]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_core.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine_core.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, StandstillError
 from engine_core.kv_cache_interface import KVCacheConfig
@@ -18,14 +18,16 @@ from tests.engine_core.scheduling.harness import make_request
 
 
 class Engine:
-    def __init__(self, *, blocks=32, executor=CheckedExecutor, caching=True, ahead=1, **scheduler):
+    def __init__(self, *, blocks=32, executor=CheckedExecutor, caching=True, ahead=1, stages=1, **scheduler):
         self.now = 0.0
         self.model = model_spec()
         config = EngineConfig(
             cache=CacheConfig(block_size=4, enable_prefix_caching=caching),
             scheduler=SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 8} | scheduler),
+            parallel=ParallelConfig(pipeline_parallel_size=stages),
         )
-        self.executor = executor(self.model, KVCacheConfig(blocks, 4, 1), config.scheduler, ahead)
+        size = KVCacheConfig(blocks, 4, 1)
+        self.executor = executor(self.model, size, config.scheduler, max(ahead, stages), stages)
         self.core = EngineCore(config, self.executor, clock=lambda: self.now)
 
     def run(self, requests):
@@ -52,16 +54,16 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_preemption_or_overlap(ahead):
+@pytest.mark.parametrize(("ahead", "stages"), [(1, 1), (2, 1), (2, 2), (3, 3)])
+def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_preemption_overlap_or_stages(ahead, stages):
     together = Engine(blocks=256).run(REQUESTS)
     assert len(together) == sum(request.params.n for request in REQUESTS)
     assert all(finish is not None for _, finish in together.values())
     alone: dict = {}
     for request in REQUESTS:
-        alone |= Engine(blocks=256, ahead=ahead).run([request])
+        alone |= Engine(blocks=256, ahead=ahead, stages=stages).run([request])
     assert alone == together
-    small = Engine(blocks=16, ahead=ahead)
+    small = Engine(blocks=16, ahead=ahead, stages=stages)
     assert small.run(REQUESTS) == together
     assert small.core.stats().preemptions > 0
     for options in (
@@ -71,7 +73,7 @@ def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_preemption_or_overla
         {"caching": False, "enable_chunked_prefill": False, "policy": "fcfs"},
         {"enable_chunked_prefill": False, "policy": "fcfs"},
     ):
-        assert Engine(ahead=ahead, **options).run(REQUESTS) == together
+        assert Engine(ahead=ahead, stages=stages, **options).run(REQUESTS) == together
 
 
 def test_a_step_is_submitted_before_the_results_of_the_one_before_it_are_asked_for():
@@ -82,6 +84,21 @@ def test_a_step_is_submitted_before_the_results_of_the_one_before_it_are_asked_f
         in_flight.append((len(engine.core.step()), len(engine.executor.in_use)))
     assert in_flight == [(0, 1), (1, 1), (1, 1), (1, 0)]
     assert engine.core.stats().steps == 3
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_as_many_steps_are_in_flight_as_there_are_stages(stages):
+    engine = Engine(stages=stages)
+    for serial in range(2 * stages):
+        engine.core.add(make_request(f"r{serial}", max_tokens=9))
+    in_flight = []
+    while engine.core.has_work():
+        engine.core.step()
+        in_flight.append(len(engine.executor.in_use))
+    # ``step`` leaves room for one more, which the next call submits before it waits for the oldest.
+    assert in_flight.count(stages - 1) > len(in_flight) // 2
+    sizes = [len(plan.seq_ids) for plan in engine.executor.plans]
+    assert sizes[: 1 + 7 * stages] == [2 * stages, *[2] * (7 * stages)]
 
 
 def test_a_step_in_flight_is_work_until_its_results_are_in():

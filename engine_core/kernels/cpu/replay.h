@@ -1,6 +1,7 @@
 // Runs captured calls of kernels, on the rows and sequences of another step.
 #pragma once
 
+#include "expert_phases.h"
 #include "interface.h"
 #include "team.h"
 
@@ -58,7 +59,7 @@ template <class Arguments>
 long products(const Arguments&) { return 0; }
 long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
 long products(const RinglineGroupedLinear& call) { return call.groups * call.in_features * call.out_features; }
-long products(const RinglineExperts& call) { return 3 * call.top_k * call.hidden * call.inner; }
+long products(const RinglineExperts& call) { return call.top_k * products_of_pair(call); }
 long products(const RinglineInt8Linear& call) { return call.weight->in_features * call.weight->out_features; }
 
 // Captured calls, in order.

@@ -97,6 +97,12 @@ def check_room_for_others(scheduler: Scheduler, plan: StepPlan, shared: set[str]
         assert all(prompts[tenant] <= quarter for tenant in shared)
 
 
+def decoding_seq_ids(scheduler: Scheduler) -> set[int]:
+    """Running sequences that lack one token, which some step in flight may be computing."""
+    running = [seq for seq in scheduler._lifecycle.running if seq.num_computed < seq.group.max_computed]
+    return {seq.seq_id for seq in running if seq.num_tokens - seq.num_computed == 1}
+
+
 def texts(streams: dict[str, Stream]) -> Iterator[list[int]]:
     """Prompt and output of every choice, as they will be."""
     for stream in streams.values():

@@ -108,6 +108,7 @@ class Pending:
         assert self.step.step_id == next(iter(self.executor.in_use)), "results are asked for in order"
         del self.executor.in_use[self.step.step_id]
         del self.executor.drafting[self.step.step_id]
+        del self.executor.sampling[self.step.step_id]
         return self.step
 
 
@@ -118,8 +119,14 @@ class CheckedExecutor(Executor):
     numerics = "hashes"
 
     def __init__(
-        self, model: ModelSpec, kv_cache_config: KVCacheConfig, limits: SchedulerConfig, max_concurrent_steps: int = 1
+        self,
+        model: ModelSpec,
+        kv_cache_config: KVCacheConfig,
+        limits: SchedulerConfig,
+        max_concurrent_steps: int = 1,
+        stages: int = 1,
     ) -> None:
+        self.stages = stages
         self.model = model
         self.kv_cache_config = kv_cache_config
         self.groups = kv_cache_config.groups
@@ -136,6 +143,8 @@ class CheckedExecutor(Executor):
         """Blocks of the steps in flight, by step id, oldest first."""
         self.drafting: dict[int, set[int]] = {}
         """Sequences with drafts in the steps in flight, by step id."""
+        self.sampling: dict[int, set[int]] = {}
+        """Sequences that the steps in flight sample a token of, by step id."""
         self.last_step_id = -1
         self.plans: list[StepPlan] = []
 
@@ -157,6 +166,9 @@ class CheckedExecutor(Executor):
         for index in reversed(range(len(plan.seq_ids))):
             self._compute(plan, index, result)
         self.drafting[plan.step_id] = set(plan.draft_token_ids)
+        self.sampling[plan.step_id] = {
+            seq_id for seq_id, samples in zip(plan.seq_ids, plan.samples, strict=True) if samples
+        }
         self.in_use[plan.step_id] = in_use
         return Pending(self, result)
 
@@ -200,6 +212,8 @@ class CheckedExecutor(Executor):
         assert sum(plan.samples) + sum(map(len, plan.draft_token_ids.values())) <= self.limits.max_num_seqs
         known = set(plan.seq_ids) - {new.seq_id for new in plan.new}
         assert all(known.isdisjoint(drafting) for drafting in self.drafting.values()), "what is accepted is not known"
+        if self.stages > 1:
+            assert all(known.isdisjoint(each) for each in self.sampling.values()), "the first stage lacks the token"
         assert all(plan.draft_token_ids.values())
         assert known.issuperset(plan.draft_token_ids)
         writers: dict[int, int] = {}

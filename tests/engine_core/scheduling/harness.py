@@ -43,6 +43,7 @@ class Harness:
         windows=(None,),
         drafts=None,
         max_concurrent_steps=1,
+        stages=1,
         **config,
     ):
         """``drafts``: the way of a ``ScriptedDrafter``."""
@@ -53,8 +54,8 @@ class Harness:
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
         drafter = drafts and ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
-        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter)
-        self.executor = CheckedExecutor(self.model, size, self.config, max_concurrent_steps)
+        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter, stages=stages)
+        self.executor = CheckedExecutor(self.model, size, self.config, max(max_concurrent_steps, stages), stages)
         self.waiting = []
         """Plans of steps in flight, and their results; oldest first."""
         self.plan = None

@@ -2,7 +2,7 @@
 
 It checks that no block leaks or is used wrongly, that no token is lost or wrong, that nothing forgotten is found again,
 and that the scheduler never stands still: while nothing is in flight and something waits, each call of ``schedule``
-plans a step or ends something.
+plans a step or ends something. With stages, no step takes more than its part of the decoding sequences.
 Tokens are compared with a computation that knows no scheduler, so they do not depend on cache size (preemption),
 chunking, prefix caching, batch or overlap.
 """
@@ -23,7 +23,7 @@ from engine_core.scheduling import Scheduler
 from engine_core.scheduling.fairness import LATELY
 
 from ..drafters import ScriptedDrafter
-from .audit import Stream, check_holders, check_idle, check_room_for_others, texts
+from .audit import Stream, check_holders, check_idle, check_room_for_others, decoding_seq_ids, texts
 from .checked_executor import CheckedExecutor, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
@@ -71,8 +71,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["priority", "fcfs"]),
         drafts=st.sampled_from([None, None, "right", "wrong", "mixed"]),
         windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
+        stages=st.sampled_from([1, 1, 2, 3]),
     )
-    def start(self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts, windows):
+    def start(
+        self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts, windows, stages
+    ):
+        self.stages = stages
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
             max_num_seqs=max_num_seqs,
@@ -85,8 +89,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         drafter = None if drafts is None else ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
-        self.scheduler = Scheduler(self.config, cache, size, MODEL, clock=lambda: self.now, drafter=drafter)
-        self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3)
+        self.scheduler = Scheduler(self.config, cache, size, MODEL, lambda: self.now, drafter, stages=stages)
+        self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3, stages=stages)
 
     @rule(
         prompt=prompts,
@@ -222,9 +226,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.stats().generated_tokens == self.delivered
 
     def plan(self):
+        decoding = decoding_seq_ids(self.scheduler)
         plan = self.scheduler.schedule()
         ended = self.scheduler.take_ended()
         self.take(ended)
+        if plan is not None and self.stages > 1:
+            assert len(decoding.intersection(plan.seq_ids)) <= -(-len(decoding) // self.stages)
         assert plan or ended or self.results or not self.scheduler.has_work(), "the scheduler stands still"
         if plan is not None:
             check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
@@ -258,7 +265,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.streams[output.request_id].take(output)
 
     def teardown(self):
-        """Nobody starves: whoever is first in rank advances in every step, so the work left bounds the steps."""
+        """Nobody starves: whoever is first in rank advances in every step, so the work left bounds the steps.
+
+        With stages it advances when it is its turn: after all that were planned a longer time ago.
+        """
         if not hasattr(self, "scheduler"):
             return
         self.take_result(keep=0)
@@ -269,7 +279,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             for choice, finish in stream.finish.items()
             if finish is None
         )
-        for _ in range(bound):
+        rows = min(self.config.max_num_batched_tokens, -(-self.config.max_num_seqs // self.stages))
+        turns = 1 if self.stages == 1 else -(-self.config.max_num_seqs // rows)
+        for _ in range(bound * turns):
             if not self.scheduler.has_work():
                 break
             self.plan()

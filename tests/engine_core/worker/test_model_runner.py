@@ -83,6 +83,29 @@ class Device:
             before.result()  # as the engine core does, which has two steps in flight at most
 
 
+class Follower(Device):
+    """A rank that follows: it is brought what another one sampled, some steps later."""
+
+    def __init__(self, late: int, head: bool = True) -> None:
+        super().__init__()
+        self.late = late
+        """Steps after which tokens are brought."""
+        self.head = head
+        self.due: list[tuple[int, npt.NDArray[np.int64]]] = []
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.events.append(f"logits {len(hidden)}")
+        return super().logits(hidden)
+
+    def run(self, plan: StepPlan) -> None:
+        self.events.clear()
+        if len(self.due) > self.late:
+            self.runner.commit(*self.due.pop(0))
+        self.runner.follow(plan, [], head=self.head)
+        self.due.append((plan.step_id, np.full(sum(plan.samples), 5)))
+        self.steps += 1
+
+
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams()
 
@@ -152,3 +175,62 @@ def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due(
     device.launch(SamplingParams(temperature=0.0, prompt_logprobs=0))
     device.run(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [[1]], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
     assert device.rows == [None, 2]
+
+
+@pytest.mark.parametrize(
+    ("params", "calls"),
+    [
+        (GREEDY, ["argmax"]),
+        (RANDOM, ["logits 1"]),
+        (SamplingParams(temperature=0.0, logprobs=1), ["logits 1"]),
+        (SamplingParams(temperature=0.0, prompt_logprobs=1), ["logits 64", "logits 5", "argmax"]),
+        (SamplingParams(prompt_logprobs=0), ["logits 64", "logits 5", "logits 1"]),
+    ],
+    ids=["greedy", "random", "logprobs", "greedy with prompt", "random with prompt"],
+)
+def test_who_follows_computes_the_head_as_who_samples_and_samples_nothing(
+    params: SamplingParams, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.LIMITS", BatchLimits(4, 128, max_model_len=128, block_size=16))
+    follower, samples = Follower(late=0), Follower(late=0)
+    follower.launch(params, prompt=70)
+    assert follower.events == ["forward", *calls]
+    new = [NewSequence(0, 0, [1] * 70, 70, 0, [[0]], params)]
+    samples.runner.launch(StepPlan(0, [], new, [0], [70], [True], {}), []).result()
+    assert [event for event in samples.events if event != "sample"] == follower.events
+    assert samples.rows == follower.rows
+
+
+def test_a_stage_before_the_last_computes_all_rows_and_no_head() -> None:
+    follower = Follower(late=0, head=False)
+    follower.launch(SamplingParams(prompt_logprobs=0), RANDOM)
+    assert (follower.events, follower.rows) == (["forward"], [None])
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_tokens_of_followed_steps_are_brought_in_order_while_others_are_computed(late: int) -> None:
+    follower = Follower(late)
+    follower.launch(*[RANDOM] * 4)
+    follower.runner.commit(*follower.due.pop())
+    for seq in [0, 1, 2, 3] * 3:
+        follower.decode(seq)
+    assert len(follower.due) == late + 1
+    for _ in range(late + 1):
+        follower.runner.commit(*follower.due.pop(0))
+    assert follower.batch.token_ids[:4, 4:9].tolist() == [[5, 5, 5, 5, 0]] * 4
+
+
+def test_tokens_of_another_step_than_the_one_that_is_due_are_an_error() -> None:
+    follower = Follower(late=3)
+    follower.launch(RANDOM)
+    with pytest.raises(RuntimeError, match="step 7 came when those of step 0 were due"):
+        follower.runner.commit(7, np.zeros(1, np.int64))
+
+
+def test_who_samples_hands_on_the_raw_tokens_of_all_rows(device: Device) -> None:
+    device.launch(RANDOM, GREEDY)
+    assert device.last is not None
+    assert device.last.sampled is None
+    device.last.result()
+    assert device.last.sampled is not None
+    assert (device.last.sampled.dtype, device.last.sampled.tolist()) == (np.int64, [1, 1])
