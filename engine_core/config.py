@@ -222,8 +222,8 @@ class ParallelConfig(_Section):
     )
     distributed_executor_backend: str | None = option(
         None,
-        "Where ranks run: uni (in the engine's process, one rank only), mp (a process for each, on this host) or ray (an "
-        "actor for each, on the hosts of a Ray cluster). Default: uni for one rank, mp for more.",
+        "Where ranks run: uni (in the engine's process, one rank only), mp (a process for each, on this host) or ray "
+        "(an actor for each, on the hosts of a Ray cluster). Default: uni for one rank, mp for more.",
         choices=("uni", "mp", "ray"),
     )
     enable_expert_parallel: bool = option(

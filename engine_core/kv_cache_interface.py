@@ -42,6 +42,10 @@ class AttentionSpec:
         """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(self.num_kv_heads, pad(self.head_dim))
 
+    def of_rank(self, ranks: int) -> Self:
+        """What one of ``ranks`` ranks keeps: its heads, or a copy of one that several ranks need."""
+        return type(self)(max(1, self.num_kv_heads // ranks), self.head_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class MLAAttentionSpec:
@@ -68,6 +72,10 @@ class MLAAttentionSpec:
     def padded(self, pad: Callable[[int], int]) -> Self:
         """A copy with ``pad`` applied to every width that kernels work on."""
         return type(self)(pad(self.kv_lora_rank), pad(self.qk_rope_head_dim))
+
+    def of_rank(self, ranks: int) -> Self:
+        """What one of ``ranks`` ranks keeps: all, as every head reads all of it."""
+        return self
 
 
 LayerCacheSpec = AttentionSpec | MLAAttentionSpec

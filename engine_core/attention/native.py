@@ -111,7 +111,8 @@ class NativeAttention(AttentionBackend):
         arguments.query, arguments.query_stride = query.data_ptr(), query.stride(0)
         arguments.key, arguments.key_stride = key.data_ptr() if key.numel() else None, key.stride(0)
         arguments.value, arguments.value_stride = value.data_ptr(), value.stride(0)
-        arguments.output, arguments.cache = output.data_ptr(), kv_cache.data_ptr()
+        arguments.output, arguments.output_stride = output.data_ptr(), output.stride(0)
+        arguments.cache = kv_cache.data_ptr()
         arguments.num_heads = num_heads
         arguments.block_size, arguments.block_stride = kv_cache.shape[3], kv_cache.stride(0)
         arguments.number_type = NUMBER_TYPES[query.dtype]

@@ -28,6 +28,16 @@ class TensorCollectives(ABC):
         """
 
     @abstractmethod
+    def gather_rows(
+        self, x: torch.Tensor, ids: torch.Tensor, owned: Sequence[range], *, groups: int = 1
+    ) -> torch.Tensor:
+        """[T · groups, W]: each row from ``x`` [T · groups, W] of the rank whose range in ``owned`` has its id.
+
+        ``ids``: [T · groups] int32, dense; a row whose id nobody owns is unspecified. The result and errors are as in
+        ``all_gather``.
+        """
+
+    @abstractmethod
     def barrier(self) -> None:
         """Wait for all ranks. Raises ``RankFailedError``."""
 

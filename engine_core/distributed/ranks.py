@@ -7,6 +7,7 @@ cut is along outputs, so that an output is one chain of additions, computed by o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 UNIT = 16
 """Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
@@ -63,4 +64,4 @@ def cut(count: int, parts: int, unit: int = 1) -> list[range]:
     """
     units = -(-count // unit)
     ends = [min(count, unit * (units * part // parts)) for part in range(parts + 1)]
-    return [range(first, end) for first, end in zip(ends, ends[1:], strict=False)]
+    return [range(first, end) for first, end in pairwise(ends)]

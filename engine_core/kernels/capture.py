@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine_core.distributed.collectives import RankFailedError
 from engine_core.kernels.arguments import structures
 from engine_core.kernels.memory import streaming_bytes
 
@@ -28,6 +29,16 @@ _state = threading.local()
 
 class NotCapturableError(Exception):
     """Something other than native kernels computes during a capture; the text names it."""
+
+
+def check(result: int) -> None:
+    """Raises ``MemoryError`` or ``RankFailedError`` for the ``RinglineResult`` of a kernel, unless it is done."""
+    if result == 1:
+        raise MemoryError("no memory for the intermediate results of a step")
+    if result == 2:
+        raise RankFailedError("another rank of the engine has failed or is gone")
+    if result != 0:
+        raise RankFailedError("the ranks of the engine do not make the same calls: a defect of the engine")
 
 
 class BufferPool:
@@ -65,6 +76,7 @@ class Captured:
         self._replay = replay
         self._operations: list[ctypes.Structure] = []
         self._arguments: list[ctypes.Structure] = []
+        self._kept: list[object] = []
         self._table: ctypes.Array[ctypes.Structure] | None = None
 
     def add(self, kernel: Kernel, arguments: ctypes.Structure) -> None:
@@ -74,13 +86,19 @@ class Captured:
         operation = structures()["RinglineOperation"]
         self._operations.append(operation(kernel.kind, kernel.address, ctypes.addressof(kept)))
 
+    def keep(self, memory: object) -> bool:
+        """Keep ``memory`` alive, which calls use, as long as they can be replayed. False if it is kept already."""
+        if any(kept is memory for kept in self._kept):
+            return False
+        self._kept.append(memory)
+        return True
+
     def replay(self, **step: int | None) -> None:
-        """Make the calls for the ``RinglineStep`` of these fields. Raises ``MemoryError``."""
+        """Make the calls for the ``RinglineStep`` of these fields. Raises ``MemoryError``, ``RankFailedError``."""
         count = len(self._operations)
         if self._table is None:
             self._table = (structures()["RinglineOperation"] * count)(*self._operations)
-        if self._replay(self._table, count, ctypes.byref(structures()["RinglineStep"](**step))) != 0:
-            raise MemoryError("no memory for the intermediate results of a step")
+        check(self._replay(self._table, count, ctypes.byref(structures()["RinglineStep"](**step))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +113,8 @@ class Kernel:
     """What it takes."""
 
     def __call__(self, arguments: ctypes.Structure) -> int:
-        """0, or 1 when there was no memory."""
-        captured: Captured | None = getattr(_state, "captured", None)
+        """A ``RinglineResult``: 0, or what ``check`` raises."""
+        captured = current_capture()
         if captured is None:
             return self.function(arguments)
         captured.add(self, arguments)
@@ -122,6 +140,12 @@ class _ViewsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+def current_capture() -> Captured | None:
+    """What this thread captures."""
+    captured: Captured | None = getattr(_state, "captured", None)
+    return captured
+
+
 @contextmanager
 def capturing(captured: Captured) -> Iterator[None]:
     """Record this thread's calls of native kernels. Raises ``NotCapturableError`` where torch computes, too."""
@@ -145,7 +169,7 @@ def outputs_in(pool: BufferPool) -> Iterator[None]:
 
 def kernel_output(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor [rows, width] for a kernel's output, with unspecified contents."""
-    captured: Captured | None = getattr(_state, "captured", None)
+    captured = current_capture()
     pool: BufferPool | None = getattr(_state, "pool", None) if captured is None else captured.pool
     if pool is None or (captured is None and rows > pool.max_rows):
         return torch.empty(rows, width, dtype=dtype)

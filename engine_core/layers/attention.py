@@ -9,7 +9,7 @@ import torch
 from engine_core.attention.base import AttentionBackend, AttentionOptions, RotaryOp
 from engine_core.forward_context import LayerContext
 from engine_core.layers.part import Part
-from engine_core.layers.weights import Weights
+from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import HeadNorms, HeadsShape, OpsBackend
 
 
@@ -37,11 +37,13 @@ class Attention(Part):
         shape: HeadsShape,
         options: AttentionOptions,
         norms: HeadNormNames | None,
-        sinks: str | None,
+        sinks: TensorRows | None,
         ops: OpsBackend,
         attention: AttentionBackend,
     ) -> None:
-        """``norms`` names tensors of normalized heads, ``sinks`` a tensor [Hq]; None where there are none."""
+        """``norms`` names tensors of normalized heads, ``sinks`` rows of a tensor [heads of all ranks]; None where
+        there are none.
+        """
         self._shape = shape
         self._options = options
         self._norms = norms
@@ -51,7 +53,7 @@ class Attention(Part):
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(self._norm_names(), (self._shape.head_dim,))
-        return shapes if self._sinks is None else shapes | {self._sinks: (self._shape.num_heads,)}
+        return shapes if self._sinks is None else shapes | {self._sinks.name: (self._sinks.count,)}
 
     def _norm_names(self) -> list[str]:
         names = () if self._norms is None else (self._norms.query, self._norms.key)

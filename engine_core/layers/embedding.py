@@ -7,7 +7,8 @@ import torch
 from engine_core.layers.features import Features
 from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part import Part
-from engine_core.layers.weights import Weights
+from engine_core.layers.shares import TokenShares
+from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import OpsBackend
 
 
@@ -21,13 +22,14 @@ class VocabParallelEmbedding(Part):
         features: Features,
         backend: OpsBackend,
         dtype: torch.dtype,
-        tied_to: ParallelLMHead | None = None,
-        scale: float = 1.0,
+        tied_to: ParallelLMHead | None,
+        scale: float,
+        shares: TokenShares,
     ) -> None:
         """A table is kept in the type in which it is stored, if that has 16 bits; its rows are of type ``dtype``."""
         self._dtype = dtype
-        self._name = f"{name}.weight"
-        self._shape = (vocab_size, features.count)
+        self._rows = TensorRows(f"{name}.weight", vocab_size, shares.own)
+        self._shares = shares
         self._features = features
         self._backend = backend
         self._tied_to = tied_to
@@ -35,13 +37,17 @@ class VocabParallelEmbedding(Part):
         self._table: torch.Tensor | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {} if self._tied_to is not None else {self._name: self._shape}
+        return {} if self._tied_to is not None else {self._rows.name: (self._rows.count, self._features.count)}
 
     def load(self, weights: Weights) -> None:
         if self._tied_to is None:
-            table = weights.take_table(self._name)
+            table = weights.take_table(self._rows)
             padded = self._features.pad(table, 1, self._backend)
             self._table = table.clone() if padded is table else padded
+
+    @property
+    def num_weights(self) -> int:
+        return 0 if self._tied_to is not None else len(self._rows.rows) * self._features.count
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +55,14 @@ class VocabParallelEmbedding(Part):
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``indices`` [T] int64."""
+        if (others := self._shares.others) is None:
+            return self._of_own(indices)
+        own = self._shares.own
+        rows = self._of_own((indices - own.start).clamp_(0, len(own) - 1))  # those of other ranks' tokens are not used
+        return others.gather_rows(rows, indices.to(torch.int32), self._shares.tokens)
+
+    def _of_own(self, indices: torch.Tensor) -> torch.Tensor:
+        """[T, H] of ``indices`` among this rank's rows."""
         if self._table is not None:
             rows = torch.nn.functional.embedding(indices, self._table).to(self._dtype)
         else:

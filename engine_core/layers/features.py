@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
+from engine_core.layers.weights import TensorRows
 from engine_core.ops.base import OpsBackend
 
 
@@ -47,12 +50,38 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """A linear layer made of one or several tensors of a checkpoint, whose outputs lie side by side."""
+    """A linear layer made of rows of one or several tensors of a checkpoint, whose outputs lie side by side."""
 
-    names: tuple[str, ...]
-    """Names of the checkpoint's tensors, without ``.weight`` and ``.bias``."""
-    rows: tuple[int, ...]
-    """Outputs of each of them."""
+    pieces: tuple[TensorRows, ...]
+    """Without ``.weight`` and ``.bias``, in the order of the outputs; one may be there twice."""
     inputs: Features
     outputs: Features
     bias: bool
+
+    @classmethod
+    def of(cls, name: str, inputs: Features, outputs: Features, *, bias: bool = False) -> Self:
+        """All of one tensor."""
+        return cls((TensorRows(name, outputs.count, range(outputs.count)),), inputs, outputs, bias)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(piece.name for piece in self.pieces))
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the checkpoint that it is made of, biases among them."""
+        rows = sum(len(piece.rows) for piece in dict.fromkeys(self.pieces))
+        return rows * (self.inputs.count + (1 if self.bias else 0))
+
+
+def rows_of(names: tuple[str, ...], counts: tuple[int, ...], taken: Sequence[range]) -> tuple[TensorRows, ...]:
+    """Where the ``taken`` rows are, if tensors of that many rows lie one after the other."""
+    pieces = []
+    for wanted in taken:
+        first = 0
+        for name, count in zip(names, counts, strict=True):
+            rows = range(max(0, wanted.start - first), min(count, wanted.stop - first))
+            if rows:
+                pieces.append(TensorRows(name, count, rows))
+            first += count
+    return tuple(pieces)

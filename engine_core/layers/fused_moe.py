@@ -15,8 +15,9 @@ import torch
 from engine_core.layers.features import Features, LinearShape
 from engine_core.layers.linear import ColumnParallelLinear
 from engine_core.layers.part import Part, StepWeights
-from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, OpsBackend, Routing
+from engine_core.layers.shares import Shares
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertWeights, OpsBackend, Routing
 from engine_core.quantization.base import QuantMethod, Unquantized
 
 
@@ -28,8 +29,10 @@ class ExpertTensors(ABC):
         """Name and shape of every tensor."""
 
     @abstractmethod
-    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
-        """The experts in ascending order; the tensors of one are to be taken before the next is read."""
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        """What ``shard`` has of the experts, in ascending order; the tensors of one are to be taken before the next is
+        read.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,12 @@ class SeparateExperts(ExpertTensors):
         sizes = ((self.gate, (inner, hidden)), (self.up, (inner, hidden)), (self.down, (hidden, inner)))
         return {self._name(expert, name): size for expert in range(shape.num_experts) for name, size in sizes}
 
-    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
-        for expert in range(shape.num_experts):
-            names = (self._name(expert, name) for name in (self.gate, self.up, self.down))
-            yield ExpertWeights(map(weights.take, names))
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        inner, hidden = shape.intermediate_size, shape.hidden_size
+        wanted = ((self.gate, inner, shard.inner), (self.up, inner, shard.inner), (self.down, hidden, shard.hidden))
+        for expert in shard.experts:
+            tensors = [TensorRows(self._name(expert, name), count, rows) for name, count, rows in wanted]
+            yield ExpertWeights(map(weights.take, tensors))
 
     def _name(self, expert: int, name: str) -> str:
         return f"{self.prefix}.{expert}.{name}.weight"
@@ -69,15 +74,13 @@ class StackedExperts(ExpertTensors):
             f"{self.prefix}.down_proj": (experts, hidden, inner),
         }
 
-    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
-        gate_up_name, down_name = self.shapes(shape)
-        for expert in range(shape.num_experts):
-            yield ExpertWeights(self._tensors(weights, gate_up_name, down_name, expert))
-
-    @staticmethod
-    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
-        yield from weights.take_row(gate_up, expert).chunk(2)
-        yield weights.take_row(down, expert)
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        gate_up, down = self.shapes(shape)
+        gates, size = shard.inner, shape.intermediate_size
+        ups = range(size + gates.start, size + gates.stop)
+        wanted = ((gate_up, gates), (gate_up, ups), (down, shard.hidden))
+        for expert in shard.experts:
+            yield ExpertWeights(weights.take_row(name, each, rows) for each in [expert] for name, rows in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +98,28 @@ class InterleavedExperts(ExpertTensors):
             f"{self.prefix}.down_proj_bias": (experts, hidden),
         }
 
-    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
         gate_up_name, down_name, *biases = self.shapes(shape)
         gate_up_biases, down_biases = (weights.take_float32(name) for name in biases)
-        for expert in range(shape.num_experts):
-            bias = gate_up_biases[expert]
-            tensors = self._tensors(weights, gate_up_name, down_name, expert)
-            yield ExpertWeights(tensors, (bias[::2], bias[1::2], down_biases[expert]))
+        for expert in shard.experts:
+            tensors = self._tensors(weights, gate_up_name, down_name, expert, shard)
+            yield ExpertWeights(tensors, own_biases(gate_up_biases[expert], down_biases[expert], shard))
 
     @staticmethod
-    def _tensors(weights: Weights, gate_up: str, down: str, expert: int) -> Iterator[torch.Tensor]:
-        rows = weights.take_row(gate_up, expert).t()
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int, shard: ExpertsShard) -> Iterator[torch.Tensor]:
+        inner, hidden = shard.inner, shard.hidden
+        rows = weights.take_row(gate_up, expert).t()[2 * inner.start : 2 * inner.stop]
         yield from (rows[::2], rows[1::2])
-        yield weights.take_row(down, expert).t()
+        yield weights.take_row(down, expert).t()[hidden.start : hidden.stop]
+
+
+def own_biases(
+    gate_up: torch.Tensor, down: torch.Tensor, shard: ExpertsShard
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``shard`` has of an expert's biases ``gate_up`` [2 · I], which take turns, and ``down`` [H]."""
+    inner, hidden = shard.inner, shard.hidden
+    own = gate_up[2 * inner.start : 2 * inner.stop]
+    return own[::2], own[1::2], down[hidden.start : hidden.stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +149,18 @@ class FusedMoE(Part):
         backend: OpsBackend,
         quant_method: QuantMethod,
         dtype: torch.dtype,
+        shares: Shares,
     ) -> None:
+        """Every rank has the router, and what ``shares`` gives it of the experts."""
         self.outputs_per_row = 2 * shape.top_k * shape.intermediate_size
         inputs, outputs = Features(1, shape.hidden_size), Features(1, shape.num_experts, fixed=True)
-        gate = LinearShape((router.gate,), (shape.num_experts,), inputs, outputs, router.bias)
+        gate = LinearShape.of(router.gate, inputs, outputs, bias=router.bias)
         self.gate = ColumnParallelLinear(gate, backend, Unquantized())
+        self._shares = shares
+        self._shard = shares.of_experts(shape)
+        # Without expert parallelism a rank has some columns of the sum; else all of them.
+        _, _, widths = shares.of_outputs(Features(1, shape.hidden_size))
+        self._outputs_of = None if shares.rank.expert_parallel else shares.gather(widths)
         self._shape = shape
         self._routing = routing
         self._router = router
@@ -161,28 +180,28 @@ class FusedMoE(Part):
     def load(self, weights: Weights) -> None:
         self.gate.load(weights)
         self._of_experts = {name: weights.take_float32(name) for name in self._extra_names()}
-        self.experts = self._quant_method.experts(self._shape, self._dtype, self._backend)
-        self.experts.load(self._tensors.read(weights, self._shape))
+        split = self._shares.split_experts(self._shape)
+        self.experts = self._quant_method.experts(self._shape, self._dtype, self._backend, split)
+        self.experts.load(self._tensors.read(weights, self._shape, self._shard))
 
     def weight_bytes(self, itemsize: int) -> int:
-        return self.gate.weight_bytes(itemsize) + self._quant_method.expert_bytes(self._shape, itemsize)
+        return self.gate.weight_bytes(itemsize) + self._expert_bytes(itemsize)
+
+    def _expert_bytes(self, itemsize: int) -> int:
+        return self._quant_method.expert_bytes(self._shape, itemsize, self._shard)
 
     def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:
-        shape = self._shape
+        shape, count = self._shape, self._shape.num_weights_of(self._shard)
         return (
-            StepWeights(self.num_weights - shape.num_weights, self.gate.weight_bytes(itemsize)),
-            StepWeights(
-                shape.num_weights,
-                self._quant_method.expert_bytes(shape, itemsize),
-                shape.num_experts,
-                shape.top_k,
-            ),
+            StepWeights(self.num_weights - count, self.gate.weight_bytes(itemsize)),
+            StepWeights(count, self._expert_bytes(itemsize), shape.num_experts, shape.top_k),
         )
 
     @property
     def num_weights(self) -> int:
         """Also of experts whose tensors hold several numbers in a byte."""
-        return self.gate.num_weights + len(self._extra_names()) * self._shape.num_experts + self._shape.num_weights
+        extras = len(self._extra_names()) * self._shape.num_experts
+        return self.gate.num_weights + extras + self._shape.num_weights_of(self._shard)
 
     @property
     def nbytes(self) -> int:
@@ -199,4 +218,7 @@ class FusedMoE(Part):
             self._of_experts.get(self._router.correction_bias or ""),
             self._of_experts.get(self._router.expert_scales or ""),
         )
-        return self.experts(x, ids, weights, residual)
+        if (parts := self._outputs_of) is None:
+            return self.experts(x, ids, weights, residual)
+        own = None if residual is None else residual[:, parts.columns]
+        return parts.gather(self.experts(x, ids, weights, own))

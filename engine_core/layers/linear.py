@@ -10,8 +10,9 @@ import torch
 
 from engine_core.layers.features import LinearShape
 from engine_core.layers.part import Part
+from engine_core.layers.shares import GatheredOutputs, TokenShares
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import LinearOp, OpsBackend
+from engine_core.ops.base import LinearOp, OpsBackend, first_greatest
 from engine_core.quantization.base import QuantMethod
 
 
@@ -19,6 +20,8 @@ class ColumnParallelLinear(Part):
     """y = x · Wᵀ + b."""
 
     op: LinearOp
+    outputs_of: GatheredOutputs | None = None
+    """How the outputs of all ranks come together; None: this rank's are put out."""
 
     def __init__(self, shape: LinearShape, backend: OpsBackend, quant_method: QuantMethod) -> None:
         self.shape = shape
@@ -36,12 +39,20 @@ class ColumnParallelLinear(Part):
         return self._quant_method.weight_bytes(self.shape, itemsize)
 
     @property
+    def num_weights(self) -> int:
+        return self.shape.num_weights
+
+    @property
     def nbytes(self) -> int:
         return self.op.nbytes
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None, scale: float = 1.0) -> torch.Tensor:
         """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N], which may be overwritten."""
-        return self.op(x, residual=residual, scale=scale)
+        if (parts := self.outputs_of) is None:
+            return self.op(x, residual=residual, scale=scale)
+        # Each rank adds its columns of the residual before the sum is rounded, as one rank does.
+        own = None if residual is None else residual[:, parts.columns]
+        return parts.gather(self.op(x, residual=own, scale=scale))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[M, N] float32 of ``x`` [M, K]."""
@@ -51,9 +62,26 @@ class ColumnParallelLinear(Part):
 class ParallelLMHead(ColumnParallelLinear):
     """The output projection, in float32."""
 
+    def __init__(self, shape: LinearShape, backend: OpsBackend, quant_method: QuantMethod, shares: TokenShares) -> None:
+        super().__init__(shape, backend, quant_method)
+        self.shares = shares
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor:
+        """[R, V] of this rank's ``logits`` [R, its tokens]; the rank that samples alone may read or change them."""
+        if (others := self.shares.others) is None:
+            return logits
+        return others.all_gather(logits, [len(tokens) for tokens in self.shares.tokens])
+
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R] int64: ids of the greatest logits, the lowest of equals."""
-        return self.op.argmax(hidden)
+        if (others := self.shares.others) is None:
+            return self.op.argmax(hidden)
+        ids, values = self.op.greatest(hidden)
+        bits = values.view(torch.int32).to(torch.int64)
+        pairs = others.all_gather(torch.stack([ids + self.shares.own.start, bits], 1), [2] * len(self.shares.tokens))
+        found = pairs.view(len(hidden), -1, 2)
+        best = first_greatest(found[..., 1].to(torch.int32).view(torch.float32))
+        return found[torch.arange(len(hidden), device=found.device), best, 0]
 
 
 class SigmoidGate(ColumnParallelLinear):

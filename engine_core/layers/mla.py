@@ -8,7 +8,7 @@ another way would have other bits than the same tokens decoded one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,7 +16,7 @@ from engine_core.attention.base import AttentionBackend, AttentionOptions, Rotar
 from engine_core.forward_context import LayerContext
 from engine_core.layers.features import Features
 from engine_core.layers.part import Part
-from engine_core.layers.weights import Weights
+from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend
 
 
@@ -44,8 +44,14 @@ class MLAShape:
 class MultiHeadLatentAttention(Part):
     """Attention of one layer over its latents; takes ``kv_b_proj``, which stays in the model's type."""
 
-    def __init__(self, name: str, shape: MLAShape, scale: float, ops: OpsBackend, attention: AttentionBackend) -> None:
-        self._name = f"{name}.weight"
+    def __init__(
+        self, name: str, shape: MLAShape, heads: range, scale: float, ops: OpsBackend, attention: AttentionBackend
+    ) -> None:
+        """Of ``heads``, this rank's of all that ``shape`` has."""
+        of_head = shape.qk_nope_head_dim + shape.v_head_dim
+        rows = range(heads.start * of_head, heads.stop * of_head)
+        self._rows = TensorRows(f"{name}.weight", shape.num_heads * of_head, rows)
+        shape = replace(shape, num_heads=len(heads))
         self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
         self._shape = shape
         self._options = AttentionOptions(scale)
@@ -61,13 +67,11 @@ class MultiHeadLatentAttention(Part):
         return self._ops.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        shape = self._shape
-        rows = shape.num_heads * (shape.qk_nope_head_dim + shape.v_head_dim)
-        return {self._name: (rows, shape.kv_lora_rank)}
+        return {self._rows.name: (self._rows.count, self._shape.kv_lora_rank)}
 
     def load(self, weights: Weights) -> None:
         shape = self._shape
-        of_heads = weights.take(self._name).view(shape.num_heads, -1, shape.kv_lora_rank)
+        of_heads = weights.take(self._rows).view(shape.num_heads, -1, shape.kv_lora_rank)
         keys, values = torch.split(of_heads, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
         self._keys = self._ops.grouped_linear(self._padded(keys).transpose(1, 2))
         self._values = self._ops.grouped_linear(self._padded(values))
@@ -77,6 +81,10 @@ class MultiHeadLatentAttention(Part):
         _, rows, columns = weight.shape
         padded = self._ops.padded
         return torch.nn.functional.pad(weight, (0, padded(columns) - columns, 0, padded(rows) - rows))
+
+    @property
+    def num_weights(self) -> int:
+        return len(self._rows.rows) * self._shape.kv_lora_rank
 
     @property
     def nbytes(self) -> int:

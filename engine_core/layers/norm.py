@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine_core.layers.features import Features
 from engine_core.layers.part import Part
+from engine_core.layers.shares import OwnHeads
 from engine_core.layers.weights import Weights
 from engine_core.ops.base import NormOp, OpsBackend
 
@@ -78,6 +81,29 @@ class RMSNorm(Norm):
         weight = self._padded(weight)
         scale = weights.take_float32(self._scale).item() if isinstance(self._scale, str) else self._scale
         self.op = self._backend.norm(weight, None, self._eps, self._features.count, scale)
+
+
+class HeadsRMSNorm(RMSNorm):
+    """Over all heads of a row, of which a rank has and normalizes some."""
+
+    def __init__(
+        self, name: str, features: Features, eps: float, backend: OpsBackend, device: torch.device, own: OwnHeads
+    ) -> None:
+        """``features`` are those of all heads."""
+        super().__init__(name, features, eps, backend, device)
+        self._own = own
+
+    def load(self, weights: Weights) -> None:
+        features, heads = self._features, self._own.heads
+        weight = weights.take(f"{self._name}.{self._tensor}").float().view(features.groups, -1)
+        own = replace(features, groups=len(heads))
+        weight = own.pad(weight[heads.start : heads.stop].flatten(), 0, self._backend)
+        self.op = self._backend.norm(weight, None, self._eps, features.count)
+
+    def in_place(self, x: torch.Tensor) -> None:
+        """``x`` [T, own heads · D]."""
+        gather = self._own.gather
+        self.op(x, in_place=True, over=None if gather is None else gather(x))
 
 
 class LayerNorm(Norm):

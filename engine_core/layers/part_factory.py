@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
 
 from engine_core.attention.base import AttentionBackend, AttentionOptions
+from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.ranks import Rank
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
-from engine_core.layers.features import Features, LinearShape
+from engine_core.layers.features import Features, LinearShape, rows_of
 from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
-from engine_core.layers.norm import LayerNorm, RMSNorm
+from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
 from engine_core.layers.part import Part
+from engine_core.layers.shares import Shares
+from engine_core.layers.weights import TensorRows
 from engine_core.ops.base import ExpertsShape, HeadsShape, OpsBackend, Routing
 from engine_core.quantization.base import QuantMethod, Unquantized
 
@@ -31,8 +37,15 @@ class PartFactory:
         dtype: torch.dtype,
         device: torch.device,
         quant_method: QuantMethod | None = None,
+        rank: Rank | None = None,
+        collectives: TensorCollectives | None = None,
     ) -> None:
-        """``quant_method`` of all linear layers; None: they keep the model's type."""
+        """``quant_method`` of all linear layers; None: they keep the model's type.
+
+        Parts are those of ``rank``, if given; then ``collectives`` are needed to compute with them.
+        """
+        self.rank = rank or Rank()
+        self.shares = Shares(self.rank, collectives, backend)
         self.backend = backend
         self.dtype = dtype
         self.device = device
@@ -52,25 +65,82 @@ class PartFactory:
     ) -> ColumnParallelLinear:
         """One projection, or several ``names`` of the same inputs as one, with the ``outputs`` of all side by side.
 
-        ``rows`` are the outputs of each; equal shares of all unless given.
+        ``rows`` are the outputs of each; equal shares of all unless given. Every rank computes its part of the outputs,
+        and puts out those of all.
         """
-        names = (names,) if isinstance(names, str) else names
         outputs = _features(outputs)
-        rows = rows or (outputs.count // len(names),) * len(names)
-        shape = LinearShape(names, rows, _features(inputs), outputs, bias)
+        taken, own, widths = self.shares.of_outputs(outputs)
+        linear = self._linear(names, inputs, outputs.count, own, [taken], bias, rows)
+        linear.outputs_of = self.shares.gather(widths)
+        return linear
+
+    def replicated_linear(
+        self, names: tuple[str, ...], inputs: int, outputs: Features, *, bias: bool = False, rows: tuple[int, ...]
+    ) -> ColumnParallelLinear:
+        """As ``linear``, and every rank computes all outputs."""
+        return self._linear(names, inputs, outputs.count, outputs, [range(outputs.count)], bias, rows)
+
+    def qkv_linear(
+        self, names: tuple[str, ...], inputs: int, shape: HeadsShape, *, bias: bool = False
+    ) -> ColumnParallelLinear:
+        """Queries, keys and values of this rank's heads, by a tensor for each of the three or one for all."""
+        own, width = self.shares.of_heads(shape), shape.head_dim
+        counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)[: 3 if shape.num_kv_heads else 1]
+        heads = (self.shares.query_heads(shape), *[self.shares.kv_heads(shape)] * 2)
+        taken = [
+            range((before + each.start) * width, (before + each.stop) * width)
+            for before, each in zip(accumulate(counts, initial=0), heads[: len(counts)], strict=False)
+        ]
+        rows = tuple(count * width for count in counts) if len(names) == len(counts) else None
+        outputs = Features(own.num_heads + 2 * own.num_kv_heads, width)
+        return self._linear(names, inputs, sum(counts) * width, outputs, taken, bias, rows)
+
+    def heads_linear(self, name: str, inputs: int, outputs: Features) -> ColumnParallelLinear:
+        """The outputs of this rank's heads, which are the groups of ``outputs``."""
+        heads = self.shares.groups(outputs.groups)
+        taken = range(heads.start * outputs.size, heads.stop * outputs.size)
+        return self._linear(name, inputs, outputs.count, replace(outputs, groups=len(heads)), [taken], False, None)
+
+    def merged_linear(
+        self, names: tuple[str, ...], inputs: int, size: int, *, bias: bool = False
+    ) -> ColumnParallelLinear:
+        """Gate and up, ``size`` outputs each, by a tensor for each or one for both: this rank's part of each."""
+        own = self.shares.columns(size)
+        taken = [range(before + own.start, before + own.stop) for before in (0, size)]
+        return self._linear(names, inputs, 2 * size, Features(2, len(own)), taken, bias, None)
+
+    def _linear(
+        self,
+        names: str | tuple[str, ...],
+        inputs: int | Features,
+        count: int,
+        outputs: Features,
+        taken: list[range],
+        bias: bool,
+        rows: tuple[int, ...] | None,
+    ) -> ColumnParallelLinear:
+        """``outputs``, which are the rows ``taken`` of the ``count`` rows of all tensors."""
+        names = (names,) if isinstance(names, str) else names
+        pieces = rows_of(names, rows or (count // len(names),) * len(names), taken)
+        shape = LinearShape(pieces, _features(inputs), outputs, bias)
         return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
 
     def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
         """The output projection; ``name`` is that of the embedding where the two are tied."""
-        outputs = Features(1, vocab_size, fixed=True)
-        shape = LinearShape((name,), (vocab_size,), Features(1, hidden_size), outputs, bias)
-        return self._add(ParallelLMHead(shape, self.backend, self._quant_method))
+        tokens = self.shares.columns(vocab_size)
+        shape = LinearShape(
+            (TensorRows(name, vocab_size, tokens),),
+            Features(1, hidden_size),
+            Features(1, len(tokens), fixed=True),
+            bias,
+        )
+        return self._add(ParallelLMHead(shape, self.backend, self._quant_method, self.shares.of_tokens(vocab_size)))
 
     def sigmoid_gate(self, name: str, hidden_size: int) -> SigmoidGate:
         """The projection to one logit per row, whose sigmoid another block's output is multiplied by; it is never
         quantized.
         """
-        shape = LinearShape((name,), (1,), Features(1, hidden_size), Features(1, 1, fixed=True), bias=False)
+        shape = LinearShape.of(name, Features(1, hidden_size), Features(1, 1, fixed=True))
         return self._add(SigmoidGate(shape, self.backend, Unquantized()))
 
     def vocab_parallel_embedding(
@@ -86,8 +156,10 @@ class PartFactory:
 
         An embedding has ``groups`` parts of ``hidden_size`` numbers.
         """
-        features = Features(groups, hidden_size)
-        return self._add(VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale))
+        features, shares = Features(groups, hidden_size), self.shares.of_tokens(vocab_size)
+        return self._add(
+            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares)
+        )
 
     def rms_norm(
         self,
@@ -107,6 +179,11 @@ class PartFactory:
         features = _features(features)
         return self._add(RMSNorm(name, features, eps, self.backend, self.device, offset, tensor, scale))
 
+    def heads_rms_norm(self, name: str, features: Features, eps: float) -> HeadsRMSNorm:
+        """Normalization over all ``features``, the queries or the keys of a row; this rank's are normalized."""
+        own = self.shares.own_heads(features)
+        return self._add(HeadsRMSNorm(name, features, eps, self.backend, self.device, own))
+
     def layer_norm(self, name: str | None, features: int | Features, eps: float) -> LayerNorm:
         """Normalization over all ``features`` by mean and deviation, with a bias; without a name, weights are ones and
         biases zeros.
@@ -120,21 +197,29 @@ class PartFactory:
         norms: HeadNormNames | None = None,
         sinks: str | None = None,
     ) -> Attention:
-        """Attention over heads that are normalized, where there are ``norms``, and rotated as ``shape`` says.
+        """Attention over this rank's heads, which are normalized, where there are ``norms``, and rotated as ``shape``,
+        that of all heads, says.
 
         ``sinks`` is the name of a tensor [Hq].
         """
-        return self._add(Attention(shape, options, norms, sinks, self.backend, self.attention_backend))
+        own = self.shares.of_heads(shape)
+        of_heads = None if sinks is None else TensorRows(sinks, shape.num_heads, self.shares.query_heads(shape))
+        return self._add(Attention(own, options, norms, of_heads, self.backend, self.attention_backend))
 
     def latent_attention(self, name: str, shape: MLAShape, scale: float) -> MultiHeadLatentAttention:
-        """Attention over latents; ``name`` is that of the projection from latents to keys and values."""
-        return self._add(MultiHeadLatentAttention(name, shape, scale, self.backend, self.attention_backend))
+        """Attention of this rank's heads over latents; ``name`` is that of the projection from latents to keys and
+        values, ``shape`` that of all heads.
+        """
+        heads = self.shares.groups(shape.num_heads)
+        return self._add(MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend))
 
     def fused_moe(
         self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
     ) -> FusedMoE:
         """A router and its experts."""
-        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype))
+        return self._add(
+            FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype, self.shares)
+        )
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

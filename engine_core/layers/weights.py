@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 
@@ -12,23 +13,38 @@ ProgressCallback = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorRows:
+    """Neighbouring rows of one of a checkpoint's tensors."""
+
+    name: str
+    count: int
+    """Rows of the whole tensor."""
+    rows: range
+    """Those that are taken."""
+
+    def of(self, kind: str) -> Self:
+        """The same rows of the tensor of that kind (``weight``, ``bias``) of the layer of that name."""
+        return replace(self, name=f"{self.name}.{kind}")
+
+
 class Weights(Protocol):
     """Where weights come from."""
 
-    def take(self, *names: str) -> torch.Tensor:
-        """The tensor of that name, or those of several names joined along the first dimension, where one may recur.
+    def take(self, *tensors: str | TensorRows) -> torch.Tensor:
+        """A tensor, or several joined along the first dimension, where one may recur.
 
         It is in the model's type and on its device, and valid only until the next is taken: a view of a mapped file
         or of a reused buffer. Copy what is to be kept.
         """
 
-    def take_row(self, name: str, index: int) -> torch.Tensor:
-        """Row ``index`` of a tensor's first dimension, like ``take``; all rows are to be taken in ascending order."""
+    def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
+        """Row ``index`` of a tensor's first dimension, like ``take``, or these ``rows`` of it along the second one."""
 
-    def take_table(self, name: str) -> torch.Tensor:
+    def take_table(self, tensor: str | TensorRows) -> torch.Tensor:
         """Like ``take``, for a tensor of which rows will be read: in its own type if that has 16 bits."""
 
-    def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
+    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
         """Like ``take_row``, from a tensor of bytes, which are not converted."""
 
     def take_float32(self, name: str) -> torch.Tensor:

@@ -1,10 +1,12 @@
-"""The digest of a model's weights: of every byte, computed while they are loaded."""
+"""The digest of a model's weights: of every byte, computed as they are loaded; and of what one rank takes of them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 import xxhash
@@ -12,12 +14,43 @@ import xxhash
 _BLOCK_BYTES = 2**24
 
 
-class WeightsDigest:
-    """A hash of every byte of the tensors that are added.
+class Digest(ABC):
+    """Takes note of the bytes that are loaded."""
 
-    A tensor is hashed in blocks of rows whose size depends on its shape and type alone, so that processes that read
-    parts of it can each hash their blocks. Tensors count by name, so the digest depends neither on their order nor on
-    the files they are in.
+    @abstractmethod
+    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+        """``data``: bytes of a tensor as it is stored, from its byte ``start`` on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBytes:
+    """Bytes of a tensor that a rank has taken."""
+
+    name: str
+    start: int
+    count: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, name: str, start: int, data: memoryview) -> TakenBytes:
+        return cls(name, start, len(data), xxhash.xxh3_128_digest(data))
+
+
+class RankDigest(Digest):
+    """What one of several ranks has taken."""
+
+    def __init__(self) -> None:
+        self.taken: list[TakenBytes] = []
+
+    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+        self.taken.append(TakenBytes.of(name, start, data))
+
+
+class WeightsDigest(Digest):
+    """A hash of every byte of the tensors that are added, which must be whole.
+
+    A tensor is hashed in blocks of rows whose size depends on its shape and type alone. Tensors count by name, so the
+    digest depends neither on their order nor on the files they are in.
     """
 
     def __init__(self) -> None:
@@ -25,16 +58,15 @@ class WeightsDigest:
         self.seconds = 0.0
         """Time that hashing took."""
 
-    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], data: memoryview) -> None:
-        """Hash the bytes of a tensor as it is stored."""
-        start = time.perf_counter()
+    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+        began = time.perf_counter()
         digest = xxhash.xxh3_128(_kind(dtype, shape))
         row_bytes = len(data) // shape[0] if shape and data else 1
         step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
         for at in range(0, len(data), step):
             digest.update(xxhash.xxh3_128_digest(data[at : at + step]))
         self._tensors[name] = digest.digest()
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - began
 
     def hexdigest(self) -> str:
         """32 hex digits, of all that was added."""

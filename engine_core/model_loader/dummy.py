@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from engine_core.layers.weights import ProgressCallback, Staging
+from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7
@@ -39,52 +39,57 @@ class DummyWeights:
         self._done = 0
         self._total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
-    def take(self, *names: str) -> torch.Tensor:
-        if len(names) == 1:
-            tensor = self._staging.make(self._shapes[names[0]])
-            self._fill(names[0], tensor)
-        else:
-            rows = [self._shapes[name][0] for name in names]
-            tensor = self._staging.make((sum(rows), *self._shapes[names[0]][1:]))
-            for name, part in zip(names, torch.split(tensor, rows), strict=True):
-                self._fill(name, part)
-        self._done += sum(math.prod(self._shapes[name]) for name in set(names)) * tensor.itemsize
+    def take(self, *tensors: str | TensorRows) -> torch.Tensor:
+        pieces = [each if isinstance(each, TensorRows) else self._all_rows(each) for each in tensors]
+        counts = [len(piece.rows) for piece in pieces]
+        tensor = self._staging.make((sum(counts), *self._shapes[pieces[0].name][1:]))
+        for piece, part in zip(pieces, torch.split(tensor, counts), strict=True):
+            self._fill(piece.name, part, piece.rows.start)
+        self._done += sum(len(piece.rows) for piece in set(pieces)) * math.prod(tensor.shape[1:]) * tensor.itemsize
         if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
+            self._on_progress(min(self._done, self._total), self._total)
         return tensor
 
-    def take_row(self, name: str, index: int) -> torch.Tensor:
-        row = self._staging.make(self._shapes[name][1:])
-        self._fill(f"{name}.{index}", row)
+    def _all_rows(self, name: str) -> TensorRows:
+        count = self._shapes[name][0]
+        return TensorRows(name, count, range(count))
+
+    def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
+        shape = self._shapes[name][1:]
+        row = self._staging.make(shape if rows is None else (len(rows), *shape[1:]))
+        self._fill(f"{name}.{index}", row, 0 if rows is None else rows.start)
         self._done += row.nbytes
         return row
 
-    def take_table(self, name: str) -> torch.Tensor:
-        return self.take(name)
+    def take_table(self, tensor: str | TensorRows) -> torch.Tensor:
+        return self.take(tensor)
 
-    def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
+    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
         """Arbitrary ones, and for the scales of MXFP4 one that makes weights about as large as the others."""
         row = torch.empty(self._shapes[name][1:], dtype=torch.uint8, device=self._pool.device)
         if name.endswith("_scales"):
             row.fill_(_MXFP4_SCALE)
         else:
-            self._repeat(f"{name}.{index}", row, self._pool.view(torch.uint8))
+            self._repeat(f"{name}.{index}", row, self._pool.view(torch.uint8), 0)
+        row = row if rows is None else row[rows.start : rows.stop]
         self._done += row.numel() * self._pool.itemsize
         return row
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self.take(name).to(torch.float32, copy=True)
 
-    def _fill(self, name: str, tensor: torch.Tensor) -> None:
+    def _fill(self, name: str, tensor: torch.Tensor, first_row: int) -> None:
         if name.endswith(".bias"):
             tensor.zero_()
         elif tensor.ndim <= 1:
             tensor.fill_(1.0)
         else:
-            self._repeat(name, tensor, self._pool)
+            self._repeat(name, tensor, self._pool, first_row)
 
     @staticmethod
-    def _repeat(name: str, tensor: torch.Tensor, pool: torch.Tensor) -> None:
-        start = zlib.crc32(name.encode()) % _POOL_SIZE
+    def _repeat(name: str, tensor: torch.Tensor, pool: torch.Tensor, first_row: int) -> None:
+        """Fill ``tensor``, which begins with row ``first_row`` of the tensor of that name."""
+        skipped = first_row * math.prod(tensor.shape[1:])
+        start = (zlib.crc32(name.encode()) + skipped) % _POOL_SIZE
         for piece in torch.split(tensor.view(-1), _POOL_SIZE):
             piece.copy_(pool[start : start + len(piece)])

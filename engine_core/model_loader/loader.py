@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from engine_core.attention.base import AttentionBackend
 from engine_core.attention.torch_reference import TorchAttention
+from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.ranks import Rank
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
@@ -25,16 +30,21 @@ def make_model(
     ops: OpsBackend,
     device: torch.device,
     quant_method: QuantMethod | None = None,
+    rank: Rank | None = None,
+    collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
-    """The model without weights: what it needs is known, and nothing was read."""
-    factory = PartFactory(ops, attention, checkpoint.dtype, device, quant_method)
+    """The model without weights, or what one ``rank`` has of it: what it needs is known, and nothing was read.
+
+    ``collectives`` are those of the ranks of its stage; None: there are none, or nothing will be computed.
+    """
+    factory = PartFactory(ops, attention, checkpoint.dtype, device, quant_method, rank or Rank(), collectives)
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 
-def model_outline(checkpoint: Checkpoint) -> LanguageModel:
-    """The model without weights and without a device, for arithmetic: its tensors and their bytes are known."""
+def model_outline(checkpoint: Checkpoint, rank: Rank | None = None) -> LanguageModel:
+    """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known."""
     quant_method = None if checkpoint.quantization is None else Int8(None)
-    return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quant_method)
+    return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quant_method, rank)
 
 
 def load_weights(
@@ -42,19 +52,47 @@ def load_weights(
     checkpoint: Checkpoint,
     device: torch.device,
     on_progress: ProgressCallback | None = None,
-    digest: WeightsDigest | None = None,
+    digest: Digest | None = None,
 ) -> None:
-    """Give a model of ``make_model`` its weights, on ``device``.
+    """Give a model of ``make_model``, or a rank's part of it, its weights, on ``device``.
 
     ``on_progress(done, total)`` is called with bytes as they are loaded. Each part packs and perhaps quantizes what it
     takes, so a copy of all weights as they are stored never exists. What is read is added to ``digest``.
     Raises ``CheckpointError`` naming missing, unexpected or mis-shaped tensors and unreadable files.
     """
-    shapes = model.tensors()
     weights: Weights
     if checkpoint.load_format == "dummy":
-        weights = DummyWeights(shapes, checkpoint.dtype, device, checkpoint.seed, on_progress)
+        weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
-        expected = ExpectedTensors(shapes, model.is_redundant, model.renamed, model.repeats)
+        expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+        if model.is_part:  # of the same checks, what takes reading is left to the engine's process: hash_weights
+            whole = model_outline(checkpoint)
+            share = model.num_weights / whole.num_weights
+            expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
         weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, on_progress, digest)
     model.load(weights)
+
+
+class WeightsOnDisk:
+    """A checkpoint's tensors, as whoever loads none of them sees them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Raises as ``load_weights`` does."""
+        model, self._digest = model_outline(checkpoint), WeightsDigest()
+        self._checkpoint = checkpoint
+        self._weights: SafetensorsWeights | None = None
+        if checkpoint.load_format != "dummy":
+            expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+            device = torch.device("cpu")
+            self._weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, None, self._digest)
+
+    def digest(self) -> str:
+        """The model digest: that of a process that loads all of them."""
+        if self._weights is not None:
+            self._weights.hash_all()
+        return self._checkpoint.digest(self._digest)
+
+    def first_other(self, taken: Sequence[TakenBytes]) -> str | None:
+        """The first tensor of which a rank has ``taken`` other bytes than there are here."""
+        weights = self._weights
+        return None if weights is None else next((each.name for each in taken if weights.differs(each)), None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
-from engine_core.layers.weights import ProgressCallback, Staging
-from engine_core.model_loader.digest import WeightsDigest
+from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
+from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_weights
 
 _SINGLE = "model.safetensors"
@@ -62,6 +63,8 @@ class ExpectedTensors:
     """The name in ``shapes`` for that in a file."""
     repeats: Callable[[str], str | None] = lambda name: None
     """The tensor that a redundant one must equal, if any."""
+    share: float = 1.0
+    """About how much of them will be taken."""
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -101,9 +104,9 @@ class SafetensorsWeights:
         dtype: torch.dtype,
         device: torch.device,
         on_progress: ProgressCallback | None = None,
-        digest: WeightsDigest | None = None,
+        digest: Digest | None = None,
     ) -> None:
-        """What is taken is added to ``digest``.
+        """What is taken is added to ``digest``; what ranks take parts of, to a ``RankDigest``.
 
         Raises ``CheckpointError`` naming missing, unexpected, mis-shaped and contradicting tensors.
         """
@@ -112,6 +115,7 @@ class SafetensorsWeights:
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {_some(twice)}")
         _check(directory, self._tensors, expected)
+        self._expected = expected
         self._dtype = dtype
         self._staging = Staging(dtype, device)
         self._device = device
@@ -122,7 +126,7 @@ class SafetensorsWeights:
         """Tensors of which rows are taken."""
         self._mapped = 0
         self._done = 0
-        self._total = sum(self._tensors[name].nbytes for name in expected.shapes)
+        self._total = int(sum(self._tensors[name].nbytes for name in expected.shapes) * expected.share)
         for name in self._tensors.keys() - expected.shapes.keys():
             if (original := expected.repeats(name)) is not None:
                 self._require_equal(name, original)
@@ -137,22 +141,38 @@ class SafetensorsWeights:
             )
         self._files.clear()  # all of both was read
 
-    def take(self, *names: str) -> torch.Tensor:
-        views = self._views(names)
-        return self._converted([views[name] for name in names])
+    def hash_all(self) -> None:
+        """Add all tensors to the digest, taking none."""
+        for name in self._expected.shapes:
+            self._views([name])
 
-    def take_table(self, name: str) -> torch.Tensor:
-        view = self._views([name])[name]
+    def differs(self, taken: TakenBytes) -> bool:
+        """Whether these bytes are others here."""
+        content = self._content(taken.name)[taken.start : taken.start + taken.count]
+        return TakenBytes.of(taken.name, taken.start, content) != taken
+
+    def take(self, *tensors: str | TensorRows) -> torch.Tensor:
+        views = self._views(tensors)
+        return self._converted([views[each] for each in tensors])
+
+    def take_table(self, tensor: str | TensorRows) -> torch.Tensor:
+        view = self._views([tensor])[tensor]
         return view.to(self._device) if view.dtype.itemsize == _SHORT else self._converted([view])
 
-    def _views(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    def _views(self, tensors: Iterable[str | TensorRows]) -> dict[str | TensorRows, torch.Tensor]:
         """In mapped files, all but these unmapped if there are many."""
+        self._whole.clear()
         if self._mapped > _MAPPED_AT_ONCE:
             self._files.clear()
             self._mapped = 0
-        views = {name: self._view(name) for name in dict.fromkeys(names)}
+        views: dict[str | TensorRows, torch.Tensor] = {}
+        for each in dict.fromkeys(tensors):
+            if isinstance(each, TensorRows):
+                views[each] = self._rows(each.name, each.rows)
+            else:
+                views[each] = self._view(each)
         if self._on_progress is not None:
-            self._on_progress(self._done, self._total)
+            self._on_progress(min(self._done, self._total), self._total)
         return views
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -167,17 +187,31 @@ class SafetensorsWeights:
             parts = [self._staging.make(tuple(parts[0].shape)).copy_(parts[0])]
         return parts[0]
 
-    def take_row(self, name: str, index: int) -> torch.Tensor:
-        return self._converted([self._row(name, index, _FLOAT_TYPES)])
+    def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
+        return self._converted([self._row(name, index, rows, _FLOAT_TYPES)])
 
-    def take_bytes_row(self, name: str, index: int) -> torch.Tensor:
-        return self._row(name, index, _BYTE_TYPES).to(self._device)
+    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
+        return self._row(name, index, rows, _BYTE_TYPES).to(self._device)
 
-    def _row(self, name: str, index: int, types: Mapping[str, torch.dtype]) -> torch.Tensor:
-        if index == 0:
-            self._whole[name] = self._view(name, types)
-        whole = self._whole[name] if index < self._tensors[name].shape[0] - 1 else self._whole.pop(name)
-        return whole[index]
+    def _row(self, name: str, index: int, rows: range | None, types: Mapping[str, torch.dtype]) -> torch.Tensor:
+        shared = isinstance(self._digest, RankDigest)
+        if name not in self._whole:
+            self._whole[name] = self._mapped_tensor(name, types) if shared else self._view(name, types)
+        row = self._whole[name][index]
+        part = row if rows is None else row[rows.start : rows.stop]
+        if shared:
+            first = index * row.numel() + (0 if rows is None else rows.start * math.prod(row.shape[1:]))
+            self._count(name, first * row.itemsize, part.nbytes)
+        return part
+
+    def _rows(self, name: str, rows: range) -> torch.Tensor:
+        """Neighbouring rows of a tensor; all of them where that is what they are."""
+        shape = self._tensors[name].shape
+        if len(rows) == shape[0]:
+            return self._view(name)
+        part = self._mapped_tensor(name)[rows.start : rows.stop]
+        self._count(name, rows.start * math.prod(shape[1:]) * part.itemsize, part.nbytes)
+        return part
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self._view(name).to(self._device, torch.float32, copy=True)
@@ -190,7 +224,12 @@ class SafetensorsWeights:
         return self._files[stored.file][stored.start : stored.start + stored.nbytes]
 
     def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
-        """One tensor, in the mapped file."""
+        """One tensor, in the mapped file, all of which counts as taken."""
+        tensor = self._mapped_tensor(name, types)
+        self._count(name, 0, self._tensors[name].nbytes)
+        return tensor
+
+    def _mapped_tensor(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
         stored = self._tensors[name]
         if (dtype := types.get(stored.type_name)) is None:
             raise _wrong_type(stored, types)
@@ -198,14 +237,18 @@ class SafetensorsWeights:
             content = self._content(name)
             aligned = bytearray(content) if stored.start % dtype.itemsize else content
             numbers = torch.frombuffer(aligned, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-            tensor = numbers.view(stored.shape)
+            return numbers.view(stored.shape)
         except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
-        if self._digest is not None:
-            self._digest.add(name, dtype, stored.shape, content)
-        self._mapped += stored.nbytes
-        self._done += stored.nbytes
-        return tensor
+
+    def _count(self, name: str, start: int, nbytes: int) -> None:
+        """Count these bytes of a tensor as taken."""
+        stored = self._tensors[name]
+        if self._digest is not None and stored.dtype is not None:
+            content = self._content(name)[start : start + nbytes]
+            self._digest.add(name, stored.dtype, stored.shape, start, content)
+        self._mapped += nbytes
+        self._done += nbytes
 
 
 def _read_index(path: Path) -> dict[str, str]:

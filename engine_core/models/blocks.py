@@ -30,14 +30,9 @@ class SelfAttention:
     ) -> None:
         """``qkv_names`` are the configuration's unless given. ``normalize_values``: per head, with weights of one."""
         shape, norms = heads_shape(config, index), None
-        heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         names = (qkv_names or config.qkv_names)[: None if shape.num_kv_heads else 1]
-        self.qkv_proj = parts.linear(
-            tuple(f"{prefix}.{name}" for name in names),
-            config.hidden_size,
-            Features(sum(heads), shape.head_dim),
-            bias=config.qkv_bias,
-            rows=tuple(count * shape.head_dim for count in heads) if len(names) == len(heads) else None,
+        self.qkv_proj = parts.qkv_linear(
+            tuple(f"{prefix}.{name}" for name in names), config.hidden_size, shape, bias=config.qkv_bias
         )
         attended = Features(shape.num_heads, shape.head_dim)
         self.o_proj = parts.linear(f"{prefix}.{o_name}", attended, config.hidden_size, bias=config.o_bias)
@@ -49,7 +44,9 @@ class SelfAttention:
         scale = config.softmax_scale or shape.head_dim**-0.5
         options = AttentionOptions(scale, config.sliding_windows[index], config.attn_logit_softcap)
         self.attn = parts.attention(shape, options, norms, f"{prefix}.sinks" if config.attention_sinks else None)
-        self._num_heads = sum(heads)
+        own = parts.shares.of_heads(shape)
+        self._num_heads = own.num_heads + 2 * own.num_kv_heads
+        self._gather_heads = parts.shares.gather_heads(shape.num_heads, shape.head_dim)
         self._residual_scale = config.residual_scale
         self._select_rows = parts.backend.select_rows
 
@@ -58,12 +55,12 @@ class SelfAttention:
         return self.attend(self.project(x), context, residual)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H]."""
+        """Queries, keys and values [T, Hq + 2 · Hkv, D] of ``x`` [T, H], of this rank's heads."""
         return self.qkv_proj(x).view(len(x), self._num_heads, -1)
 
     def attend(self, heads: torch.Tensor, context: LayerContext, residual: torch.Tensor | None = None) -> torch.Tensor:
         """What ``__call__`` makes of x, of what ``project`` has made of it."""
-        attended = self._select_rows(self.attn(heads, context), context.rows)
+        attended = self._gather_heads(self._select_rows(self.attn(heads, context), context.rows))
         residual = None if residual is None else self._select_rows(residual, context.rows)
         return self.o_proj(attended, residual, self._residual_scale)
 
@@ -90,13 +87,14 @@ class GatedMLP:
         """``intermediate_size`` is the configuration's unless given."""
         hidden, inner = config.hidden_size, intermediate_size or config.intermediate_size
         names = tuple(f"{prefix}.{name}" for name in config.gate_up_names)
-        self.gate_up_proj = parts.linear(names, hidden, Features(2, inner), bias=config.mlp_bias)
+        self.gate_up_proj = parts.merged_linear(names, hidden, inner, bias=config.mlp_bias)
         self.down_proj = parts.linear(f"{prefix}.down_proj", inner, hidden, bias=config.mlp_bias)
         self._activation = config.activation
         self._act_and_mul = parts.backend.act_and_mul
+        self._gather_columns = parts.shares.gather_columns(inner)
         self._residual_scale = config.residual_scale
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[T, H] of ``x`` [T, H], plus ``residual`` if given."""
-        inner = self._act_and_mul(self.gate_up_proj(x), self._activation)
+        inner = self._gather_columns(self._act_and_mul(self.gate_up_proj(x), self._activation))
         return self.down_proj(inner, residual, self._residual_scale)

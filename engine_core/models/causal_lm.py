@@ -117,7 +117,7 @@ class CausalLM(LanguageModel):
             logits.mul_(config.logit_scale)
         if (cap := config.logit_softcap) is not None:
             logits.div_(cap).tanh_().mul_(cap)
-        return logits
+        return self.lm_head.gathered(logits)
 
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.config.logit_scale == 1.0 and self.config.logit_softcap is None:

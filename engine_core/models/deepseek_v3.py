@@ -77,16 +77,17 @@ class LatentAttention:
             self.q_a_layernorm = parts.rms_norm(f"{prefix}.q_a_layernorm", rank, _LATENT_EPS)
         # One projection of hidden states to both latents.
         features = Features(1, sum(outputs), parts=tuple(outputs))
-        self.a_proj = parts.linear(tuple(names), hidden, features, bias=bias, rows=tuple(rows))
+        self.a_proj = parts.replicated_linear(tuple(names), hidden, features, bias=bias, rows=tuple(rows))
         self.kv_a_layernorm = parts.rms_norm(f"{prefix}.kv_a_layernorm", shape.kv_lora_rank, _LATENT_EPS)
         if rank is None:
-            self.q_proj = parts.linear(f"{prefix}.q_proj", hidden, shape.queries)
+            self.q_proj = parts.heads_linear(f"{prefix}.q_proj", hidden, shape.queries)
         else:
-            self.q_proj = parts.linear(f"{prefix}.q_b_proj", rank, shape.queries)
+            self.q_proj = parts.heads_linear(f"{prefix}.q_b_proj", rank, shape.queries)
         self.attn = parts.latent_attention(f"{prefix}.kv_b_proj", shape, config.softmax_scale)
         attended = Features(shape.num_heads, shape.v_head_dim)
         self.o_proj = parts.linear(f"{prefix}.o_proj", attended, hidden, bias=config.o_bias)
-        self._num_heads = shape.num_heads
+        self._num_heads = len(parts.shares.groups(shape.num_heads))
+        self._gather_heads = parts.shares.gather_heads(shape.num_heads, shape.v_head_dim)
         self._split = [parts.backend.padded(size) for size in outputs]
         self._select_rows = parts.backend.select_rows
 
@@ -97,7 +98,7 @@ class LatentAttention:
         heads = queries.view(len(x), self._num_heads, -1)
         attended = self.attn(heads, self.kv_a_layernorm(latent), rope, context)
         attended, residual = (self._select_rows(each, context.rows) for each in (attended, residual))
-        return self.o_proj(attended, residual)
+        return self.o_proj(self._gather_heads(attended), residual)
 
 
 class DeepseekMoe:

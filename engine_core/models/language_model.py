@@ -107,6 +107,16 @@ class LanguageModel(ABC):
             part.load(weights)
 
     @property
+    def is_part(self) -> bool:
+        """Whether other ranks have further parts of the model."""
+        return self._factory.rank.world_size > 1
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the checkpoint that it takes."""
+        return sum(part.num_weights for part in self._factory.parts)
+
+    @property
     def expected_weight_bytes(self) -> int:
         """Bytes that the weights will take, before any is loaded; what padding adds is left out."""
         return sum(part.weight_bytes(self._factory.dtype.itemsize) for part in self._factory.parts)
@@ -137,7 +147,7 @@ class LanguageModel(ABC):
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""
-        specs = self.config.cache_specs
+        specs = self.config.rank_cache_specs
         return KVCacheSpec(
             tuple(specs[index].padded(self._factory.backend.padded) for index in self._caching_layers),
             block_size,

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.distributed.ranks import UNIT
+from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
 from engine_core.ops.activation import Activation, read_activation
@@ -35,6 +36,36 @@ class ModelShape:
     max_position_embeddings: int
     sliding_windows: tuple[int | None, ...]
     """How many tokens a token sees in each layer, itself included; None: all before it."""
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer."""
+
+    def for_ranks(self, tensor_parallel_size: int, *, expert_parallel: bool = False) -> Self:
+        """The same, of which each layer is shared by that many ranks. Raises ``ConfigError`` where it cannot be."""
+        size = tensor_parallel_size
+        if size > 1:
+            self._require_shares(size, expert_parallel)
+        return replace(self, tensor_parallel_size=size)
+
+    def _require_shares(self, size: int, expert_parallel: bool) -> None:
+        def refuse(accepted: str) -> ConfigError:
+            return ConfigError("tensor_parallel_size", size, accepted)
+
+        if self.num_heads % size:
+            raise refuse(f"a divisor of num_attention_heads={self.num_heads}")
+        for heads in {spec.num_kv_heads for spec in self.cache_specs if isinstance(spec, AttentionSpec)}:
+            if heads % size and size % heads:
+                raise refuse(f"a divisor or a multiple of num_key_value_heads={heads}")
+        for name, count in self._shared_widths(expert_parallel).items():
+            if -(-count // UNIT) < size:
+                raise refuse(f"at most {-(-count // UNIT)}, as {name}={count} is cut in units of {UNIT}")
+
+    def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
+        """Outputs that ranks share, by what config.json calls them."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+        }
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
@@ -59,11 +90,15 @@ class ModelShape:
         """The layers with a cache of their own, in ascending order."""
         return tuple(sorted(set(self.cache_owners)))
 
+    @property
+    def rank_cache_specs(self) -> tuple[LayerCacheSpec, ...]:
+        """What one rank keeps of ``cache_specs``."""
+        return tuple(spec.of_rank(self.tensor_parallel_size) for spec in self.cache_specs)
+
     def groups_of(self, layers: Sequence[int]) -> tuple[KVCacheGroup, ...]:
-        """The groups of a cache of these layers; a group has their places in ``layers``."""
-        return group_layers(
-            [self.sliding_windows[layer] for layer in layers], [self.cache_specs[layer] for layer in layers]
-        )
+        """The groups of a rank's cache of these layers; a group has their places in ``layers``."""
+        specs = self.rank_cache_specs
+        return group_layers([self.sliding_windows[layer] for layer in layers], [specs[layer] for layer in layers])
 
     @property
     def largest_head_dim(self) -> int:
@@ -143,6 +178,19 @@ class ArchitectureConfig(ModelShape):
     logit_softcap: float | None = None
     """Logits x become c · tanh(x / c)."""
     mixture: Mixture | None = None
+
+    def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
+        widths = ModelShape._shared_widths(self, expert_parallel)
+        if (mixture := self.mixture) is None:
+            return widths
+        shape, shared = mixture.shape, mixture.shared_size
+        if all(mixture.is_sparse) and shared is None:
+            del widths["intermediate_size"]  # no layer has a dense block
+        if shared is not None:
+            widths["the inner size of shared experts"] = shared
+        if not expert_parallel:
+            widths["the inner size of experts"] = shape.intermediate_size
+        return widths
 
     @property
     def is_plainly_attending(self) -> bool:

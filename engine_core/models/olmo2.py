@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from engine_core.forward_context import LayerContext
 from engine_core.layers.features import Features
 from engine_core.layers.part_factory import PartFactory
-from engine_core.models.blocks import GatedMLP, SelfAttention
+from engine_core.models.blocks import GatedMLP, SelfAttention, heads_shape
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig, common_fields
 
@@ -26,10 +26,11 @@ class Olmo2Layer:
         self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
         self.post_feedforward_layernorm = parts.rms_norm(f"{prefix}.post_feedforward_layernorm", hidden, eps)
         self.self_attn = SelfAttention(config, index, attention, parts)
-        self.q_norm = parts.rms_norm(f"{attention}.q_norm", queries, eps)
-        self.k_norm = parts.rms_norm(f"{attention}.k_norm", keys, eps)
+        self.q_norm = parts.heads_rms_norm(f"{attention}.q_norm", queries, eps)
+        self.k_norm = parts.heads_rms_norm(f"{attention}.k_norm", keys, eps)
         self.mlp = GatedMLP(config, f"{prefix}.mlp", parts)
-        self._queries, self._keys = slice(queries.groups), slice(queries.groups, queries.groups + keys.groups)
+        own = parts.shares.of_heads(heads_shape(config, index))
+        self._queries, self._keys = slice(own.num_heads), slice(own.num_heads, own.num_heads + own.num_kv_heads)
         self._select_rows = parts.backend.select_rows
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:

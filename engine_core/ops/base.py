@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from engine_core.attention.base import RotaryOp
+from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.ranks import UNIT, cut
 from engine_core.forward_context import ForwardContext
 from engine_core.ops.activation import Activation
 
@@ -43,7 +45,7 @@ class LinearOp(ABC):
     ) -> torch.Tensor:
         """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
 
-        ``residual`` may be overwritten.
+        ``residual`` may be columns of a wider tensor: its rows may lie apart. It may be overwritten.
         """
 
     @abstractmethod
@@ -53,6 +55,12 @@ class LinearOp(ABC):
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
         """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
         return first_greatest(self(x, dtype=torch.float32))
+
+    def greatest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``argmax``, and those outputs themselves: [M] int64 and [M] float32."""
+        y = self(x, dtype=torch.float32)
+        ids = first_greatest(y)
+        return ids, y.gather(1, ids[:, None])[:, 0]
 
 
 def first_greatest(x: torch.Tensor) -> torch.Tensor:
@@ -112,10 +120,69 @@ class ExpertsShape:
     swiglu_alpha: float = 0.0
 
     @property
+    def whole(self) -> ExpertsShard:
+        """What one rank alone has."""
+        return ExpertsShard(range(self.num_experts), range(self.intermediate_size), range(self.hidden_size))
+
+    def shards(self, ranks: int, *, expert_parallel: bool) -> tuple[ExpertsShard, ...]:
+        """What each of ``ranks`` ranks has: with ``expert_parallel`` whole experts, else the same outputs of all."""
+        whole = self.whole
+        if expert_parallel:
+            return tuple(replace(whole, experts=experts) for experts in cut(self.num_experts, ranks))
+        parts = zip(cut(self.intermediate_size, ranks, UNIT), cut(self.hidden_size, ranks, UNIT), strict=True)
+        return tuple(replace(whole, inner=inner, hidden=hidden) for inner, hidden in parts)
+
+    @property
     def num_weights(self) -> int:
         """Numbers in all experts."""
-        biases = 2 * self.intermediate_size + self.hidden_size if self.bias else 0
-        return self.num_experts * (3 * self.intermediate_size * self.hidden_size + biases)
+        return self.num_weights_of(self.whole)
+
+    def num_weights_of(self, shard: ExpertsShard) -> int:
+        """Numbers that a rank has."""
+        inner, hidden = len(shard.inner), len(shard.hidden)
+        biases = 2 * inner + hidden if self.bias else 0
+        products = 2 * inner * self.hidden_size + hidden * self.intermediate_size
+        return len(shard.experts) * (products + biases)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShard:
+    """What one rank has of experts."""
+
+    experts: range
+    inner: range
+    """The outputs that it has of each one's gate, and of its up."""
+    hidden: range
+    """Those of its down."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSplit:
+    """How the ranks of a stage share experts."""
+
+    tp: TensorCollectives
+    shards: tuple[ExpertsShard, ...]
+    """What each rank has."""
+    expert_parallel: bool
+    """Whether ranks have whole experts."""
+
+    @classmethod
+    def of(cls, shape: ExpertsShape, tp: TensorCollectives, *, expert_parallel: bool) -> ExpertsSplit:
+        return cls(tp, shape.shards(tp.size, expert_parallel=expert_parallel), expert_parallel)
+
+    @property
+    def own(self) -> ExpertsShard:
+        """What this rank has."""
+        return self.shards[self.tp.rank]
+
+    def gather_inner(self, x: torch.Tensor, groups: int, padded: Callable[[int], int]) -> torch.Tensor:
+        """[M, groups · I] of every rank's ``x`` [M, groups · its outputs of gate]; ``padded`` is the backend's."""
+        return self.tp.all_gather(x, [padded(len(shard.inner)) for shard in self.shards], groups=groups)
+
+    def gather_outputs(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """[M · k, H] of ``x`` [M · k, H], a row from the rank that has its expert, of ``ids`` [M, k]."""
+        owned = [shard.experts for shard in self.shards]
+        return self.tp.gather_rows(x, ids.flatten(), owned, groups=ids.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +190,11 @@ class ExpertWeights:
     """The weights of one expert."""
 
     tensors: Iterator[torch.Tensor]
-    """Gate [I, H], up [I, H] and down [H, I]; each is valid until the next is asked for."""
+    """Gate [I, H], up [I, H] and down [H, I]; of a shard, its outputs [I′, H] and [H′, I]. Each is valid until the next
+    is asked for.
+    """
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    """[I], [I] and [H]."""
+    """[I], [I] and [H]; of a shard, [I′] and [H′]."""
 
 
 class ExpertsOp(ABC):
@@ -140,13 +209,18 @@ class ExpertsOp(ABC):
 
     @abstractmethod
     def load(self, experts: Iterable[ExpertWeights]) -> None:
-        """Take the weights of all experts, which come in ascending order and without padding."""
+        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
 
     @abstractmethod
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """[M, H] of ``x`` [M, H]: experts ``ids`` [M, k] int32, times ``weights`` [M, k] float32, plus ``residual``."""
+        """[M, H] of ``x`` [M, H]: experts ``ids`` [M, k] int32, times ``weights`` [M, k] float32, plus ``residual``.
+
+        With a split all ranks make this call, with the same arguments but ``residual``, and each gets its own columns
+        [M, H′] of the result, to which its own ``residual`` [M, H′] is added; with expert parallelism each gets all.
+        ``residual`` may be columns of a wider tensor. Raises ``RankFailedError``.
+        """
 
 
 class NormOp(Protocol):
@@ -159,9 +233,16 @@ class NormOp(Protocol):
     def nbytes(self) -> int: ...
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[T, W] of ``x`` [T, W], whose rows may lie apart, plus ``residual`` [T, W]; ``in_place`` overwrites ``x``.
+
+        The root mean square is that of ``over`` [T, …], if given: rows of which ``x`` is a part.
 
         Or [T, G, W] of ``x`` [T, G, W] and ``residual`` [T, G, W]: each of the G groups of a row on its own.
         """
@@ -240,8 +321,8 @@ class OpsBackend(ABC):
         """
 
     @abstractmethod
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
-        """Experts without weights, which will be of type ``dtype``."""
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+        """Experts without weights, which will be of type ``dtype``; this rank's part of them with a ``split``."""
 
     @abstractmethod
     def norm(

@@ -35,8 +35,15 @@ class GpuNorm(TorchNorm):
     """Computed by a kernel."""
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if over is not None:
+            return super().__call__(x, residual=residual, in_place=in_place, over=over)
         output = x if in_place else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         rows, made = x.flatten(0, -2), output.flatten(0, -2)
         width = triton.next_power_of_2(rows.shape[1])

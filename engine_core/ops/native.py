@@ -16,6 +16,7 @@ from engine_core.ops.base import (
     DecoderStack,
     ExpertsOp,
     ExpertsShape,
+    ExpertsSplit,
     GroupedLinearOp,
     HeadNorms,
     HeadsShape,
@@ -62,8 +63,13 @@ class NativeLinear(LinearOp):
     ) -> torch.Tensor:
         x = x.contiguous()
         y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
-        self._arguments.residual = None if residual is None else residual.data_ptr()
-        self._arguments.wide, self._arguments.scale = y.dtype == torch.float32, scale
+        arguments = self._arguments
+        if residual is None:
+            arguments.residual = None
+        else:
+            arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
+        arguments.output_stride = y.stride(0)
+        arguments.wide, arguments.scale = y.dtype == torch.float32, scale
         self._call(self._kernels.linear, x, y)
         return y
 
@@ -117,7 +123,12 @@ class NativeNorm:
         return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
         width = x.shape[-1]
         groups = x.shape[1] if x.ndim == 3 else 1
@@ -128,6 +139,9 @@ class NativeNorm:
         arguments.groups = groups
         arguments.x_stride, arguments.output_stride = x.stride(0), y.stride(0)
         arguments.residual = None if residual is None else residual.data_ptr()
+        arguments.over = None if over is None else over.data_ptr()
+        if over is not None:
+            arguments.over_width, arguments.over_stride = over.shape[1], over.stride(0)
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
         self._kernel(arguments)
         return y
@@ -203,8 +217,8 @@ class NativeBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return route(self._kernels, logits, routing, correction_bias, expert_scales)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
-        return NativeExperts(self._kernels, shape, dtype)
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+        return NativeExperts(self._kernels, shape, dtype, split)
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0
@@ -224,6 +238,7 @@ class NativeBackend(OpsBackend):
             width=x.shape[1],
             x_stride=x.stride(0),
             up_stride=0 if up is None else up.stride(0),
+            output_stride=output.stride(0),
             kind=activation,
             number_type=NUMBER_TYPES[x.dtype],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Protocol
@@ -11,7 +12,7 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, Routing
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, Routing
 from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
 
 
@@ -92,22 +93,37 @@ class Matrices(Protocol):
         """Copy the ``weight`` [N, K] of expert ``index``."""
 
 
+class Phase(enum.IntFlag):
+    """``RinglineExpertPhase`` of kernels/cpu/interface.h."""
+
+    GATE_UP = 1
+    DOWN = 2
+    SUM = 4
+
+
 class PackedExperts(ExpertsOp):
     """Experts by a native kernel. Subclasses know how a weight is packed, and what the kernel needs room for."""
 
+    _gate_up: Matrices
+    _down: Matrices
+
     def __init__(
-        self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, gate_up: Matrices, down: Matrices, tile: int
+        self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None, tile: int
     ) -> None:
-        """Half of each ``tile`` outputs of ``gate_up`` are the gate's, then half up's; ``dtype``: of what is loaded."""
+        """Half of each ``tile`` outputs of ``_gate_up`` are the gate's, then half up's; ``dtype``: of what is loaded."""
         self._kernel = kernel
         self._shape = shape
         self._dtype = dtype
-        self._gate_up, self._down = gate_up, down
+        self._split = split
+        self._shard = shape.whole if split is None else split.own
         self._tile_inner = tile // 2
         self._arguments = kernel.arguments(
             hidden=padded_width(shape.hidden_size),
             inner=padded_width(shape.intermediate_size),
-            num_experts=shape.num_experts,
+            hidden_part=padded_width(len(self._shard.hidden)),
+            inner_part=padded_width(len(self._shard.inner)),
+            first_expert=self._shard.experts.start,
+            num_experts=len(self._shard.experts),
             top_k=shape.top_k,
             activation=shape.activation,
             limit=shape.swiglu_limit,
@@ -119,14 +135,15 @@ class PackedExperts(ExpertsOp):
         return self._gate_up.nbytes + self._down.nbytes
 
     def load(self, experts: Iterable[ExpertWeights]) -> None:
-        hidden, inner = self._arguments.hidden, self._arguments.inner
-        gate_up = torch.zeros(-(-inner // self._tile_inner), 2, self._tile_inner, hidden, dtype=self._dtype)
-        down = torch.zeros(hidden, inner, dtype=self._dtype)
+        sizes = self._arguments
+        tiles = -(-sizes.inner_part // self._tile_inner)
+        gate_up = torch.zeros(tiles, 2, self._tile_inner, sizes.hidden, dtype=self._dtype)
+        down = torch.zeros(sizes.hidden_part, sizes.inner, dtype=self._dtype)
         for expert, weights in enumerate(experts):
             for place in range(2):
                 interleave(next(weights.tensors), gate_up[:, place])
-            self._gate_up.pack(expert, gate_up.view(-1, hidden))
-            down[: self._shape.hidden_size, : self._shape.intermediate_size] = next(weights.tensors)
+            self._gate_up.pack(expert, gate_up.view(-1, sizes.hidden))
+            down[: len(self._shard.hidden), : self._shape.intermediate_size] = next(weights.tensors)
             self._down.pack(expert, down)
             if weights.biases is not None:
                 self._load_biases(expert, *weights.biases)
@@ -142,42 +159,69 @@ class PackedExperts(ExpertsOp):
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        arguments, rows = self._arguments, x.shape[0]
-        output = kernel_output(rows, arguments.hidden, x.dtype)
+        arguments, rows, split = self._arguments, x.shape[0], self._split
+        output = kernel_output(rows, arguments.hidden_part, x.dtype)
         rooms = self._rooms(rows, x.dtype)
         for name, room in rooms.items():
             setattr(arguments, name, room.data_ptr())
         arguments.x, arguments.ids, arguments.weights = x.data_ptr(), ids.data_ptr(), weights.data_ptr()
-        arguments.residual = None if residual is None else residual.data_ptr()
+        if residual is None:
+            arguments.residual = None
+        else:
+            arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
         arguments.output, arguments.rows = output.data_ptr(), rows
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
-        if self._kernel(arguments) != 0:
-            raise MemoryError("no memory for the rows of experts")
+        if split is None:
+            self._run(Phase.GATE_UP | Phase.DOWN | Phase.SUM)
+        elif split.expert_parallel:
+            self._run(Phase.GATE_UP | Phase.DOWN)
+            outputs = split.gather_outputs(rooms["outputs"].view(-1, arguments.hidden), ids)
+            arguments.outputs = outputs.data_ptr()
+            self._run(Phase.SUM)
+        else:
+            self._run(Phase.GATE_UP)
+            activated = split.gather_inner(rooms["activated"], arguments.top_k, padded_width)
+            arguments.activated = activated.data_ptr()
+            self._run(Phase.DOWN | Phase.SUM)
         return output
+
+    def _run(self, phases: Phase) -> None:
+        self._arguments.phases = phases
+        if self._kernel(self._arguments) != 0:
+            raise MemoryError("no memory for the rows of experts")
 
     @abstractmethod
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Room for what is computed in between, by the names in the kernel's arguments; ``dtype``: of the rows."""
+        """Room for what is computed in between, by the names in the kernel's arguments; ``dtype``: of the rows.
+
+        ``activated`` and, where it is gathered, ``outputs`` are [M, …] of their own type.
+        """
 
 
 class NativeExperts(PackedExperts):
     """Weights in their own type."""
 
-    def __init__(self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
-        hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
-        count, tiles = shape.num_experts, -(-inner // (TILE // 2))
-        gate_up = PackedWeights(count, tiles * TILE, hidden, dtype, bias=shape.bias)
-        down = PackedWeights(count, hidden, inner, dtype, bias=shape.bias)
-        super().__init__(kernels.experts, shape, dtype, gate_up, down, TILE)
-        self._arguments.gate_up, self._arguments.down = gate_up.packed.data_ptr(), down.packed.data_ptr()
+    def __init__(
+        self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None
+    ) -> None:
+        super().__init__(kernels.experts, shape, dtype, split, TILE)
+        arguments = self._arguments
+        count, tiles = arguments.num_experts, -(-arguments.inner_part // self._tile_inner)
+        gate_up = PackedWeights(count, tiles * TILE, arguments.hidden, dtype, bias=shape.bias)
+        down = PackedWeights(count, arguments.hidden_part, arguments.inner, dtype, bias=shape.bias)
+        self._gate_up, self._down = gate_up, down
+        arguments.gate_up, arguments.down = gate_up.packed.data_ptr(), down.packed.data_ptr()
         if gate_up.bias is not None and down.bias is not None:
-            self._arguments.gate_up_bias, self._arguments.down_bias = gate_up.bias.data_ptr(), down.bias.data_ptr()
+            arguments.gate_up_bias, arguments.down_bias = gate_up.bias.data_ptr(), down.bias.data_ptr()
         is_native = dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16"
         self._factor_type = dtype if is_native else torch.float32
 
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        arguments, factors = self._arguments, self._factor_type
+        sizes, factors = self._arguments, self._factor_type
+        gathered = kernel_output(rows, sizes.top_k * sizes.hidden, factors)
+        of_whole_experts = self._split is not None and self._split.expert_parallel
         return {
-            "gathered": kernel_output(rows, arguments.top_k * arguments.hidden, factors),
-            "activated": kernel_output(rows, arguments.top_k * arguments.inner, factors),
+            "gathered": gathered,
+            "activated": kernel_output(rows, sizes.top_k * sizes.inner_part, factors),
+            "outputs": kernel_output(rows, sizes.top_k * sizes.hidden, dtype) if of_whole_experts else gathered,
         }

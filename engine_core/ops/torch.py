@@ -69,9 +69,16 @@ class TorchNorm:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(
-        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, in_place: bool = False
+        self,
+        x: torch.Tensor,
+        *,
+        residual: torch.Tensor | None = None,
+        in_place: bool = False,
+        over: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if self.bias is None:
+        if over is not None:
+            y = x.float() * torch.rsqrt(over.float().square().mean(-1, keepdim=True) + self.eps) * self.weight
+        elif self.bias is None:
             y = torch.nn.functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
         else:
             y = torch.nn.functional.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps)

@@ -8,7 +8,7 @@ import torch
 
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
 
 
 class QuantMethod(ABC):
@@ -18,10 +18,10 @@ class QuantMethod(ABC):
         """Name and shape of every tensor of the checkpoint that the layer takes."""
         columns = shape.inputs.count
         wanted: dict[str, tuple[int, ...]] = {}
-        for name, rows in zip(shape.names, shape.rows, strict=True):
-            wanted[f"{name}.weight"] = (rows, columns)
+        for piece in shape.pieces:
+            wanted[f"{piece.name}.weight"] = (piece.count, columns)
             if shape.bias:
-                wanted[f"{name}.bias"] = (rows,)
+                wanted[f"{piece.name}.bias"] = (piece.count,)
         return wanted
 
     @abstractmethod
@@ -32,13 +32,15 @@ class QuantMethod(ABC):
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         """Take the layer's tensors from ``weights``."""
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
-        """Experts without weights, of a model of type ``dtype``."""
-        return backend.experts(shape, dtype)
+    def experts(
+        self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
+    ) -> ExpertsOp:
+        """Experts without weights, of a model of type ``dtype``; this rank's part of them with a ``split``."""
+        return backend.experts(shape, dtype, split)
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
-        """Bytes that experts will take, without padding."""
-        return shape.num_weights * itemsize
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+        """Bytes that experts, or a rank's ``shard`` of them, will take, without padding."""
+        return shape.num_weights_of(shard or shape.whole) * itemsize
 
 
 class Unquantized(QuantMethod):
@@ -46,7 +48,7 @@ class Unquantized(QuantMethod):
 
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
         inputs = shape.inputs.count + (1 if shape.bias else 0)
-        return sum(shape.rows) * inputs * itemsize  # a tensor that is named twice is kept twice
+        return shape.outputs.count * inputs * itemsize  # a tensor that is named twice is kept twice
 
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
@@ -55,7 +57,7 @@ class Unquantized(QuantMethod):
 
 def take_weight(shape: LinearShape, weights: Weights, backend: OpsBackend) -> torch.Tensor:
     """[N, K] in the model's type, padded; valid until the next tensor is taken."""
-    weight = weights.take(*(f"{name}.weight" for name in shape.names))
+    weight = weights.take(*(piece.of("weight") for piece in shape.pieces))
     return shape.inputs.pad(shape.outputs.pad(weight, 0, backend), 1, backend)
 
 
@@ -63,4 +65,5 @@ def take_bias(shape: LinearShape, weights: Weights, backend: OpsBackend) -> torc
     """[N], padded, or None where the layer has none; a copy."""
     if not shape.bias:
         return None
-    return shape.outputs.pad(weights.take(*(f"{name}.bias" for name in shape.names)).clone(), 0, backend)
+    bias = weights.take(*(piece.of("bias") for piece in shape.pieces))
+    return shape.outputs.pad(bias.clone(), 0, backend)

@@ -18,7 +18,7 @@ from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, LinearOp, OpsBackend
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.base import QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes
@@ -46,7 +46,9 @@ class Int8(QuantMethod):
         bias = take_bias(shape, weights, backend)
         return Int8Linear(take_weight(shape, weights, backend), bias, self._kernels)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend) -> ExpertsOp:
+    def experts(
+        self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
+    ) -> ExpertsOp:
         assert self._kernels is not None
         for place, inputs in (("gate", shape.hidden_size), ("down", shape.intermediate_size)):
             require_summable(f"the {place} projection of experts", padded_width(inputs))
@@ -55,10 +57,10 @@ class Int8(QuantMethod):
                 f"--quantization int8 of experts with hidden_size={shape.hidden_size} needs native kernels, which are "
                 "not used here: leave the option out"
             )
-        return Int8Experts(self._kernels, shape, dtype)
+        return Int8Experts(self._kernels, shape, dtype, split)
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int) -> int:
-        return experts_bytes(shape)
+    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+        return experts_bytes(shape, shard or shape.whole)
 
 
 class Int8Linear(LinearOp):
@@ -95,8 +97,12 @@ class Int8Linear(LinearOp):
         y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
         arguments = self._arguments
         arguments.input, arguments.input_stride = x.data_ptr(), x.stride(0)
-        arguments.residual = None if residual is None else residual.data_ptr()
-        arguments.output, arguments.rows, arguments.scale = y.data_ptr(), x.shape[0], scale
+        if residual is None:
+            arguments.residual = None
+        else:
+            arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
+        arguments.output, arguments.output_stride = y.data_ptr(), y.stride(0)
+        arguments.rows, arguments.scale = x.shape[0], scale
         arguments.input_type, arguments.output_type = NUMBER_TYPES[x.dtype], NUMBER_TYPES[y.dtype]
         arguments.num_threads = torch.get_num_threads()
         if self._kernel(arguments) != 0:

@@ -8,35 +8,39 @@ import torch
 
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsShape
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit
 from engine_core.ops.native_experts import PackedExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
 
 
-def experts_bytes(shape: ExpertsShape) -> int:
-    """Bytes of the weights as they are kept."""
+def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:
+    """Bytes of the weights of a rank's ``shard`` as they are kept."""
     hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
-    biases = 4 * (2 * inner + -(-hidden // PANEL) * PANEL) if shape.bias else 0
-    return shape.num_experts * (packed_bytes(2 * inner, hidden) + packed_bytes(hidden, inner) + biases)
+    hidden_part, inner_part = padded_width(len(shard.hidden)), padded_width(len(shard.inner))
+    biases = 4 * (2 * inner_part + -(-hidden_part // PANEL) * PANEL) if shape.bias else 0
+    return len(shard.experts) * (packed_bytes(2 * inner_part, hidden) + packed_bytes(hidden_part, inner) + biases)
 
 
 class Int8Experts(PackedExperts):
     """A row with an infinity or a NaN in it becomes NaN, alone."""
 
-    def __init__(self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kernels: Kernels, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None
+    ) -> None:
         """``dtype`` is that of the weights before they are rounded."""
-        hidden, inner = padded_width(shape.hidden_size), padded_width(shape.intermediate_size)
-        gate_up = Int8Weights(shape.num_experts, 2 * inner, hidden, bias=shape.bias, kernels=kernels)
-        down = Int8Weights(shape.num_experts, hidden, inner, bias=shape.bias, kernels=kernels)
-        super().__init__(kernels.int8_experts, shape, dtype, gate_up, down, PANEL)
+        super().__init__(kernels.int8_experts, shape, dtype, split, PANEL)
+        sizes, count = self._arguments, self._arguments.num_experts
+        gate_up = Int8Weights(count, 2 * sizes.inner_part, sizes.hidden, bias=shape.bias, kernels=kernels)
+        down = Int8Weights(count, sizes.hidden_part, sizes.inner, bias=shape.bias, kernels=kernels)
+        self._gate_up, self._down = gate_up, down
         self._arguments.gate_up, self._arguments.down = (ctypes.addressof(each.structure) for each in (gate_up, down))
 
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        top_k, hidden, inner = self._arguments.top_k, self._arguments.hidden, self._arguments.inner
+        sizes, top_k = self._arguments, self._arguments.top_k
         return {
-            "gathered": kernel_output(rows, top_k * hidden, dtype),
-            "activated": kernel_output(rows, top_k * inner, dtype),
-            "rounded": kernel_output(rows, top_k * max(hidden, inner), torch.int8),
+            "activated": kernel_output(rows, top_k * sizes.inner_part, dtype),
+            "outputs": kernel_output(rows, top_k * sizes.hidden_part, dtype),
+            "rounded": kernel_output(rows, top_k * max(sizes.hidden, sizes.inner), torch.int8),
             "row_scales": kernel_output(rows, top_k, torch.float32),
         }

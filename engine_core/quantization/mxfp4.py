@@ -13,9 +13,9 @@ from functools import cache
 
 import torch
 
-from engine_core.layers.fused_moe import ExpertTensors
+from engine_core.layers.fused_moe import ExpertTensors, own_biases
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsShape, ExpertWeights
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertWeights
 
 SCALED_TOGETHER = 32
 """Numbers along a row that have one scale."""
@@ -45,21 +45,22 @@ class Mxfp4Experts(ExpertTensors):
             f"{self.prefix}.down_proj_bias": (experts, hidden),
         }
 
-    def read(self, weights: Weights, shape: ExpertsShape) -> Iterator[ExpertWeights]:
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
         gate_up_biases = weights.take_float32(f"{self.prefix}.gate_up_proj_bias")
         down_biases = weights.take_float32(f"{self.prefix}.down_proj_bias")
-        for expert in range(shape.num_experts):
-            bias = gate_up_biases[expert]
-            yield ExpertWeights(self._tensors(weights, expert), (bias[::2], bias[1::2], down_biases[expert]))
+        for expert in shard.experts:
+            biases = own_biases(gate_up_biases[expert], down_biases[expert], shard)
+            yield ExpertWeights(self._tensors(weights, expert, shard), biases)
 
-    def _tensors(self, weights: Weights, expert: int) -> Iterator[torch.Tensor]:
-        rows = self._expanded(weights, "gate_up_proj", expert)
+    def _tensors(self, weights: Weights, expert: int, shard: ExpertsShard) -> Iterator[torch.Tensor]:
+        inner = shard.inner
+        rows = self._expanded(weights, "gate_up_proj", expert, range(2 * inner.start, 2 * inner.stop))
         yield from (rows[::2], rows[1::2])
-        yield self._expanded(weights, "down_proj", expert)
+        yield self._expanded(weights, "down_proj", expert, shard.hidden)
 
-    def _expanded(self, weights: Weights, name: str, expert: int) -> torch.Tensor:
+    def _expanded(self, weights: Weights, name: str, expert: int, rows: range) -> torch.Tensor:
         blocks, scales = (
-            weights.take_bytes_row(f"{self.prefix}.{name}_{stored}", expert) for stored in ("blocks", "scales")
+            weights.take_bytes_row(f"{self.prefix}.{name}_{stored}", expert, rows) for stored in ("blocks", "scales")
         )
         return expand(blocks, scales).to(self.dtype)
 

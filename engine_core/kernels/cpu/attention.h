@@ -188,10 +188,10 @@ private:
 
     void finish_tile(const QueryTile& q, const RowState& state) const {
         for (int row = 0; row < q.count * group_; ++row) {
-            const long head = q.kv_head * group_ + row % group_, place = (q.row + row / group_) * args_.num_heads + head;
+            const long head = q.kv_head * group_ + row % group_, place = (q.row + row / group_) * args_.output_stride + head * value_dim_;
             const RowState own = state.from(row, value_dim_);
             const float share = share_of_weights(own, exponent_scale(), args_.sinks ? args_.sinks + head : nullptr);
-            finish<F>(own, value_dim_, share, static_cast<Element*>(args_.output) + place * value_dim_);
+            finish<F>(own, value_dim_, share, static_cast<Element*>(args_.output) + place);
         }
     }
 

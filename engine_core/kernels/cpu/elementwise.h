@@ -66,7 +66,7 @@ int activate_rows(const RinglineActivation& args) {
     parallel_for(threads, args.rows, rows_of_piece(width), [&](long row) {
         const Element* const x = static_cast<const Element*>(args.x) + row * args.x_stride;
         const Element* const up = args.up ? static_cast<const Element*>(args.up) + row * args.up_stride : nullptr;
-        Element* const output = static_cast<Element*>(args.output) + row * width;
+        Element* const output = static_cast<Element*>(args.output) + row * args.output_stride;
         for (long i = 0; i < width; i += kLanes) {
             const Vec y = Activation::of(F::widen(x + i));
             F::narrow(output + i, up ? multiply(y, F::widen(up + i)) : y);

@@ -3,13 +3,15 @@
 #pragma once
 
 #include "elementwise.h"
+#include "expert_phases.h"
 #include "memory.h"
 
 namespace {
 
 constexpr long kSummedPerNanosecond = 4;
 
-// The rows of each expert: pairs of a row and one of its k places, in ascending order.
+// The rows of each expert that is here: pairs of a row and one of its k places, in ascending order. Experts are numbered
+// from the first one that is here.
 class ExpertRows {
 public:
     explicit ExpertRows(const RinglineExperts& args)
@@ -24,16 +26,23 @@ public:
         starts_ = starts;
         const long pairs = args.rows * args.top_k;
         for (int e = 0; e <= args.num_experts; ++e) starts[e] = 0;
-        for (long pair = 0; pair < pairs; ++pair) ++starts[args.ids[pair] + 1];
+        const auto expert_of = [&](long pair) { return args.ids[pair] - args.first_expert; };
+        const auto is_here = [&](int expert) { return expert >= 0 && expert < args.num_experts; };
+        for (long pair = 0; pair < pairs; ++pair)
+            if (is_here(expert_of(pair))) ++starts[expert_of(pair) + 1];
         for (int e = 0; e < args.num_experts; ++e) {
             if (starts[e + 1] > 0) active_[num_active_++] = e;
             starts[e + 1] += starts[e];
             next[e] = starts[e];
         }
-        for (long pair = 0; pair < pairs; ++pair) pairs_[next[args.ids[pair]]++] = static_cast<int32_t>(pair);
+        for (long pair = 0; pair < pairs; ++pair)
+            if (is_here(expert_of(pair))) pairs_[next[expert_of(pair)]++] = static_cast<int32_t>(pair);
+        count_ = starts[args.num_experts];
     }
 
     bool failed() const { return buffer_.failed(); }
+    // All pairs of experts that are here.
+    long count() const { return count_; }
     int num_active() const { return num_active_; }
     int active(int index) const { return active_[index]; }
     // Places of an expert's rows among all that are gathered.
@@ -47,6 +56,7 @@ private:
     const int32_t* starts_ = nullptr;
     int32_t *active_ = nullptr, *pairs_ = nullptr;
     int num_active_ = 0;
+    long count_ = 0;
 };
 
 // Units of work, numbered: one active expert's after the other's.
@@ -104,12 +114,14 @@ inline Vec gated(const RinglineExperts& args, Vec gate, Vec up) {
 }
 
 template <class F>
-void sum_experts(const RinglineExperts& args, int threads) {
+void sum_experts(const RinglineExperts& args) {
     using Element = typename F::Element;
-    const long width = args.hidden;
+    const long width = args.hidden_part;
+    const int threads = threads_worth(args.rows * args.top_k * width / kSummedPerNanosecond, args.num_threads);
     parallel_for(threads, args.rows, 1, [&](long row) {
-        const Element* const outputs = static_cast<const Element*>(args.gathered) + row * args.top_k * width;
-        const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + row * width : nullptr;
+        const Element* const outputs = static_cast<const Element*>(args.outputs) + row * args.top_k * width;
+        const Element* const residual =
+            args.residual ? static_cast<const Element*>(args.residual) + row * args.residual_stride : nullptr;
         Element* const to = static_cast<Element*>(args.output) + row * width;
         for (long i = 0; i < width; i += kLanes) {
             Vec y = F::widen(outputs + i);

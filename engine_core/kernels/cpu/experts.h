@@ -62,37 +62,37 @@ private:
 template <class F>
 struct GateUp : ExpertProducts<F> {
     const RinglineExperts& args;
-    const typename F::Element* then;  // what is read ahead at the end
+    const typename F::Element* then;  // what is read ahead at the end, or null
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const typename F::Element* then)
-        : ExpertProducts<F>(rows, args.gate_up, args.gathered, args.hidden, (args.inner + kTileInner - 1) / kTileInner,
+        : ExpertProducts<F>(rows, args.gate_up, args.gathered, args.hidden, (args.inner_part + kTileInner - 1) / kTileInner,
                             kTileInner),
           args(args),
           then(then) {}
 
-    const typename F::Element* after_all(const Unit<F>&) const { return then; }
+    const typename F::Element* after_all(const Unit<F>& unit) const { return then ? then : unit.tile; }
 
     void take(int, const Unit<F>& unit, long place, float* sums) const {
-        const long tiles = (args.inner + kTileInner - 1) / kTileInner;
+        const long tiles = (args.inner_part + kTileInner - 1) / kTileInner;
         if (args.gate_up_bias) {
             const float* const bias = args.gate_up_bias + (unit.group * tiles + unit.output / kTileInner) * kTileOutputs;
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(bias + i)));
         }
-        const long left = args.inner - unit.output, count = left < kTileInner ? left : kTileInner;
+        const long left = args.inner_part - unit.output, count = left < kTileInner ? left : kTileInner;
         typename F::Element rounded[kTileInner];
         for (long i = 0; i < count; i += kLanes) F::narrow(rounded + i, gated(args, load(sums + i), load(sums + kTileInner + i)));
-        F::load_factors(static_cast<typename F::Factor*>(args.activated) + place * args.inner + unit.output, rounded, count);
+        F::load_factors(static_cast<typename F::Factor*>(args.activated) + place * args.inner_part + unit.output, rounded, count);
     }
 };
 
-// The second product, times the weights: to the place of each pair of a row and an expert, [M, k, H] in `gathered`.
+// The second product, times the weights: to the place of each pair of a row and an expert.
 template <class F>
 struct Down : ExpertProducts<F> {
     const RinglineExperts& args;
     const ExpertRows& rows;
 
     Down(const RinglineExperts& args, const ExpertRows& rows)
-        : ExpertProducts<F>(rows, args.down, args.activated, args.inner, (args.hidden + kTileOutputs - 1) / kTileOutputs,
+        : ExpertProducts<F>(rows, args.down, args.activated, args.inner, (args.hidden_part + kTileOutputs - 1) / kTileOutputs,
                             kTileOutputs),
           args(args),
           rows(rows) {}
@@ -100,10 +100,11 @@ struct Down : ExpertProducts<F> {
     const typename F::Element* after_all(const Unit<F>& unit) const { return unit.tile; }
 
     void take(int, const Unit<F>& unit, long place, float* sums) const {
-        const long pair = rows.pair(place), left = args.hidden - unit.output, count = left < kTileOutputs ? left : kTileOutputs;
-        const long padded = (args.hidden + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
+        const long pair = rows.pair(place), left = args.hidden_part - unit.output;
+        const long count = left < kTileOutputs ? left : kTileOutputs;
+        const long padded = (args.hidden_part + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
         const float* const bias = args.down_bias ? args.down_bias + unit.group * padded + unit.output : nullptr;
-        auto* const to = static_cast<typename F::Element*>(args.gathered) + pair * args.hidden + unit.output;
+        auto* const to = static_cast<typename F::Element*>(args.outputs) + pair * args.hidden_part + unit.output;
         const Vec weight = splat(args.weights[pair]);
         for (long i = 0; i < count; i += kLanes) {
             const Vec y = bias ? add(load(sums + i), load(bias + i)) : load(sums + i);
@@ -113,29 +114,40 @@ struct Down : ExpertProducts<F> {
 };
 
 template <class F>
-void gather_rows(const RinglineExperts& args, const ExpertRows& rows, int threads) {
+void gather_rows_of_experts(const RinglineExperts& args, const ExpertRows& rows) {
     auto* const to = static_cast<typename F::Factor*>(args.gathered);
     const auto* const x = static_cast<const typename F::Element*>(args.x);
-    parallel_for(threads, args.rows * args.top_k, 8, [&](long place) {
+    const int threads = threads_worth(rows.count() * args.hidden / kSummedPerNanosecond, args.num_threads);
+    parallel_for(threads, rows.count(), 8, [&](long place) {
         F::load_factors(to + place * args.hidden, x + rows.pair(place) / args.top_k * args.hidden, args.hidden);
     });
+}
+
+// Returns 0, or 1 when there is no memory.
+template <class F>
+int multiply_experts(const RinglineExperts& args) {
+    const bool has_gate_up = args.phases & kRinglineGateUp, has_down = args.phases & kRinglineDown;
+    const ExpertRows rows(args);
+    if (rows.failed()) return 1;
+    if (rows.count() == 0) return 0;
+    const Down<F> down(args, rows);
+    const GateUp<F> gate_up(args, rows, has_down && !down.failed() ? down.first_tile() : nullptr);
+    if (down.failed() || gate_up.failed()) return 1;
+    const int threads = threads_of_products(rows.count(), products_of_pair(args), args.num_threads);
+    if (has_gate_up) {
+        gather_rows_of_experts<F>(args, rows);
+        multiply_tiles(gate_up.products(), threads, gate_up);
+    }
+    if (has_down) multiply_tiles(down.products(), threads, down);
+    return 0;
 }
 
 template <class F>
 int run_experts(const RinglineExperts& args) {
     if (args.rows == 0) return 0;
-    const ExpertRows rows(args);
-    if (rows.failed()) return 1;
-    const Down<F> down(args, rows);
-    const GateUp<F> gate_up(args, rows, down.failed() ? nullptr : down.first_tile());
-    if (down.failed() || gate_up.failed()) return 1;
-    const long pairs = args.rows * args.top_k;
-    const int threads = threads_of_products(pairs, 3 * args.hidden * args.inner, args.num_threads);
-    const int moving = threads_worth(pairs * args.hidden / kSummedPerNanosecond, threads);
-    gather_rows<F>(args, rows, moving);
-    multiply_tiles(gate_up.products(), threads, gate_up);
-    multiply_tiles(down.products(), threads, down);
-    sum_experts<F>(args, moving);
+    if (args.phases & (kRinglineGateUp | kRinglineDown))
+        if (multiply_experts<F>(args) != 0) return 1;
+    if (args.phases & kRinglineSum) sum_experts<F>(args);
     return 0;
 }
 

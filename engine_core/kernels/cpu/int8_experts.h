@@ -25,22 +25,29 @@ public:
         if (rows_.failed()) return 1;
         const ExpertUnits blocks(rows_, [&](int expert) { return QuantizedRows::blocks_of(rows_.count(expert)); });
         if (blocks.failed()) return 1;
-        const long pairs = args_.rows * args_.top_k, worth = pairs < kRowsPerRead ? kRowsPerRead : pairs;
-        const int threads = threads_worth(worth * 3 * args_.hidden * args_.inner / kProductsPerNanosecond, args_.num_threads);
+        const long pairs = rows_.count(), worth = pairs < kRowsPerRead ? kRowsPerRead : pairs;
+        const int threads = threads_worth(worth * products_of_pair(args_) / kProductsPerNanosecond, args_.num_threads);
+        if (args_.phases & kRinglineGateUp && multiply_gate_up(blocks, threads) != 0) return 1;
+        return args_.phases & kRinglineDown ? multiply_down(blocks, threads) : 0;
+    }
+
+private:
+    int multiply_gate_up(const ExpertUnits& blocks, int threads) const {
         round(blocks, args_.hidden, threads, [&](long place) {
             return static_cast<const Element*>(args_.x) + rows_.pair(place) / args_.top_k * args_.hidden;
         });
-        const int failed = compute(gate_up_, threads, [&](const Panels& weight, long place, long panel, const int32_t* sums) {
+        return compute(gate_up_, threads, [&](const Panels& weight, long place, long panel, const int32_t* sums) {
             activate(weight, place, panel, sums);
         });
-        if (failed) return 1;
+    }
+
+    int multiply_down(const ExpertUnits& blocks, int threads) const {
         round(blocks, args_.inner, threads, [&](long place) { return activated() + place * args_.inner; });
         return compute(down_, threads, [&](const Panels& weight, long place, long panel, const int32_t* sums) {
             put(weight, place, panel, sums);
         });
     }
 
-private:
     Element* activated() const { return static_cast<Element*>(args_.activated); }
 
     QuantizedRows rows_of(int expert, long inputs) const {
@@ -52,7 +59,7 @@ private:
     // Round the rows of all experts; input(place): `inputs` numbers.
     template <class Input>
     void round(const ExpertUnits& blocks, long inputs, int threads, const Input& input) const {
-        const long numbers = args_.rows * args_.top_k * inputs;
+        const long numbers = rows_.count() * inputs;
         parallel_for(threads_worth(numbers / kRoundedPerNanosecond, threads), blocks.count(), 1, [&](long number) {
             const auto [expert, block] = blocks.find(number);
             const long start = rows_.start(expert);
@@ -84,7 +91,7 @@ private:
     }
 
     void activate(const Panels& weight, long place, long panel, const int32_t* sums) const {
-        Element* const to = activated() + place * args_.inner + panel * kPanelInner;
+        Element* const to = activated() + place * args_.inner_part + panel * kPanelInner;
         const float scale = args_.row_scales[place];
         for (int i = 0; i < kPanelInner; i += kLanes) {
             const Vec gate = weight.result(sums + i, panel * kPanel + i, scale);
@@ -94,8 +101,8 @@ private:
     }
 
     void put(const Panels& weight, long place, long panel, const int32_t* sums) const {
-        const long pair = rows_.pair(place), left = args_.hidden - panel * kPanel, count = left < kPanel ? left : kPanel;
-        Element* const to = static_cast<Element*>(args_.gathered) + pair * args_.hidden + panel * kPanel;
+        const long pair = rows_.pair(place), left = args_.hidden_part - panel * kPanel, count = left < kPanel ? left : kPanel;
+        Element* const to = static_cast<Element*>(args_.outputs) + pair * args_.hidden_part + panel * kPanel;
         const float scale = args_.row_scales[place];
         for (long i = 0; i < count; i += kLanes)
             F::narrow(to + i, multiply(weight.result(sums + i, panel * kPanel + i, scale), splat(args_.weights[pair])));
@@ -109,8 +116,9 @@ private:
 template <class F>
 int run_int8_experts(const RinglineExperts& args) {
     if (args.rows == 0) return 0;
-    if (Int8Experts<F>(args).run() != 0) return 1;
-    sum_experts<F>(args, threads_worth(args.rows * args.top_k * args.hidden / kSummedPerNanosecond, args.num_threads));
+    if (args.phases & (kRinglineGateUp | kRinglineDown))
+        if (Int8Experts<F>(args).run() != 0) return 1;
+    if (args.phases & kRinglineSum) sum_experts<F>(args);
     return 0;
 }
 

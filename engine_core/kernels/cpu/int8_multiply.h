@@ -180,14 +180,14 @@ private:
     // Scale the sums of one row, from `column` on, add the bias, scale both and add the residual.
     void finish(long row, long column, const int32_t* sums) const {
         const long left = weight_.out_features - column;
-        auto* const to = static_cast<typename Output::Element*>(call_.output) + row * weight_.out_features + column;
+        auto* const to = static_cast<typename Output::Element*>(call_.output) + row * call_.output_stride + column;
         typename Output::Element whole[kPanel];
         auto* const at = left < kPanel ? whole : to;
         typename Input::Element residual[kPanel] = {};
         if (call_.residual) {
             const auto* const from = static_cast<const typename Input::Element*>(call_.residual);
             const long here = left < kPanel ? left : kPanel;
-            std::memcpy(residual, from + row * weight_.out_features + column, here * sizeof *residual);
+            std::memcpy(residual, from + row * call_.residual_stride + column, here * sizeof *residual);
         }
         for (int lane = 0; lane < kPanel; lane += kLanes) {
             Vec y = panels_.result(sums + lane, column + lane, rows_.scale(row));

@@ -16,11 +16,11 @@ struct RinglineAttention {
     const void* query;   // [T, Hq, D]; [T, Hq, R] over latents
     const void* key;     // [T, Hkv, D]; [T, R] over latents; null: nothing is written, the cache has this step's keys
     const void* value;   // [T, Hkv, D]; the rotated part [T, P] over latents
-    void* output;        // [T, Hq, D], dense; [T, Hq, R] over latents
+    void* output;        // [T, Hq, D]; [T, Hq, R] over latents. A row's heads are adjacent
     const void* query_rope;                              // [T, Hq, P]; null but over latents
     int64_t query_rope_stride, query_rope_head_stride;   // elements from one row to the next, and from one head to the next
     void* cache;         // see layout.h
-    int64_t query_stride, key_stride, value_stride;  // elements from one row to the next
+    int64_t query_stride, key_stride, value_stride, output_stride;  // elements from one row to the next
     const int32_t* query_starts;                     // [S + 1]
     const int32_t* seq_lens;                         // [S]
     const int32_t* block_tables;                     // [S, …]
@@ -43,9 +43,10 @@ struct RinglineLinear {
     const void* x;         // [M, K]
     const void* weight;    // packed: see linear.h
     const float* bias;     // [N], or null
-    const void* residual;  // what is added to y, in its place and type; or null
+    const void* residual;  // [M, N] of x's type, added to y; or null
     void* output;          // [M, N]; floats where `wide` is set
     int64_t rows, in_features, out_features;
+    int64_t residual_stride, output_stride;  // elements from one row to the next
     int32_t number_type;
     int32_t wide;
     int32_t num_threads;
@@ -84,28 +85,39 @@ struct RinglineRouting {
     float scale;  // of the weights
 };
 
-// Gated feed-forward blocks, of which each row goes through the k that are listed for it, times their weights. H and I are
-// multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32 numbers of I: two
-// panels of the gate, two of up.
+// The phases of experts: a call is for any of them that follow each other.
+enum RinglineExpertPhase : int32_t { kRinglineGateUp = 1, kRinglineDown = 2, kRinglineSum = 4 };
+
+// Gated feed-forward blocks, of which each row goes through the k that are listed for it, times their weights. H, I and
+// the parts of them are multiples of 16. The weights of gate and up are packed as in RinglineLinear, a tile of both for 32
+// numbers of I: two panels of the gate, two of up.
 //
 // Weights of 8 bits are a RinglineInt8Weight each, with the experts' weights one after the other and a bias of its own:
-// one of 2 · I outputs, of which a panel has 16 of the gate, then 16 of up, and one of H outputs.
+// one of 2 · I′ outputs, of which a panel has 16 of the gate, then 16 of up, and one of H′ outputs.
+//
+// A rank of several has a part: of all experts the outputs I′ of I and H′ of H, or E whole experts of more (I′ = I, H′ = H).
+// Between its phases, ranks exchange `activated`, whose places have the same order on all ranks that have all experts, or
+// `outputs`. A part has the bits that the whole has.
 struct RinglineExperts {
     const void* x;              // [M, H]
-    const int32_t* ids;         // [M, k]
+    const int32_t* ids;         // [M, k]; pairs of a row and an expert that is not here are left out
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I / 32] tiles of H inputs; or a RinglineInt8Weight
-    const void* down;           // [E, H / 64] tiles of I inputs; or a RinglineInt8Weight
-    const float* gate_up_bias;  // [E, I / 32, 64], in the order of the tiles; or null
-    const float* down_bias;     // [E, H padded to tiles], or null
-    const void* residual;       // [M, H], or null
-    void* output;               // [M, H]
-    void* gathered;             // [M, k, H] factors: room for what is computed in between; numbers with 8-bit weights
-    void* activated;            // [M, k, I] factors; numbers with 8-bit weights
+    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight
+    const void* down;           // [E, H′ / 64] tiles of I inputs; or a RinglineInt8Weight
+    const float* gate_up_bias;  // [E, I′ / 32, 64], in the order of the tiles; or null
+    const float* down_bias;     // [E, H′ padded to tiles], or null
+    const void* residual;       // [M, H′], or null
+    void* output;               // [M, H′]
+    void* gathered;             // [M, k, H] factors: room for the rows of each expert; unused with 8-bit weights
+    void* activated;            // [M, k] places of I′ factors, for the phase down of I; numbers with 8-bit weights
+    void* outputs;              // [M, k, H′] numbers, times the weights; may be `gathered`
     void* rounded;              // [M, k, max(H, I)] bytes; of 8-bit weights alone, like the next
     float* row_scales;          // [M, k]
     int64_t rows, hidden, inner;
-    int32_t num_experts, top_k;
+    int64_t hidden_part, inner_part;  // H′ and I′
+    int64_t residual_stride;          // elements from one row to the next
+    int32_t first_expert, num_experts, top_k;
+    int32_t phases;      // RinglineExpertPhase, added up
     int32_t activation;  // RinglineActivationKind
     int32_t number_type;
     int32_t num_threads;
@@ -140,9 +152,11 @@ struct RinglineNorm {
     const float* weight;   // [width]
     const float* bias;     // [width], or null
     const void* residual;  // [M, G, width], dense: what is added to the result, in its type; or null
+    const void* over;      // [M, over_width]: rows whose root mean square counts instead, of one group; or null
     void* output;          // [M, G, width]; may be x
     int64_t rows, groups, width, mean_width;
     int64_t x_stride, output_stride;  // elements from one row to the next
+    int64_t over_width, over_stride;
     int32_t number_type;
     int32_t num_threads;
     float epsilon;
@@ -161,9 +175,9 @@ enum RinglineActivationKind : int32_t {
 struct RinglineActivation {
     const void* x;   // [M, width]
     const void* up;  // [M, width], or null
-    void* output;    // [M, width], dense
+    void* output;    // [M, width]
     int64_t rows, width;
-    int64_t x_stride, up_stride;  // elements from one row to the next
+    int64_t x_stride, up_stride, output_stride;  // elements from one row to the next
     int32_t kind;
     int32_t number_type;
     int32_t num_threads;
@@ -227,13 +241,52 @@ struct RinglineInt8Linear {
     const void* residual;  // [M, N] of the input's type, added to the output; or null
     void* output;          // [M, N]
     int64_t rows;
+    int64_t residual_stride, output_stride;  // elements from one row to the next
     int32_t input_type;
     int32_t output_type;  // the same, or float32
     int32_t num_threads;
     float scale;  // of the product and its bias
 };
 
-// Every kernel: its name and what it takes; it returns 0, or 1 when there was no memory. The tables of kernels
+enum RinglineResult : int32_t {
+    kRinglineDone = 0,
+    kRinglineNoMemory = 1,
+    kRinglineRankFailed = 2,     // another rank is gone: see barrier.h
+    kRinglineRanksDisagree = 3,  // the ranks do not make the same calls
+};
+
+// The beginning of the memory that the ranks of a host share; what each rank calls follows. See barrier.h.
+struct RinglineRanks {
+    int32_t arrived;   // ranks that wait for the others
+    int32_t round;     // barriers that all have passed
+    int32_t sleepers;  // ranks that wait asleep
+    int32_t aborted;   // whether every call fails from now on
+};
+
+// Waits until all ranks have made the call.
+struct RinglineBarrier {
+    RinglineRanks* ranks;
+    int32_t rank, size;
+};
+
+// M rows of G rows each, of which every rank has some columns, or some rows. Each rank copies its own to memory that all
+// share, and waits for the others. Bytes, not numbers.
+struct RinglineGather {
+    RinglineRanks* ranks;
+    const void* x;       // [M, G, …], this rank's
+    const int32_t* ids;  // [M, G]: only rows with an id in [first_id, end_id) are copied; null: all
+    void* output;        // [M, G, …], shared: where this rank's columns begin
+    int64_t rows, groups;
+    int64_t row_bytes;                // of one of the M · G rows of x
+    int64_t x_stride, x_group_stride;  // bytes from one of M to the next, and from one of G to the next
+    int64_t output_stride;             // bytes from one of M · G to the next
+    int64_t place, layout;             // where in the shared memory, and a digest of the columns; as all ranks have them
+    int32_t first_id, end_id;
+    int32_t rank, size;
+    int32_t num_threads;
+};
+
+// Every kernel: its name and what it takes; it returns a RinglineResult. The tables of kernels
 // (kernel_table.h), their replay (replay.h) and Python follow these lists. `argmax` puts out [M] int64: where each row of
 // a linear layer's result is greatest.
 #define RINGLINE_KERNELS(X)                   \
@@ -248,7 +301,9 @@ struct RinglineInt8Linear {
     X(sigmoid_gate, RinglineSigmoidGate)      \
     X(select_rows, RinglineSelection)         \
     X(route, RinglineRouting)                 \
-    X(experts, RinglineExperts)
+    X(experts, RinglineExperts)               \
+    X(barrier, RinglineBarrier)               \
+    X(gather, RinglineGather)
 
 // Those of 8-bit weights are apart, since what multiplies bytes fast is not what multiplies bfloat16 fast: a processor may
 // have either alone.

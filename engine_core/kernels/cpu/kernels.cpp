@@ -3,9 +3,11 @@
 // The vectors come first: all that follows is written in them.
 #include "argmax.h"
 #include "attention.h"
+#include "barrier.h"
 #include "elementwise.h"
 #include "embedding.h"
 #include "experts.h"
+#include "gather.h"
 #include "grouped_linear.h"
 #include "kernel_table.h"
 #include "linear.h"

@@ -45,7 +45,7 @@ RINGLINE_EXPORT const Int8Kernels* ringline_int8_kernels(const char* instruction
     return equal(instruction_set, "portable") ? &int8_kernels_portable : nullptr;
 }
 
-// Runs calls in order; returns 0, or 1 when there was no memory.
+// Runs calls in order; returns a RinglineResult.
 RINGLINE_EXPORT int ringline_replay(const RinglineOperation* operations, int64_t count, const RinglineStep* step) {
     return replay(operations, count, *step);
 }

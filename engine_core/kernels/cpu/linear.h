@@ -245,24 +245,26 @@ public:
 
     // Write those of a tile's outputs that there are.
     void take(int, long row, long first, float* sums) const {
-        const long row_start = row * args_.out_features, left = args_.out_features - first;
-        if (left < kTileOutputs) return put_last(sums, row_start + first, left);
-        for (int i = 0; i < kTileOutputs; i += kLanes) put_vector(sums + i, row_start + first + i);
+        const long left = args_.out_features - first;
+        const long added = row * args_.residual_stride + first, at = row * args_.output_stride + first;
+        if (left < kTileOutputs) return put_last(sums, added, at, left);
+        for (int i = 0; i < kTileOutputs; i += kLanes) put_vector(sums + i, added + i, at + i);
     }
 
 private:
-    void put_vector(const float* sums, long at) const {
+    // `added`: where the residual is; `at`: where the output goes.
+    void put_vector(const float* sums, long added, long at) const {
         Vec v = multiply(load(sums), splat(args_.scale));
-        if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + at));
+        if (args_.residual) v = add(v, F::widen(static_cast<const Element*>(args_.residual) + added));
         if (args_.wide)
             store(static_cast<float*>(args_.output) + at, v);
         else
             F::narrow(static_cast<Element*>(args_.output) + at, v);
     }
 
-    void put_last(float* sums, long at, long count) const {
+    void put_last(float* sums, long added, long at, long count) const {
         Element residual[kTileOutputs] = {}, narrow[kTileOutputs];
-        if (args_.residual) std::memcpy(residual, static_cast<const Element*>(args_.residual) + at, count * sizeof(Element));
+        if (args_.residual) std::memcpy(residual, static_cast<const Element*>(args_.residual) + added, count * sizeof(Element));
         for (int i = 0; i < kTileOutputs; i += kLanes) {
             const Vec v = multiply(load(sums + i), splat(args_.scale));
             store(sums + i, args_.residual ? add(v, F::widen(residual + i)) : v);

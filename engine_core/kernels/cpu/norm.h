@@ -44,7 +44,8 @@ int normalize_groups(const RinglineNorm& args, const Statistics& statistics, con
         const Element* const from = static_cast<const Element*>(args.x) + row * args.x_stride + place;
         const Element* const residual = args.residual ? static_cast<const Element*>(args.residual) + index * width : nullptr;
         Element* const to = static_cast<Element*>(args.output) + row * args.output_stride + place;
-        const auto of_group = statistics(from);
+        const Element* const over = args.over ? static_cast<const Element*>(args.over) + row * args.over_stride : from;
+        const auto of_group = statistics(over);
         for (long i = 0; i < width; i += kLanes) {
             const Vec y = normalized(F::widen(from + i), i, of_group);
             F::narrow(to + i, multiply(residual ? add(y, F::widen(residual + i)) : y, scale));
@@ -55,8 +56,9 @@ int normalize_groups(const RinglineNorm& args, const Statistics& statistics, con
 
 template <class F>
 int normalize_rows(const RinglineNorm& args) {
+    const long width = args.over ? args.over_width : args.width;
     const auto statistics = [&](const typename F::Element* x) {
-        return splat(inverse_root_mean_square<F>(x, args.width, args.mean_width, args.epsilon));
+        return splat(inverse_root_mean_square<F>(x, width, args.mean_width, args.epsilon));
     };
     return normalize_groups<F>(args, statistics, [&](Vec x, long i, Vec inverse) {
         return multiply(multiply(x, inverse), load(args.weight + i));

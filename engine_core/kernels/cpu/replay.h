@@ -1,6 +1,7 @@
 // Runs captured calls of kernels, on the rows and sequences of another step.
 #pragma once
 
+#include "expert_phases.h"
 #include "interface.h"
 #include "team.h"
 
@@ -44,6 +45,7 @@ void adapt(RinglineSelection& call, const RinglineStep& step) {
     call.num_threads = step.num_threads;
 }
 void adapt(RinglineInt8Packing&, const RinglineStep&) {}  // weights are packed before any step
+void adapt(RinglineBarrier&, const RinglineStep&) {}
 
 int replay_one(const RinglineOperation& operation, const RinglineStep& step) {
     return with_arguments(operation, [&](auto call) {  // a copy
@@ -57,7 +59,7 @@ template <class Arguments>
 long products(const Arguments&) { return 0; }
 long products(const RinglineLinear& call) { return call.in_features * call.out_features; }
 long products(const RinglineGroupedLinear& call) { return call.groups * call.in_features * call.out_features; }
-long products(const RinglineExperts& call) { return 3 * call.top_k * call.hidden * call.inner; }
+long products(const RinglineExperts& call) { return call.top_k * products_of_pair(call); }
 long products(const RinglineInt8Linear& call) { return call.weight->in_features * call.weight->out_features; }
 
 // Captured calls, in order.
@@ -65,7 +67,7 @@ struct Replay {
     const RinglineOperation* operations;
     int64_t count;
     RinglineStep step;
-    bool failed;
+    int result;  // of the first call that failed, or 0
 
     // Nanoseconds that the products take one thread, about.
     long cost() const {
@@ -76,8 +78,8 @@ struct Replay {
     }
 
     void run() {
-        for (int64_t i = 0; i < count && !failed; ++i) {
-            failed = replay_one(operations[i], step) != 0;
+        for (int64_t i = 0; i < count && result == kRinglineDone; ++i) {
+            result = replay_one(operations[i], step);
             if (operations[i].kind == kKind_select_rows) step.rows = step.num_selected;
         }
     }
@@ -87,11 +89,11 @@ struct Replay {
 
 inline void run_replay(void* replay, int) { static_cast<Replay*>(replay)->run(); }
 
-// Returns 0, or 1 when there was no memory.
+// Returns a RinglineResult: of the first call that failed.
 int replay(const RinglineOperation* operations, int64_t count, const RinglineStep& step) {
-    Replay calls{operations, count, step, false};
+    Replay calls{operations, count, step, kRinglineDone};
     lead_team(threads_worth(calls.cost(), step.num_threads), run_replay, &calls);
-    return calls.failed;
+    return calls.result;
 }
 
 }  // namespace

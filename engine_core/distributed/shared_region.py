@@ -1,0 +1,143 @@
+"""Memory that the ranks of one host share: rank 0 makes it and hands it to the others.
+
+It has no name in any file system. Its descriptor goes over a unix socket in the abstract namespace, whose name is a
+random key that all ranks were given, and only to processes of the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+from engine_core.distributed.collectives import RankFailedError
+
+REGION_BYTES = 1 << 36
+"""Of addresses. Memory is taken page by page, as it is first written."""
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_HELLO = struct.Struct("=II")
+"""A rank, and how many it thinks there are."""
+_CREDENTIALS = struct.Struct("=iII")
+"""pid, uid, gid"""
+_RETRY_SECONDS = 0.01
+_HELLO_SECONDS = 1.0
+"""A peer that connects and says nothing does not hold up the others for longer."""
+
+
+def share_region(key: str, rank: int, size: int, timeout: float) -> mmap.mmap:
+    """``REGION_BYTES`` of zeros that ``size`` ranks share. Raises ``RankFailedError``, ``MemoryError``."""
+    deadline = time.monotonic() + timeout
+    with _made() if rank == 0 else _received(key, rank, size, timeout, deadline) as descriptor:
+        if rank == 0 and size > 1:
+            _hand_out(descriptor, key, size, timeout, deadline)
+        try:
+            return mmap.mmap(descriptor, REGION_BYTES, mmap.MAP_SHARED)
+        except (OSError, ValueError) as error:
+            raise MemoryError(
+                f"{REGION_BYTES >> 30} GiB of addresses for memory that ranks share are refused ({error}): "
+                "raise the limit of address space (ulimit -v)"
+            ) from error
+
+
+@contextlib.contextmanager
+def _made() -> Iterator[int]:
+    descriptor = os.memfd_create("ringline-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, REGION_BYTES)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # so that no rank can make another's access a fault
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: float) -> None:
+    """Give it to every other rank, once."""
+    missing = set(range(1, size))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(_address(key))
+        except OSError as error:
+            raise RankFailedError(f"memory that ranks share cannot be offered: {error.strerror}") from error
+        listener.listen(size)
+        while missing:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                ranks = ", ".join(map(str, sorted(missing)))
+                raise RankFailedError(f"tensor-parallel rank {ranks} did not join within {timeout:g} s") from None
+            with connection, contextlib.suppress(OSError):  # whoever went away, or says nothing, is still missing
+                connection.settimeout(_HELLO_SECONDS)
+                if refusal := _refusal(connection, missing, size):
+                    connection.send(refusal.encode())
+                    continue
+                rank, _ = _HELLO.unpack(connection.recv(_HELLO.size))
+                socket.send_fds(connection, [b"\0"], [descriptor])
+                missing.discard(rank)
+
+
+def _refusal(connection: socket.socket, missing: set[int], size: int) -> str:
+    """Why the peer, whose hello is left to be read, gets nothing; empty if it does."""
+    if not _is_of_this_user(connection):
+        return "it belongs to another user"
+    hello = connection.recv(_HELLO.size, socket.MSG_PEEK)
+    if len(hello) != _HELLO.size:
+        return "it does not say which rank it is"
+    rank, its_size = _HELLO.unpack(hello)
+    if its_size != size:
+        return f"it expects {its_size} ranks, there are {size}"
+    if rank not in missing:
+        return f"rank {rank} has joined already" if 0 < rank < size else f"there is no rank {rank} of {size}"
+    return ""
+
+
+@contextlib.contextmanager
+def _received(key: str, rank: int, size: int, timeout: float, deadline: float) -> Iterator[int]:
+    descriptor = _receive(key, rank, size, timeout, deadline)
+    try:
+        if os.fstat(descriptor).st_size != REGION_BYTES or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) != _SEALS:
+            raise RankFailedError("rank 0 shares memory of another kind: all ranks must be of one release")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _receive(key: str, rank: int, size: int, timeout: float, deadline: float) -> int:
+    while (left := deadline - time.monotonic()) > 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(left)
+            try:
+                connection.connect(_address(key))
+            except ConnectionRefusedError:  # it does not listen yet
+                time.sleep(min(left, _RETRY_SECONDS))
+                continue
+            try:
+                if not _is_of_this_user(connection):
+                    raise RankFailedError("the memory that ranks share is offered by another user's process")
+                connection.send(_HELLO.pack(rank, size))
+                answer, descriptors, _, _ = socket.recv_fds(connection, 1024, 1, socket.MSG_CMSG_CLOEXEC)
+            except TimeoutError:
+                break
+            except OSError as error:
+                raise RankFailedError(f"rank 0 ended before it shared its memory: {error.strerror}") from error
+            if descriptors:
+                return descriptors[0]
+            why = answer.decode(errors="replace") or "it ended"
+            raise RankFailedError(f"rank 0 refuses to share memory with rank {rank}: {why}")
+    raise RankFailedError(f"rank 0 did not share its memory with rank {rank} within {timeout:g} s")
+
+
+def _address(key: str) -> bytes:
+    return b"\0ringline-" + key.encode()
+
+
+def _is_of_this_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return bool(uid == os.getuid())

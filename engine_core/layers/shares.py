@@ -1,0 +1,159 @@
+"""Which part of a layer a rank has, and how the parts of all ranks come together.
+
+Every cut is along outputs: an output is one chain of additions on one rank, so its bits are those of one process.
+Cuts are between whole panels of the kernels, so padding stays behind the last rank's columns, where one rank has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.ranks import UNIT, Rank, cut
+from engine_core.layers.features import Features
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit, HeadsShape, OpsBackend
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
+"""[T, all columns] of a rank's columns [T, its width]."""
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredOutputs:
+    """Where a rank's outputs are among all, and what puts them together."""
+
+    columns: slice
+    gather: Gather
+
+
+@dataclass(frozen=True, slots=True)
+class TokenShares:
+    """The tokens of which each rank has a row of the vocabulary."""
+
+    tokens: tuple[range, ...]
+    rank: int
+    collectives: TensorCollectives | None
+
+    @property
+    def own(self) -> range:
+        return self.tokens[self.rank]
+
+    @property
+    def others(self) -> TensorCollectives | None:
+        """What brings the ranks' rows together; None where one has them all."""
+        return self.collectives if len(self.tokens) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHeads:
+    """A rank's of all heads."""
+
+    heads: range
+    gather: Gather | None
+    """[T, all heads · D] of a rank's [T, its heads · D]; None where one rank has them all."""
+
+
+class Shares:
+    """The shares of one rank of a stage."""
+
+    def __init__(self, rank: Rank, collectives: TensorCollectives | None, backend: OpsBackend) -> None:
+        self.rank = rank
+        self.collectives = collectives
+        self._backend = backend
+
+    def columns(self, count: int) -> range:
+        """Which of ``count`` columns this rank has."""
+        return cut(count, self.rank.tp_size, UNIT)[self.rank.tp]
+
+    def groups(self, count: int) -> range:
+        """Which of ``count`` heads, or of other groups that stay whole, this rank has."""
+        return cut(count, self.rank.tp_size)[self.rank.tp]
+
+    def query_heads(self, shape: HeadsShape) -> range:
+        return self.groups(shape.num_heads)
+
+    def kv_heads(self, shape: HeadsShape) -> range:
+        """Those that this rank's query heads attend with; several ranks may need the same one."""
+        return _heads_of(shape.num_kv_heads, self.rank.tp_size)[self.rank.tp]
+
+    def own_heads(self, features: Features) -> OwnHeads:
+        """Which heads this rank has, of those that ``features`` are."""
+        heads, width = _heads_of(features.groups, self.rank.tp_size), features.padded(self._backend)
+        if len(heads) == 1:
+            return OwnHeads(heads[0], None)
+        # A head that several ranks have comes from the first of them.
+        firsts = [rank == 0 or heads[rank] != heads[rank - 1] for rank in range(len(heads))]
+        widths = [width * len(each) if first else 0 for each, first in zip(heads, firsts, strict=True)]
+        gather, own = self._gather(widths), widths[self.rank.tp]
+        return OwnHeads(heads[self.rank.tp], lambda x: gather(x[:, :own]))
+
+    def of_heads(self, shape: HeadsShape) -> HeadsShape:
+        """``shape`` with this rank's heads alone."""
+        return replace(shape, num_heads=len(self.query_heads(shape)), num_kv_heads=len(self.kv_heads(shape)))
+
+    def of_outputs(self, outputs: Features) -> tuple[range, Features, list[int]]:
+        """Which of all ``outputs`` this rank has, the same as features, and the padded widths of all ranks'."""
+        if self.rank.tp_size == 1:
+            return range(outputs.count), outputs, [outputs.groups * outputs.padded(self._backend)]
+        if outputs.groups > 1:
+            parts = cut(outputs.groups, self.rank.tp_size)
+            features = [replace(outputs, groups=len(part)) for part in parts]
+            taken = [range(part.start * outputs.size, part.stop * outputs.size) for part in parts]
+        else:
+            taken = cut(outputs.size, self.rank.tp_size, UNIT)
+            features = [replace(outputs, size=len(part)) for part in taken]
+        widths = [each.groups * each.padded(self._backend) for each in features]
+        return taken[self.rank.tp], features[self.rank.tp], widths
+
+    def of_experts(self, shape: ExpertsShape) -> ExpertsShard:
+        return shape.shards(self.rank.tp_size, expert_parallel=self.rank.expert_parallel)[self.rank.tp]
+
+    def split_experts(self, shape: ExpertsShape) -> ExpertsSplit | None:
+        """How ranks share experts when they compute; None where one rank has them all."""
+        if self.rank.tp_size == 1:
+            return None
+        assert self.collectives is not None
+        return ExpertsSplit.of(shape, self.collectives, expert_parallel=self.rank.expert_parallel)
+
+    def of_tokens(self, vocab_size: int) -> TokenShares:
+        return TokenShares(tuple(cut(vocab_size, self.rank.tp_size, UNIT)), self.rank.tp, self.collectives)
+
+    def gather(self, widths: Sequence[int]) -> GatheredOutputs | None:
+        """How ranks' outputs of these padded widths come together; None where one rank has them all."""
+        if len(widths) == 1:
+            return None
+        first = sum(widths[: self.rank.tp])
+        return GatheredOutputs(slice(first, first + widths[self.rank.tp]), self._gather(tuple(widths)))
+
+    def gather_heads(self, num_heads: int, head_dim: int) -> Gather:
+        """[T, all heads · D] of this rank's; ``head_dim`` is not padded."""
+        width = self._backend.padded(head_dim)
+        return self._gather([len(heads) * width for heads in cut(num_heads, self.rank.tp_size)])
+
+    def gather_columns(self, count: int) -> Gather:
+        """[T, padded ``count``] of this rank's ``columns(count)``, padded."""
+        return self._gather([self._backend.padded(len(part)) for part in cut(count, self.rank.tp_size, UNIT)])
+
+    def _gather(self, widths: Sequence[int]) -> Gather:
+        if self.rank.tp_size == 1:
+            return _as_it_is
+        collectives = self.collectives
+
+        def gather(x: torch.Tensor) -> torch.Tensor:
+            assert collectives is not None
+            return collectives.all_gather(x, widths)
+
+        return gather
+
+
+def _heads_of(count: int, ranks: int) -> list[range]:
+    """Each rank's of ``count`` heads; where there are fewer than ranks, neighbouring ranks have the same one."""
+    if count == 0 or count >= ranks:
+        return cut(count, ranks)
+    return [range(rank * count // ranks, rank * count // ranks + 1) for rank in range(ranks)]
