@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
+from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import OutOfMemoryError
 from engine_core.executor.numerics import numerics_of
@@ -74,8 +75,12 @@ class ReadyReport:
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
-    """What a batch may hold. Raises ``ConfigError`` where the model's longest prompt would never be computed."""
+    """What a batch may hold.
+
+    Raises ``ConfigError`` where the model's longest prompt would never be computed, or it has fewer layers than stages.
+    """
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
+    checkpoint.config.stage_layers(config.parallel.pipeline_parallel_size)
     scheduler.require_step_for(longest)
     return BatchLimits(
         max_num_seqs=scheduler.max_num_seqs,
@@ -102,6 +107,8 @@ class Worker:
         self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)
+        self.stage_links: StageLinks | None = None
+        """To the same rank of the stages before and after; None with one stage."""
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
@@ -170,8 +177,8 @@ class Worker:
                 f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
                 f"Lower {flag}."
             ) from error
-        self._runner = self.device.make_runner(self.model, self._new_batch())
-        return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
+        self._runner = self.device.make_runner(self.model, self._new_batch(), self.stage_links)
+        return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
         """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
