@@ -57,7 +57,7 @@ class Stored:
         cpu, digest = torch.device("cpu"), WeightsDigest()
         weights = SafetensorsWeights(self._directory, ExpectedTensors(sizes), torch.bfloat16, cpu, digest=digest)
         for tensors, layer in zip(self._layers, layers, strict=True):
-            layer.load(tensors.read(weights, self._shape))
+            layer.load(tensors.read(weights, self._shape, self._shape.whole))
         del weights  # include the unmapping of the files in the time
         return time.perf_counter() - started
 

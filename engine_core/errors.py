@@ -51,6 +51,16 @@ class EngineError(Exception):
         """What does not print is escaped in ``text``, and a long one loses its middle."""
         super().__init__(_one_line(text))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as it is: constructors take other arguments than the text."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[EngineError], args: tuple[object, ...]) -> EngineError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
+
 
 class ConfigError(EngineError):
     """An option has a value that cannot be used."""

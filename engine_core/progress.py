@@ -15,8 +15,8 @@ class Stage:
     """One stage of start-up. ``bytes``, ``detail`` and ``warning`` are filled in while it runs."""
 
     name: str
-    """One of: load libraries, configuration, compile kernels, device, load weights, profile, allocate KV cache,
-    warm up, serving.
+    """One of: load libraries, configuration, start ranks, compile kernels, device, join ranks, load weights, profile,
+    allocate KV cache, warm up, serving.
     """
     bytes: int | None = None
     detail: str = ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine_core.config import EngineConfig
 from engine_core.engine import EngineCore
+from engine_core.errors import ConfigError
 from engine_core.executor.base import Executor
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.progress import StartupProgress
@@ -25,12 +26,12 @@ class StartedEngine:
         self.executor.close()
 
 
-def start_engine(config: EngineConfig, progress: StartupProgress) -> StartedEngine:
-    """Start an engine, reporting each stage with its seconds and bytes to ``progress``.
+def start_engine(config: EngineConfig, progress: StartupProgress, name: str = "") -> StartedEngine:
+    """Start an engine, reporting each stage with its seconds and bytes to ``progress``; ranks are titled with ``name``.
 
     If it raises ``EngineError`` (``ConfigError``, ``CheckpointError``, ``OutOfMemoryError``), everything is closed.
     """
-    executor = UniProcExecutor(config)
+    executor = _executor(config, name)
     executor.start(progress)
     try:
         with progress.stage("serving"):
@@ -38,3 +39,18 @@ def start_engine(config: EngineConfig, progress: StartupProgress) -> StartedEngi
     except BaseException:
         executor.close()
         raise
+
+
+def _executor(config: EngineConfig, name: str) -> Executor:
+    """Where ``config`` lets workers run. What an executor needs is imported only for it."""
+    parallel = config.parallel
+    if parallel.backend == "uni":
+        if parallel.world_size > 1:
+            ranks = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
+            raise ConfigError("distributed_executor_backend", "uni", f"mp or ray for more than one rank; {ranks}")
+        return UniProcExecutor(config)
+    if parallel.backend == "ray":
+        raise ConfigError("distributed_executor_backend", "ray", "uni or mp: ray is not supported yet")
+    from engine_core.executor.multiproc import MultiprocExecutor
+
+    return MultiprocExecutor(config, name)

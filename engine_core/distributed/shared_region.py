@@ -73,20 +73,19 @@ def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: fl
                 ranks = ", ".join(map(str, sorted(missing)))
                 raise RankFailedError(f"tensor-parallel rank {ranks} did not join within {timeout:g} s") from None
             with connection, contextlib.suppress(OSError):  # whoever went away, or says nothing, is still missing
+                if not _is_of_this_user(connection):
+                    continue
                 connection.settimeout(_HELLO_SECONDS)
-                if refusal := _refusal(connection, missing, size):
+                hello = connection.recv(_HELLO.size)
+                if refusal := _refusal(hello, missing, size):
                     connection.send(refusal.encode())
                     continue
-                rank, _ = _HELLO.unpack(connection.recv(_HELLO.size))
                 socket.send_fds(connection, [b"\0"], [descriptor])
-                missing.discard(rank)
+                missing.discard(_HELLO.unpack(hello)[0])
 
 
-def _refusal(connection: socket.socket, missing: set[int], size: int) -> str:
-    """Why the peer, whose hello is left to be read, gets nothing; empty if it does."""
-    if not _is_of_this_user(connection):
-        return "it belongs to another user"
-    hello = connection.recv(_HELLO.size, socket.MSG_PEEK)
+def _refusal(hello: bytes, missing: set[int], size: int) -> str:
+    """Why a peer gets nothing; empty if it does."""
     if len(hello) != _HELLO.size:
         return "it does not say which rank it is"
     rank, its_size = _HELLO.unpack(hello)

@@ -68,12 +68,11 @@ class _Slot:
 class _Slots:
     """Slots for tensors: those of captured calls, or all others."""
 
-    def __init__(self, memory: _Memory) -> None:
-        self._memory = memory
+    def __init__(self) -> None:
         self._free: list[_Slot] = []
         self.barriers = 0
 
-    def take(self, rows: int, width: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
+    def take(self, memory: _Memory, rows: int, width: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
         """A tensor [rows, width] with unspecified contents, and where it is. Raises ``MemoryError``."""
         size = rows * width * dtype.itemsize
         fitting = [slot for slot in self._free if slot.capacity >= size and slot.last_used < self.barriers]
@@ -83,25 +82,26 @@ class _Slots:
         else:
             # Powers of two, so that steps of ever more rows do not leave ever more slots too small for the next one.
             capacity = max(_LEAST_SLOT, 1 << (size - 1).bit_length())
-            slot = _Slot(self._memory.reserve(capacity), capacity)
+            slot = _Slot(memory.reserve(capacity), capacity)
         if size > slot.taken:
-            self._take_pages(slot, size)
-        handle = self._memory.bytes[slot.place : slot.place + size]  # lives as long as any tensor on the memory
+            _take_pages(memory, slot, size)
+        handle = memory.bytes[slot.place : slot.place + size]  # lives as long as any tensor on the memory
         weakref.finalize(handle, self._free_again, slot).atexit = False
         return slot.place, torch.from_numpy(handle).view(dtype).view(rows, width)
-
-    def _take_pages(self, slot: _Slot, size: int) -> None:
-        """Now, so that a lack of memory is an error: later it would be a signal that ends the process."""
-        end = slot.place + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        try:
-            take_now(torch.from_numpy(self._memory.bytes[slot.place : end]))
-        except RuntimeError as error:
-            raise MemoryError(f"results that ranks share: {error}") from error
-        slot.taken = size
 
     def _free_again(self, slot: _Slot) -> None:
         slot.last_used = self.barriers
         self._free.append(slot)
+
+
+def _take_pages(memory: _Memory, slot: _Slot, size: int) -> None:
+    """Now, so that a lack of memory is an error: later it would be a signal that ends the process."""
+    end = slot.place + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    try:
+        take_now(torch.from_numpy(memory.bytes[slot.place : end]))
+    except RuntimeError as error:
+        raise MemoryError(f"results that ranks share: {error}") from error
+    slot.taken = size
 
 
 class ShmCollectives(TensorCollectives):
@@ -121,7 +121,7 @@ class ShmCollectives(TensorCollectives):
         self.size = size
         self._kernels = kernels
         self._memory: _Memory | None = _Memory(region, size)
-        self._slots, self._captured_slots = _Slots(self._memory), _Slots(self._memory)
+        self._slots, self._captured_slots = _Slots(), _Slots()
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
         rows, own, total = len(x), widths[self.rank], sum(widths)
@@ -207,7 +207,7 @@ class ShmCollectives(TensorCollectives):
                 self._meet(memory)
             room = captured.pool.max_rows
         slots = self._slots if captured is None else self._captured_slots
-        place, output = slots.take(room * groups, width, x.dtype)
+        place, output = slots.take(memory, room * groups, width, x.dtype)
         result = self._kernels.gather.run(
             ranks=memory.address,
             x=x,

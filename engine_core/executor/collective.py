@@ -8,19 +8,27 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig
-from engine_core.errors import ExecutorError
+from engine_core.distributed.ranks import Rank
+from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
+from engine_core.errors import CheckpointError, ExecutorError
 from engine_core.executor.base import Executor
+from engine_core.executor.identity import require_equal
 from engine_core.executor.worker import DeviceReport, ModelReport, ReadyReport, batch_limits
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.platforms.kv_cache_size import Profile, size_as_given, size_by_profile
+from engine_core.model_loader.digest import digest_of
+from engine_core.model_loader.loader import WeightsOnDisk
+from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
 
 _T = TypeVar("_T")
+OnProgress = Callable[[int, int], None]
+"""Takes what is done, and what there is in all."""
 _UNSTABLE = (
     "WARNING: results depend on what else is in the batch here (on a GPU, --deterministic changes that), so a request "
     "that moves to another engine may continue with other tokens than it would have had, which are as valid"
@@ -35,18 +43,27 @@ class CollectiveExecutor(Executor):
         self._config = config
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failed = False
+        parallel = config.parallel
+        self._names = [
+            f"rank {Rank(tp, parallel.tensor_parallel_size, pp, parallel.pipeline_parallel_size)}"
+            for pp in range(parallel.pipeline_parallel_size)
+            for tp in range(parallel.tensor_parallel_size)
+        ]
 
     @abstractmethod
-    def start_workers(self, checkpoint: Checkpoint) -> None:
+    def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         """Create the workers, which allocate nothing yet."""
 
     @abstractmethod
-    def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first worker's exception."""
+    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+        """Call ``method`` of every ``Worker``; returns the results by rank, or raises the first worker's exception.
+
+        ``on_progress``, the method's last argument, gets the progress of all workers together.
+        """
 
     @abstractmethod
-    def start_steps(self, overlapped: bool) -> None:
-        """Prepare for plans; for two steps in flight if ``overlapped``."""
+    def start_steps(self) -> None:
+        """Prepare for plans, for ``max_concurrent_steps`` in flight."""
 
     def start(self, progress: StartupProgress) -> None:
         try:
@@ -57,7 +74,7 @@ class CollectiveExecutor(Executor):
 
     def _start(self, progress: StartupProgress) -> None:
         with progress.stage("configuration") as stage:
-            checkpoint = open_checkpoint(self._config.model, self._config.load)
+            checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             self.model = checkpoint.spec
             dtype = self.model.dtype
             if checkpoint.expanded_quantization:
@@ -69,7 +86,7 @@ class CollectiveExecutor(Executor):
                 f"{self.model.max_model_len}"
             )
             self._limits = batch_limits(self._config, checkpoint)
-            self.start_workers(checkpoint)
+        self.start_workers(checkpoint, progress)
         if any(self.collective_rpc("lacks_kernels")):
             with progress.stage("compile kernels") as stage:
                 stage.detail = self.collective_rpc("compile_kernels")[0]
@@ -78,17 +95,26 @@ class CollectiveExecutor(Executor):
             device = devices[0]
             self.request_memory = device.request_memory
             stage.bytes = sum(each.usable_bytes for each in devices)
-            stage.detail, stage.warning = device.description, device.warning
+            stage.detail = self._by_rank([each.description for each in devices])
+            stage.warning = self._by_rank([each.warning for each in devices])
+        if len(self._names) > 1:
+            with progress.stage("join ranks") as stage, self.rendezvous(device) as rendezvous:
+                self.collective_rpc("join", rendezvous)
+                stage.detail = f"{len(self._names)} ranks, tensors by {rendezvous.tensor_transport}"
         with progress.stage("load weights") as stage:
             models: list[ModelReport] = self.collective_rpc(
-                "load_model", lambda done, total: progress.advance(stage, done, total)
+                "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
             )
             model = models[0]
+            require_equal([{"numerics": each.numerics} for each in models], self._names)
             stage.bytes = sum(each.weight_bytes for each in models)
-            self.model_digest, self.numerics = model.model_digest, model.numerics
+            self.model_digest = model.model_digest or self._digest_of_parts(checkpoint, models)
+            self.numerics = digest_of(self.model_digest, model.numerics)
             stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
+            if len(models) > 1:
+                stage.detail += "; " + self._by_rank([size(each.weight_bytes) for each in models])
         self.kv_cache_config = self._size_cache(models, device.uses_host_memory, progress)
         with progress.stage("allocate KV cache") as stage:
             self.unwritten_cache_bytes = sum(self.collective_rpc("allocate", self.kv_cache_config))
@@ -98,8 +124,20 @@ class CollectiveExecutor(Executor):
             stage.detail = self._warm_up()
         asked = self._config.scheduler.async_scheduling
         overlapped = device.is_asynchronous if asked is None else asked
-        self.max_concurrent_steps = 2 if overlapped else 1
-        self.start_steps(overlapped)
+        alone = len(self._names) == 1
+        self.max_concurrent_steps = (2 if overlapped else 1) if alone else self._config.parallel.pipeline_parallel_size
+        self.start_steps()
+
+    def _digest_of_parts(self, checkpoint: Checkpoint, models: Sequence[ModelReport]) -> str:
+        """The model digest, and proof that each rank has taken its part of that very model."""
+        weights = WeightsOnDisk(checkpoint)
+        for name, model in zip(self._names, models, strict=True):
+            if (other := weights.first_other(model.taken)) is not None:
+                raise CheckpointError(
+                    f"{name} has loaded another {other} than this host has in {checkpoint.path}: give every host of "
+                    "the engine the same checkpoint"
+                )
+        return weights.digest()
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
         """The largest cache that fits on every worker."""
@@ -114,7 +152,7 @@ class CollectiveExecutor(Executor):
                 stage.bytes = max(profile.step_peak for profile in profiles)
                 if on_host:
                     self.step_bytes = sum(profile.step_peak for profile in profiles)
-                stage.detail = profiles[0].describe(cache.gpu_memory_utilization)
+                stage.detail = self._by_rank([each.describe(cache.gpu_memory_utilization) for each in profiles])
             sizes = [
                 size_by_profile(profile, cache, limits, model.bytes_per_block)
                 for profile, model in zip(profiles, models, strict=True)
@@ -134,7 +172,20 @@ class CollectiveExecutor(Executor):
         if not all(each.is_bitwise_stable for each in ready):
             self.numerics = f"unstable {uuid.uuid4().hex}"
             found = _UNSTABLE
-        return "; ".join(part for part in (ready[0].made, longest, found, ready[0].memory_left) if part)
+        made, left = self._by_rank([each.made for each in ready]), self._by_rank([each.memory_left for each in ready])
+        return "; ".join(part for part in (made, longest, found, left) if part)
+
+    def _by_rank(self, texts: Sequence[str]) -> str:
+        """What workers say, once if all say the same."""
+        if len(texts) == 1 or not any(texts):
+            return texts[0]
+        if len(set(texts)) == 1:
+            return f"each of {len(texts)} ranks: {texts[0]}"
+        return " | ".join(f"{name}: {text}" for name, text in zip(self._names, texts, strict=True) if text)
+
+    def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
+        """Where workers, of which there are several, meet while it is entered."""
+        return open_rendezvous("127.0.0.1", device.tensor_transport, self._config.parallel.pipeline_parallel_size)
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
         """Run ``compute``, a part of a step; the first failure ends the executor."""

@@ -12,9 +12,10 @@ from typing import Any
 from engine_core.config import EngineConfig
 from engine_core.errors import ExecutorError
 from engine_core.executor.base import PendingResult
-from engine_core.executor.collective import CollectiveExecutor
+from engine_core.executor.collective import CollectiveExecutor, OnProgress
 from engine_core.executor.worker import Worker
 from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.model_runner import PendingStep
 
@@ -71,14 +72,15 @@ class UniProcExecutor(CollectiveExecutor):
         self._worker: Worker | None = None
         self._thread: StepThread | None = None
 
-    def start_workers(self, checkpoint: Checkpoint) -> None:
+    def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         self._worker = Worker(self._config, checkpoint)
 
-    def collective_rpc(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self._running(), method)(*arguments)]
+    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+        last = () if on_progress is None else (on_progress,)
+        return [getattr(self._running(), method)(*arguments, *last)]
 
-    def start_steps(self, overlapped: bool) -> None:
-        if overlapped and not self._running().device.is_asynchronous:
+    def start_steps(self) -> None:
+        if self.max_concurrent_steps > 1 and not self._running().device.is_asynchronous:
             self._thread = StepThread()
 
     def submit(self, plan: StepPlan) -> PendingResult:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
-from engine_core.distributed.collectives import StageLinks
+from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
+from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import OutOfMemoryError
+from engine_core.executor.join import join
 from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
-from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.digest import RankDigest, TakenBytes, WeightsDigest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.platforms.base import Platform
@@ -44,6 +46,8 @@ class DeviceReport:
     """Whether steps that are launched are computed by the device itself."""
     warning: str
     """As in ``Platform``."""
+    tensor_transport: str
+    """As in ``Platform``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,14 @@ class ModelReport:
     """Bytes of this worker's KV cache."""
     kv_cache_layout: str
     """As in ``KVCacheConfig``."""
-    model_digest: str
     numerics: str
-    """Equal for workers that compute equal tokens."""
-    hashing_seconds: float
+    """Equal for workers that compute equal tokens with equal weights."""
+    model_digest: str | None = None
+    """None: this is one of several ranks, none of which has all weights."""
+    hashing_seconds: float = 0.0
     """How long hashing the weights took while they were loaded."""
+    taken: Sequence[TakenBytes] = ()
+    """What this rank has taken of the weights, if it is one of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +114,8 @@ class Worker:
         self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)
-        self.stage_links: StageLinks | None = None
-        """To the same rank of the stages before and after; None with one stage."""
+        self._collectives: TensorCollectives | None = None
+        self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
@@ -126,7 +133,9 @@ class Worker:
 
     def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
-        device = self.device = choose_platform(self._config.device, self.checkpoint, self.limits, self._library)
+        device = self.device = choose_platform(
+            self._config.device, self.checkpoint, self.limits, self._library, self.rank
+        )
         return DeviceReport(
             device.describe(),
             device.usable,
@@ -134,28 +143,45 @@ class Worker:
             device.uses_host_memory,
             device.is_asynchronous,
             device.warning,
+            device.tensor_transport,
         )
+
+    def join(self, rendezvous: Rendezvous) -> None:
+        """Connect to the other ranks; all of them call it at the same time. Raises ``RankFailedError``."""
+        timeout = self._config.parallel.worker_start_timeout
+        self._collectives, self._links = join(rendezvous, self.rank, self.device.torch_device, timeout)
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
 
         Raises ``CheckpointError``, or ``OutOfMemoryError`` when they, or the rotary angles, are larger than the memory.
         """
-        checkpoint, device, digest = self.checkpoint, self.device, WeightsDigest()
+        checkpoint, device, rank = self.checkpoint, self.device, self.rank
+        digest = WeightsDigest() if rank.world_size == 1 else RankDigest()
         max_model_len = checkpoint.spec.max_model_len
         angles = sum(rope.nbytes(max_model_len) for rope in checkpoint.config.distinct_ropes)
         require_room_for_angles(angles, max_model_len, device.usable)
-        model = make_model(checkpoint, device.attention, device.ops, device.torch_device, device.quant_method)
+        model = make_model(
+            checkpoint,
+            device.attention,
+            device.ops,
+            device.torch_device,
+            device.quant_method,
+            rank,
+            self._collectives,
+        )
         kept_as = checkpoint.quantization or checkpoint.spec.dtype
         require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         self.model = model
-        model_digest = checkpoint.digest(digest)
         spec = model.kv_cache_spec(self.limits.block_size)
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         device.trim()
-        numerics = numerics_of(model_digest, checkpoint.dtype, device, model, spec)
-        return ModelReport(model.weight_bytes, bytes_per_block, layout, model_digest, numerics, digest.seconds)
+        numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
+        report = ModelReport(model.weight_bytes, bytes_per_block, layout, numerics)
+        if isinstance(digest, RankDigest):
+            return replace(report, taken=digest.taken)
+        return replace(report, model_digest=checkpoint.digest(digest), hashing_seconds=digest.seconds)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
@@ -177,7 +203,7 @@ class Worker:
                 f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
                 f"Lower {flag}."
             ) from error
-        self._runner = self.device.make_runner(self.model, self._new_batch(), self.stage_links)
+        self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
@@ -192,7 +218,8 @@ class Worker:
         self._runner.batch.update(release)
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._kv_caches)
-        spec, num_heads = model.kv_cache_spec(limits.block_size), self.checkpoint.config.num_heads
+        spec = model.kv_cache_spec(limits.block_size)
+        num_heads = self.checkpoint.config.num_heads // self.rank.tp_size
         attention = attention_seconds(
             device.attention, spec, model.cache_of_layers, num_heads, limits, device.torch_device
         )
@@ -225,6 +252,10 @@ class Worker:
         """Free weights, cache and batch. Idempotent."""
         self._runner = None
         self._kv_caches = []
+        for connection in (self._collectives, self._links):
+            if connection is not None:
+                connection.close()
+        self._collectives = self._links = None
         if hasattr(self, "model"):
             del self.model
             self.device.trim()

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from engine_core.config import LoadConfig, ModelConfig, ModelSpec
+from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
@@ -73,11 +73,12 @@ class Checkpoint:
         return digest_of(json.dumps(identity, sort_keys=True))
 
 
-def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
-    """Find the checkpoint that ``config.model`` names (a directory or a hub id) and read its configuration.
+def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelConfig | None = None) -> Checkpoint:
+    """Find the checkpoint that ``config.model`` names (a directory or a hub id) and read its configuration, for one
+    rank unless ``parallel`` says how many.
 
     Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
-    engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows.
+    engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
     """
     weights = load.load_format != "dummy"
     path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
@@ -103,13 +104,22 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig) -> Checkpoint:
         path,
         spec,
         choice,
-        architecture_config.within(spec.max_model_len),
+        _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
         _DTYPES[dtype_name],
         config.quantization,
         expanded,
         load.load_format,
         config.seed,
     )
+
+
+def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
+    """``config`` as the ranks divide it among them. Raises ``ConfigError``."""
+    if parallel.world_size > 1 and choice.impl != RINGLINE:
+        flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
+        accepted = f"1, as {choice.architecture} runs through transformers (--model-impl), which only one rank can do"
+        raise ConfigError(flag, getattr(parallel, flag), accepted)
+    return config.for_ranks(parallel.tensor_parallel_size, expert_parallel=parallel.enable_expert_parallel)
 
 
 def tokenizer_source(config: ModelConfig) -> Path:

@@ -290,6 +290,8 @@ class OpsBackend(ABC):
 
     batch_invariant: bool
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
+    rank_invariant = False
+    """Whether they are independent of the number of ranks that share a layer, too."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""

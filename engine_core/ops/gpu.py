@@ -14,6 +14,7 @@ from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     ExpertsOp,
     ExpertsShape,
+    ExpertsSplit,
     GroupedLinearOp,
     HeadNorms,
     HeadsShape,
@@ -162,8 +163,8 @@ class GpuBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
-        return GpuExperts(shape, dtype, self._device)
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+        return GpuExperts(shape, dtype, self._device, split)
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

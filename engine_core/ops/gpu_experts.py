@@ -11,7 +11,7 @@ import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.experts import expand_rows, reduce_rows, sum_experts
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, GroupedLinearOp
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, GroupedLinearOp
 from engine_core.ops.gpu_linear import InvariantLinear
 from engine_core.ops.torch import TorchGroupedLinear
 
@@ -37,12 +37,16 @@ class GpuExperts(ExpertsOp):
     a CUDA graph can have it.
     """
 
-    def __init__(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device, split: ExpertsSplit | None = None
+    ) -> None:
         """Make room for the weights."""
-        count, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
         self._shape = shape
-        self._gate_up = torch.empty(count, 2, inner, hidden, dtype=dtype, device=device)
-        self._down = torch.empty(count, hidden, inner, dtype=dtype, device=device)
+        self._split = split
+        self._shard = shape.whole if split is None else split.own
+        count, inner, hidden = len(self._shard.experts), len(self._shard.inner), len(self._shard.hidden)
+        self._gate_up = torch.empty(count, 2, inner, shape.hidden_size, dtype=dtype, device=device)
+        self._down = torch.empty(count, hidden, shape.intermediate_size, dtype=dtype, device=device)
         biases = count if shape.bias else 0
         self._gate_up_bias = torch.empty(biases, 2, inner, device=device)
         self._down_bias = torch.empty(biases, hidden, device=device)
@@ -64,21 +68,29 @@ class GpuExperts(ExpertsOp):
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        shape, flat = self._shape, ids.flatten()
+        shard, split, top_k = self._shard, self._split, self._shape.top_k
+        # Experts of other ranks come last, and have no tiles.
+        flat, count = ids.flatten() - shard.experts.start, len(shard.experts)
+        flat = torch.where((flat < 0) | (flat >= count), count, flat)
         order = torch.argsort(flat, stable=True).int()
-        numbers = torch.arange(shape.num_experts, device=x.device, dtype=flat.dtype)
+        numbers = torch.arange(count, device=x.device, dtype=flat.dtype)
         ends = (flat <= numbers[:, None]).sum(1, dtype=torch.int32)
-        inner = x.new_empty(len(flat), shape.intermediate_size)
-        outputs = x.new_empty(len(flat), shape.hidden_size)
+        inner = x.new_empty(len(flat), len(shard.inner))
+        outputs = x.new_empty(len(flat), len(shard.hidden))
         self._expand(x.contiguous(), order, ends, inner)
+        if split is not None and not split.expert_parallel:
+            inner = split.gather_inner(inner.view(len(x), top_k * len(shard.inner)), top_k, int)
         self._reduce(inner, order, ends, weights.contiguous(), outputs)
-        total = torch.empty_like(x)
-        sum_experts[(len(x), -(-shape.hidden_size // _SUMMED_TOGETHER))](
+        if split is not None and split.expert_parallel:
+            outputs = split.gather_outputs(outputs, ids)
+        total = x.new_empty(len(x), len(shard.hidden))
+        sum_experts[(len(x), -(-len(shard.hidden) // _SUMMED_TOGETHER))](
             outputs,
             outputs if residual is None else residual,
             total,
-            TOP_K=shape.top_k,
-            SIZE=shape.hidden_size,
+            0 if residual is None else residual.stride(0),
+            TOP_K=top_k,
+            SIZE=len(shard.hidden),
             BLOCK=_SUMMED_TOGETHER,
             ADDED=residual is not None,
             **AS_WRITTEN,
@@ -86,8 +98,8 @@ class GpuExperts(ExpertsOp):
         return total
 
     def _expand(self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, output: torch.Tensor) -> None:
-        shape, tile = self._shape, _Tile.of(x)
-        expand_rows[(self._most_tiles(len(order), tile), -(-shape.intermediate_size // tile.columns))](
+        shape, tile, outputs = self._shape, _Tile.of(x), len(self._shard.inner)
+        expand_rows[(self._most_tiles(len(order), tile), -(-outputs // tile.columns))](
             x,
             self._gate_up,
             self._gate_up_bias,
@@ -96,7 +108,7 @@ class GpuExperts(ExpertsOp):
             output,
             TOP_K=shape.top_k,
             INPUTS=shape.hidden_size,
-            OUTPUTS=shape.intermediate_size,
+            OUTPUTS=outputs,
             KIND=int(shape.activation),
             LIMIT=shape.swiglu_limit,
             ALPHA=shape.swiglu_alpha,
@@ -106,8 +118,8 @@ class GpuExperts(ExpertsOp):
     def _reduce(
         self, x: torch.Tensor, order: torch.Tensor, ends: torch.Tensor, shares: torch.Tensor, output: torch.Tensor
     ) -> None:
-        shape, tile = self._shape, _Tile.of(x)
-        reduce_rows[(self._most_tiles(len(order), tile), -(-shape.hidden_size // tile.columns))](
+        tile, outputs = _Tile.of(x), len(self._shard.hidden)
+        reduce_rows[(self._most_tiles(len(order), tile), -(-outputs // tile.columns))](
             x,
             self._down,
             self._down_bias,
@@ -115,24 +127,24 @@ class GpuExperts(ExpertsOp):
             ends,
             shares,
             output,
-            INPUTS=shape.intermediate_size,
-            OUTPUTS=shape.hidden_size,
+            INPUTS=self._shape.intermediate_size,
+            OUTPUTS=outputs,
             **self._options(x, tile),
         )
 
     def _most_tiles(self, num_pairs: int, tile: _Tile) -> int:
         """If every expert that has a pair has a tile that is not full."""
-        return num_pairs // tile.rows + min(num_pairs, self._shape.num_experts)
+        return num_pairs // tile.rows + min(num_pairs, len(self._shard.experts))
 
     def _options(self, x: torch.Tensor, tile: _Tile) -> dict[str, Any]:
-        shape = self._shape
+        count = len(self._shard.experts)
         return {
-            "EXPERTS": shape.num_experts,
-            "EXPERTS_WIDTH": triton.next_power_of_2(shape.num_experts),
+            "EXPERTS": count,
+            "EXPERTS_WIDTH": triton.next_power_of_2(count),
             "ROWS": tile.rows,
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
-            "BIASED": shape.bias,
+            "BIASED": self._shape.bias,
             "IEEE": x.dtype == torch.float32,
             "WIDE": x.device.type == "cpu",  # under Triton's interpreter
             "num_warps": 4,

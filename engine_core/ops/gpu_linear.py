@@ -82,6 +82,7 @@ class InvariantLinear(TorchLinear):
             x if residual is None else residual,
             output,
             len(x),
+            0 if residual is None else residual.stride(0),
             OUTPUTS=self.out_features,
             INPUTS=self.in_features,
             ROWS=tiles.rows,

@@ -192,6 +192,7 @@ class NativeBackend(OpsBackend):
     """Everything by native kernels."""
 
     batch_invariant = True
+    rank_invariant = True
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels

@@ -110,7 +110,7 @@ class PackedExperts(ExpertsOp):
     def __init__(
         self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None, tile: int
     ) -> None:
-        """Half of each ``tile`` outputs of ``_gate_up`` are the gate's, then half up's; ``dtype``: of what is loaded."""
+        """Half of each ``tile`` of ``_gate_up`` is the gate's, then half up's; ``dtype``: of what is loaded."""
         self._kernel = kernel
         self._shape = shape
         self._dtype = dtype

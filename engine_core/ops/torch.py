@@ -15,6 +15,7 @@ from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     ExpertsOp,
     ExpertsShape,
+    ExpertsSplit,
     ExpertWeights,
     GroupedLinearOp,
     HeadNorms,
@@ -133,8 +134,10 @@ class TorchGroupedLinear:
 class TorchExperts(ExpertsOp):
     """One expert after the other."""
 
-    def __init__(self, shape: ExpertsShape) -> None:
+    def __init__(self, shape: ExpertsShape, split: ExpertsSplit | None = None) -> None:
         self._shape = shape
+        self._split = split
+        self._shard = shape.whole if split is None else split.own
         self._weights: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._biases: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None] = []
 
@@ -158,19 +161,29 @@ class TorchExperts(ExpertsOp):
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        outputs = x.new_zeros(*ids.shape, x.shape[1])
-        for expert in sorted(set(ids.flatten().tolist())):
-            rows, places = torch.nonzero(ids == expert, as_tuple=True)
-            computed = self._compute(expert, x[rows]).float() * weights[rows, places, None]
+        shard, split, top_k = self._shard, self._split, ids.shape[1]
+        inner = x.new_zeros(*ids.shape, len(shard.inner))
+        outputs = x.new_zeros(*ids.shape, len(shard.hidden))
+        chosen = sorted(set(ids.flatten().tolist()) & set(shard.experts))
+        pairs = {expert: torch.nonzero(ids == expert, as_tuple=True) for expert in chosen}
+        for expert, (rows, places) in pairs.items():
+            inner[rows, places] = self._expand(expert, x[rows])
+        if split is not None and not split.expert_parallel:
+            inner = split.gather_inner(inner.flatten(1), top_k, int).view(*ids.shape, self._shape.intermediate_size)
+        for expert, (rows, places) in pairs.items():
+            computed = self._reduce(expert, inner[rows, places]).float() * weights[rows, places, None]
             outputs[rows, places] = computed.to(x.dtype)
+        if split is not None and split.expert_parallel:
+            outputs = split.gather_outputs(outputs.flatten(0, 1), ids).view(outputs.shape)
         total = outputs[:, 0].float()
-        for place in range(1, ids.shape[1]):
+        for place in range(1, top_k):
             total = total + outputs[:, place].float()
         return (total if residual is None else total + residual.float()).to(x.dtype)
 
-    def _compute(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        (gate, up, down), biases = self._weights[expert], self._biases[expert]
-        gate_bias, up_bias, down_bias = (None, None, None) if biases is None else biases
+    def _expand(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        index = self._shard.experts.index(expert)
+        (gate, up, _), biases = self._weights[index], self._biases[index]
+        gate_bias, up_bias, _ = (None, None, None) if biases is None else biases
         shape, linear = self._shape, torch.nn.functional.linear
         gated, inner = linear(x, gate, gate_bias).float(), linear(x, up, up_bias).float()
         if shape.activation is Activation.CLAMPED_SWIGLU:
@@ -179,7 +192,12 @@ class TorchExperts(ExpertsOp):
             inner = inner * torch.sigmoid(shape.swiglu_alpha * gated)
         else:
             inner = shape.activation(gated) * inner
-        return linear(inner.to(x.dtype), down, down_bias)
+        return inner.to(x.dtype)
+
+    def _reduce(self, expert: int, inner: torch.Tensor) -> torch.Tensor:
+        index = self._shard.experts.index(expert)
+        (_, _, down), biases = self._weights[index], self._biases[index]
+        return torch.nn.functional.linear(inner, down, None if biases is None else biases[2])
 
 
 class TorchBackend(OpsBackend):
@@ -218,8 +236,8 @@ class TorchBackend(OpsBackend):
         weights = weights * routing.scale
         return ids.int(), weights if expert_scales is None else weights * expert_scales[ids]
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
-        return TorchExperts(shape)
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+        return TorchExperts(shape, split)
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

@@ -32,6 +32,9 @@ class Platform(ABC):
     usable: int
     """Bytes of memory that this process may take in all, measured before anything was loaded."""
 
+    tensor_transport: str
+    """How ranks on such devices exchange tensors, as in ``Rendezvous``."""
+
     uses_host_memory: bool
     """Whether models and caches are in the host's memory."""
 

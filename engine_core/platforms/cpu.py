@@ -12,10 +12,12 @@ from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
+from engine_core.distributed.ranks import Rank
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
+from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_ops, choose_quant_method
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import (
@@ -48,19 +50,23 @@ class CpuPlatform(Platform):
     uses_host_memory = True
 
     def __init__(
-        self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary
+        self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary, rank: Rank
     ) -> None:
-        """Set torch's threads, and choose attention and operations. Raises ``ConfigError``."""
+        """Set torch's threads, and choose attention and operations. Raises ``ConfigError``.
+
+        Ranks on one host have equal shares of its memory.
+        """
         self.torch_device = torch.device("cpu")
         self._limits = limits
         threads = config.num_threads
         torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
-        self.usable = usable_memory()
+        self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)
         self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
+        self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"
         self._chosen = "; ".join(filter(None, (attention, ops, quantized)))
         if library.problem is not None:
             self.warning = f"{library.problem}. {_WITHOUT_KERNELS}"

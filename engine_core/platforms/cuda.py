@@ -13,6 +13,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -167,9 +168,14 @@ class CudaPlatform(Platform):
 
     is_asynchronous = True
     uses_host_memory = False
+    tensor_transport = "nccl"
 
-    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits) -> None:
-        """Check what it can do, and see how much of its memory is free. Raises ``ConfigError``."""
+    def __init__(self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, rank: Rank) -> None:
+        """Check what it can do, and see how much of its memory is free; each rank on a host has a GPU of its own.
+
+        Raises ``ConfigError``.
+        """
+        torch.cuda.set_device(rank.local)
         properties = torch.cuda.get_device_properties()
         capability = (properties.major, properties.minor)
         has_triton = importlib.util.find_spec("triton") is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine_core.config import DeviceConfig
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError
 from engine_core.kernels.library import KernelLibrary
 from engine_core.model_loader.checkpoint import Checkpoint
@@ -19,18 +20,25 @@ def is_for_cpu(config: DeviceConfig) -> bool:
 
 
 def choose_platform(
-    config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary | None = None
+    config: DeviceConfig,
+    checkpoint: Checkpoint,
+    limits: BatchLimits,
+    library: KernelLibrary | None = None,
+    rank: Rank | None = None,
 ) -> Platform:
-    """The device that ``config`` asks for. Raises ``ConfigError`` where it is not here or cannot compute the model.
+    """The device that ``config`` asks for, or a ``rank``'s share of it.
+
+    Raises ``ConfigError`` where it is not here or cannot compute the model.
 
     What only a GPU needs is imported only for one.
     """
     if is_for_cpu(config):
-        return CpuPlatform(config, checkpoint, limits, library or KernelLibrary(config.kernel_cache_dir))
+        library = library or KernelLibrary(config.kernel_cache_dir)
+        return CpuPlatform(config, checkpoint, limits, library, rank or Rank())
     if not torch.cuda.is_available():
         built = torch.version.cuda
         problem = "this torch is built without CUDA" if built is None else f"torch, built for CUDA {built}, sees no GPU"
         raise ConfigError("device", config.device, f"cpu or auto, because {problem}")
     from engine_core.platforms.cuda import CudaPlatform
 
-    return CudaPlatform(config, checkpoint, limits)
+    return CudaPlatform(config, checkpoint, limits, rank or Rank())

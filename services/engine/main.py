@@ -157,7 +157,7 @@ class _EngineProcess:
         thread = DaemonThreadPool(1, "start")
         try:
             start = asyncio.get_running_loop().run_in_executor(
-                thread, start_engine, self._config, StartupProgress(StageLog())
+                thread, start_engine, self._config, StartupProgress(StageLog()), self._settings.name
             )
             self._started = await start
         finally:

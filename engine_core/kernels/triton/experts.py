@@ -159,10 +159,19 @@ def reduce_rows(
 
 
 @triton.jit
-def sum_experts(x, residual, output, TOP_K: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDED: tl.constexpr):
+def sum_experts(
+    x,
+    residual,
+    output,
+    residual_stride,
+    TOP_K: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADDED: tl.constexpr,
+):
     """Program (m, i): BLOCK numbers of the sum of ``x`` [M, TOP_K, SIZE] over a row's experts, first to last.
 
-    ADDED: plus ``residual`` [M, SIZE]. ``output`` is [M, SIZE].
+    ADDED: plus ``residual`` [M, SIZE], whose rows lie ``residual_stride`` apart. ``output`` is [M, SIZE].
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -171,5 +180,5 @@ def sum_experts(x, residual, output, TOP_K: tl.constexpr, SIZE: tl.constexpr, BL
     for place in range(TOP_K):
         total += tl.load(x + (row * TOP_K + place) * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     if ADDED:
-        total += tl.load(residual + row * SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+        total += tl.load(residual + row * residual_stride + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output + row * SIZE + columns, total.to(output.dtype.element_ty), mask=mask)

@@ -19,6 +19,7 @@ def multiply(
     residual,
     output,
     num_rows,
+    residual_stride,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -33,8 +34,8 @@ def multiply(
     """Programs take turns at the tiles [ROWS, COLUMNS] of ``output`` [num_rows, OUTPUTS].
 
     Tiles of the same columns follow each other, so that a part of ``weight`` [OUTPUTS, INPUTS] is read from memory
-    once. ``x`` is [num_rows, INPUTS]. SCALE: of products and bias. IEEE: no TF32 for float32. WIDE: float32 operands,
-    for where narrower ones cannot be used.
+    once. ``x`` is [num_rows, INPUTS]; rows of ``residual`` lie ``residual_stride`` apart. SCALE: of products and bias.
+    IEEE: no TF32 for float32. WIDE: float32 operands, for where narrower ones cannot be used.
     """
     row_tiles = (num_rows + ROWS - 1) // ROWS
     for tile in range(tl.program_id(0), row_tiles * ((OUTPUTS + COLUMNS - 1) // COLUMNS), tl.num_programs(0)):
@@ -64,5 +65,6 @@ def multiply(
         if SCALE != 1.0:
             acc = acc * SCALE
         if ADDED:
-            acc += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+            added = residual + rows.to(tl.int64)[:, None] * residual_stride + columns[None, :]
+            acc += tl.load(added, mask=mask, other=0.0).to(tl.float32)
         tl.store(output + places, acc.to(output.dtype.element_ty), mask=mask)

@@ -12,10 +12,12 @@ from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.attention.selector import choose_attention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
+from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.ranks import Rank
 from engine_core.forward_context import ForwardContext
 from engine_core.layers.weights import ProgressCallback
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
-from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.digest import Digest
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
@@ -40,14 +42,16 @@ def build_model(
     layers: OpsBackend | None = None,
     attention: AttentionBackend | None = None,
     on_progress: ProgressCallback | None = None,
-    digest: WeightsDigest | None = None,
+    digest: Digest | None = None,
+    rank: Rank | None = None,
+    collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
-    """The checkpoint's model with its weights, by default as an engine on CPU would compute it."""
+    """The checkpoint's model, or a rank's part, with its weights, by default as an engine on CPU would compute it."""
     quant_method, _ = choose_quant_method(checkpoint.quantization)
     layers = layers or layers_of(checkpoint)
     if attention is None:
         attention = chosen_attention() if isinstance(layers, NativeBackend) else TorchAttention()
-    model = make_model(checkpoint, attention, layers, CPU, quant_method)
+    model = make_model(checkpoint, attention, layers, CPU, quant_method, rank, collectives)
     load_weights(model, checkpoint, CPU, on_progress, digest)
     return model
 

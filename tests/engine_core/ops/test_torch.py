@@ -18,6 +18,8 @@ def test_linear(dtype: torch.dtype) -> None:
     linear = OPS.linear(weight, bias)
     expected = x.double() @ weight.double().T + bias.double() + residual.double()
     torch.testing.assert_close(linear(x, residual=residual).double(), expected, atol=0.05, rtol=0.01)
+    among_others = torch.cat([x, residual], 1)[:, 40:]
+    assert torch.equal(linear(x, residual=among_others), linear(x, residual=residual))
     assert linear(x, dtype=torch.float32).dtype == torch.float32
     assert torch.equal(linear.weight_rows(torch.tensor([3, 0])), weight[[3, 0]])
     assert linear.argmax(x).tolist() == linear(x, dtype=torch.float32).argmax(1).tolist()

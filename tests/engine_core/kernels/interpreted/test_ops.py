@@ -15,6 +15,7 @@ from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
 from engine_core.ops.torch import TorchBackend
 from tests.engine_core.ops.experts import chosen, numbers, weights_of
+from tests.engine_core.ops.parts import Parts, assert_same_bits
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
@@ -133,6 +134,8 @@ def test_linear(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     close(OPS.linear(weight)(x), product.to(dtype), dtype)
     close(OPS.linear(weight)(x, dtype=torch.float32), product, dtype)
     close(OPS.linear(weight, bias)(x, residual=residual.clone()), (product + bias + residual).to(dtype), dtype)
+    among_others = torch.cat([x[:, :8], residual], 1)[:, 8:]
+    assert_same_bits(OPS.linear(weight, bias)(x, residual=among_others), OPS.linear(weight, bias)(x, residual=residual))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -172,6 +175,16 @@ def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
     assert torch.equal(made(x, ids, shares, None), made(x, ids, shares, torch.zeros_like(x)))
     for row in ([0], [rows - 1]):
         assert torch.equal(made(x[row], ids[row], shares[row], residual[row])[0], y[row][0])
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["outputs", "experts"])
+@pytest.mark.parametrize(("shape", "rows"), EXPERTS)
+def test_experts_of_several_ranks(shape: ExpertsShape, rows: int, dtype: torch.dtype, expert_parallel: bool) -> None:
+    parts = Parts.make(OPS.experts, shape, dtype, 2, expert_parallel=expert_parallel)
+    x, residual = (numbers(rows, shape.hidden_size, dtype=dtype, seed=seed) for seed in (1, 2))
+    ids, shares = chosen(shape, rows, seed=3)
+    y = parts.put_together(parts.compute(x, ids, shares, residual))
+    assert_same_bits(y, parts.whole(x, ids, shares, residual))
 
 
 def test_grouped_linear_layers(dtype: torch.dtype) -> None:

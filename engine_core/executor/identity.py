@@ -1,0 +1,41 @@
+"""What must be equal on all ranks of an engine, or their parts would not be those of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import engine_core
+from engine_core.errors import ExecutorError
+from engine_core.kernels.build import source_digest
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.model_loader.digest import digest_of
+
+
+def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """Of this process: its build, and what it has read of the checkpoint."""
+    root = Path(engine_core.__file__).parent
+    sources = [path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
+    configuration = (checkpoint.path / "config.json").read_text("utf-8")
+    return {
+        "engine_core": digest_of(*sources),
+        "native kernels": source_digest(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "checkpoint": digest_of(configuration, repr(checkpoint.spec), repr(checkpoint.config)),
+    }
+
+
+def require_equal(identities: Sequence[Mapping[str, str]], names: Sequence[str]) -> None:
+    """Raise ``ExecutorError`` that names the first rank that differs from the first of all, and in what."""
+    first = identities[0]
+    for identity, name in zip(identities, names, strict=True):
+        for what, value in identity.items():
+            if value != first[what]:
+                raise ExecutorError(
+                    f"{name} has another {what} than {names[0]}: {value} and {first[what]}. Give every host of the "
+                    "engine the same installation and the same checkpoint, and ranks the same kind of processor."
+                )

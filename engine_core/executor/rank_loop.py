@@ -1,0 +1,160 @@
+"""What a rank's process does: it makes a worker, serves the executor's calls and steps, and beats meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from engine_core.config import EngineConfig
+from engine_core.errors import EngineError
+from engine_core.executor.process_title import set_process_title
+from engine_core.executor.rank_connection import (
+    BEAT,
+    BEAT_INTERVAL,
+    Call,
+    Progress,
+    Raised,
+    RankConnections,
+    RankReport,
+    RankStart,
+    Returned,
+    Step,
+    StepReply,
+    portable,
+)
+
+if TYPE_CHECKING:
+    from engine_core.executor.worker import Worker
+
+_PROGRESS_INTERVAL = 0.1
+"""Least seconds between two reports of progress."""
+
+
+def run_rank(connections: RankConnections) -> None:
+    """Serve until the executor asks for the end, or is gone."""
+    signs = _Signs(connections)
+    with suppress(EOFError, ConnectionError):
+        start: RankStart = connections.calls.recv()
+        set_process_title(start.title)
+        worker = _answered(connections, lambda report: _make_worker(start, report))
+        if worker is not None and _serve(worker, connections, signs):
+            worker.close()
+            return
+        while connections.calls.recv() is not None:  # it has failed; to end now would look as if it had died of that
+            pass
+
+
+def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
+    from engine_core.executor.identity import identity_of  # here, as it takes seconds: torch
+    from engine_core.executor.worker import Worker
+    from engine_core.model_loader.checkpoint import open_checkpoint
+
+    config = _with_threads(start)
+    checkpoint = open_checkpoint(config.model, config.load, config.parallel)
+    worker = Worker(config, checkpoint, start.rank)
+    report(RankReport(platform.node(), os.getpid(), identity_of(checkpoint)))
+    return worker
+
+
+def _with_threads(start: RankStart) -> EngineConfig:
+    """The threads of this host are divided among its ranks, unless the options say how many each has."""
+    import torch
+
+    from engine_core.platforms.host_memory import usable_cpus
+
+    config = start.config
+    if config.device.num_threads is not None or start.rank.ranks_on_host == 1:
+        return config
+    threads = max(1, min(torch.get_num_threads(), usable_cpus()) // start.rank.ranks_on_host)
+    return replace(config, device=replace(config.device, num_threads=threads))
+
+
+def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
+    """Until the executor asks for the end (True), or a step fails (False)."""
+    while (message := connections.calls.recv()) is not None:
+        if isinstance(message, Call):
+            _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
+            if message.method == "warm_up":
+                gc.collect()
+                gc.freeze()  # what is there now stays: a later collection need not visit it, which takes a while
+            continue
+        try:
+            reply = _compute(worker, message)
+        except Exception as error:
+            traceback.print_exc()
+            signs.tell(Raised(portable(error), message.plan.step_id))
+            return False
+        if reply is not None:
+            connections.calls.send(reply)
+    return True
+
+
+def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
+    method = getattr(worker, call.method)
+    if not call.reports_progress:
+        return method(*call.arguments)
+    told = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or time.monotonic() - told >= _PROGRESS_INTERVAL:
+            told = time.monotonic()
+            reply(Progress(done, total))
+
+    return method(*call.arguments, report)
+
+
+def _compute(worker: Worker, step: Step) -> StepReply | None:
+    if not worker.rank.samples:
+        for step_id, sampled in step.results:
+            worker.commit(step_id, sampled)
+        worker.follow(step.plan)
+        return None
+    pending = worker.launch(step.plan)
+    return StepReply(pending.result(), pending.token_ids.cpu().numpy())
+
+
+def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], None]], Any]) -> Any:
+    """What ``answer`` returns, which is given a way to reply; what it raises is a reply, too, and then None."""
+    try:
+        return answer(connections.calls.send)
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            traceback.print_exc()
+        connections.calls.send(Raised(portable(error)))
+        return None
+
+
+class _Signs:
+    """Beats from a thread of its own, and tells of a step that failed."""
+
+    def __init__(self, connections: RankConnections) -> None:
+        """Begin to beat."""
+        self._connections = connections
+        self._lock = threading.Lock()
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+
+    def tell(self, failure: Raised) -> None:
+        with self._lock:
+            self._connections.signs.send(failure)
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    self._connections.signs.send_bytes(BEAT)
+            except OSError:  # the executor is gone, or has closed: nobody needs this process any more
+                sys.stderr.flush()
+                os._exit(1)
+            time.sleep(BEAT_INTERVAL)

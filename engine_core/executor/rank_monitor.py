@@ -1,0 +1,112 @@
+"""A thread that sees when a rank has died, is cut off, hangs, or says that a step failed; also while all is idle."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from engine_core.distributed.collectives import RankFailedError
+from engine_core.errors import ExecutorError
+from engine_core.executor.rank_connection import BEAT, BEAT_INTERVAL, Raised
+from engine_core.executor.rank_process import RankProcess
+
+_SILENT_TICKS = 7
+"""Ticks of the monitor, each of ``BEAT_INTERVAL``, in which a rank that serves must have beaten. Ticks, not seconds:
+where the machine stood still, the monitor did, too."""
+_CAUSE_TICKS = 4
+"""Ticks that the rank which failed first has to say so, once another has said that it misses one."""
+_ENDING_SECONDS = 0.3
+"""For the system to tell how a process has ended whose connections are closed."""
+
+
+class RankMonitor:
+    """Watches the processes of ranks, from their start on; beats only once ``expect_beats`` was called."""
+
+    def __init__(self, ranks: Sequence[RankProcess], failed: Callable[[ExecutorError], None]) -> None:
+        """``failed`` is called once, in the monitor's thread, which then ends."""
+        self._failed = failed
+        self._silent = dict.fromkeys(ranks, 0)
+        """Ticks since the last beat."""
+        self._expects_beats = False
+        self._secondary: tuple[ExecutorError, int] | None = None
+        """The complaint of a rank that misses another, and how many more ticks it waits for the cause."""
+        self._wake_read, self._wake_write = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._by_descriptor: dict[int, RankProcess] = {}
+        for rank in ranks:
+            for descriptor in (rank.ended, rank.connections.signs.fileno()):
+                if descriptor is not None:
+                    self._by_descriptor[descriptor] = rank
+                    self._poll.register(descriptor, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="rank monitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def expect_beats(self) -> None:
+        """From now on silence is a failure."""
+        self._silent = dict.fromkeys(self._silent, 0)
+        self._expects_beats = True
+
+    def stop(self) -> None:
+        """End the thread, after which nothing is a failure. Call it once."""
+        os.close(self._wake_write)
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._thread.join()
+        os.close(self._wake_read)
+
+    def _run(self) -> None:
+        next_tick = time.monotonic() + BEAT_INTERVAL
+        while True:
+            ready = [each for each, _ in self._poll.poll(max(0.0, 1000 * (next_tick - time.monotonic())))]
+            if self._wake_read in ready:
+                return
+            error = self._read(ready)
+            if error is None and time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + BEAT_INTERVAL  # however late it is: one tick
+                error = self._tick()
+            if error is not None:
+                self._failed(error)
+                return
+
+    def _read(self, ready: list[int]) -> ExecutorError | None:
+        for descriptor in ready:
+            rank = self._by_descriptor[descriptor]
+            if descriptor == rank.ended:
+                return ExecutorError(f"{rank} {rank.ending(_ENDING_SECONDS) or 'has ended'}")
+            try:
+                message = rank.connections.signs.recv_bytes()
+            except (EOFError, OSError):
+                return ExecutorError(
+                    f"{rank} {rank.ending(_ENDING_SECONDS) or 'has lost its connection to the engine'}"
+                )
+            self._silent[rank] = 0
+            if message == BEAT:
+                continue
+            raised: Raised = pickle.loads(message)
+            cause = f"{type(raised.error).__name__}: {raised.error}"
+            error = ExecutorError(f"step {raised.step_id} failed on {rank}: {cause}")
+            error.__cause__ = raised.error
+            if not isinstance(raised.error, RankFailedError):
+                return error
+            self._secondary = self._secondary or (error, _CAUSE_TICKS)
+        return None
+
+    def _tick(self) -> ExecutorError | None:
+        if self._secondary is not None:
+            error, ticks = self._secondary
+            if ticks == 0:
+                return error
+            self._secondary = error, ticks - 1
+        if self._expects_beats:
+            for rank in self._silent:
+                self._silent[rank] += 1
+                if self._silent[rank] > _SILENT_TICKS:
+                    seconds = _SILENT_TICKS * BEAT_INTERVAL
+                    return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")
+        return None

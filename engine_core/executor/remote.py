@@ -1,0 +1,254 @@
+"""The base of executors whose workers run in processes of their own: calls, steps, failure and the end.
+
+A subclass decides where the processes are. A rank that fails ends the executor, and all other ranks: a group is never
+repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any
+
+from engine_core.config import EngineConfig
+from engine_core.distributed.collectives import RankFailedError
+from engine_core.distributed.ranks import Rank
+from engine_core.errors import ConfigError, ExecutorError
+from engine_core.executor.base import PendingResult
+from engine_core.executor.collective import CollectiveExecutor, OnProgress
+from engine_core.executor.identity import require_equal
+from engine_core.executor.rank_connection import (
+    Call,
+    Progress,
+    Raised,
+    RankReport,
+    RankStart,
+    Returned,
+    Sampled,
+    Step,
+    StepReply,
+)
+from engine_core.executor.rank_monitor import RankMonitor
+from engine_core.executor.rank_process import RankProcess
+from engine_core.model_loader.checkpoint import Checkpoint
+from engine_core.progress import StartupProgress
+from engine_core.step import StepPlan, StepResult
+
+_CAUSE_SECONDS = 0.5
+"""For the rank that failed first to say so, once another has said that it misses one."""
+_CLOSE_SECONDS = 2.0
+"""For ranks to end when they are asked to."""
+_KILL_SECONDS = 5.0
+"""For the system to end a process."""
+_STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
+"""Seconds, and largest steps, after which a step whose ranks all beat counts as hung. A service judges sooner."""
+
+
+class RemoteExecutor(CollectiveExecutor):
+    """One process per rank."""
+
+    def __init__(self, config: EngineConfig, name: str = "") -> None:
+        """``name``: of the engine, for the titles of its ranks."""
+        super().__init__(config)
+        if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
+            raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
+        self._name = name or f"pid {os.getpid()}"
+        self._ranks: list[RankProcess] = []
+        self._monitor: RankMonitor | None = None
+        self._results: list[tuple[int, Sampled]] = []
+        """Results that have arrived since the last message."""
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._failing, self._told = threading.Event(), threading.Event()
+        self._replies = select.poll()
+
+    @abstractmethod
+    def start_ranks(self) -> Sequence[RankProcess]:
+        """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
+
+    def title(self, rank: Rank) -> str:
+        """Of the process of a rank."""
+        return f"ringline engine {self._name} rank {rank}"
+
+    def start(self, progress: StartupProgress) -> None:
+        super().start(progress)
+        self.unwritten_cache_bytes = self.step_bytes = 0  # they are in other processes
+
+    def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
+        with progress.stage("start ranks") as stage:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
+            self._ranks = list(self.start_ranks())
+            self._monitor = RankMonitor(self._ranks, self.fail)
+            self._monitor.start()
+            for rank in self._ranks:
+                self._send(rank, pickle.dumps(RankStart(self._config, rank.rank, self.title(rank.rank))))
+            reports: list[RankReport] = self._collect("start", None)
+            require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
+            places = zip(self._ranks, reports, strict=True)
+            stage.detail = ", ".join(f"{rank}: pid {report.pid} on {report.host}" for rank, report in places)
+
+    def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
+        message = pickle.dumps(Call(method, arguments, on_progress is not None))
+        for rank in self._running():
+            self._send(rank, message)
+        return self._collect(method.replace("_", " "), on_progress)
+
+    def _collect(self, stage: str, on_progress: OnProgress | None) -> list[Any]:
+        """The replies of all ranks; raises what the first one raised that failed."""
+        timeout = self._config.parallel.worker_start_timeout
+        end = time.monotonic() + timeout
+        progress: dict[RankProcess, Progress] = {}
+        results: dict[RankProcess, Any] = {}
+        complaint: Exception | None = None
+        waiting = {rank.connections.calls: rank for rank in self._ranks}
+        while waiting:
+            ready = wait([*waiting, self._wake], max(0.0, end - time.monotonic()))
+            if self._wake in ready:
+                raise self._failure()
+            if not ready:
+                late = ", ".join(map(str, waiting.values()))
+                raise complaint or ExecutorError(
+                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: the log has its last "
+                    "lines; raise the timeout if it is only slow"
+                )
+            for connection in ready:
+                rank = waiting[connection]  # type: ignore[index]
+                reply = self._receive(rank)
+                if isinstance(reply, Progress):
+                    progress[rank] = reply
+                    if on_progress is not None and len(progress) == len(self._ranks):
+                        on_progress(
+                            sum(each.done for each in progress.values()), sum(each.total for each in progress.values())
+                        )
+                elif not isinstance(reply, Raised):
+                    results[rank] = reply.value if isinstance(reply, Returned) else reply
+                    del waiting[connection]  # type: ignore[arg-type]
+                elif isinstance(reply.error, RankFailedError):  # not the cause, which may be on its way
+                    complaint, end = reply.error, min(end, time.monotonic() + _CAUSE_SECONDS)
+                    del waiting[connection]  # type: ignore[arg-type]
+                else:
+                    raise reply.error
+        if complaint is not None:
+            raise complaint
+        return [results[rank] for rank in self._ranks]
+
+    def start_steps(self) -> None:
+        assert self._monitor is not None
+        [self._sampler] = [rank for rank in self._ranks if rank.rank.samples]
+        for descriptor in (self._sampler.connections.calls.fileno(), self._wake):
+            self._replies.register(descriptor, select.POLLIN)
+        self._step_limit = max(_STEP_FLOOR, _STEP_FACTOR * self.largest_step_seconds)
+        self._monitor.expect_beats()
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        message = pickle.dumps(Step(plan, self._results))
+        self._results = []
+        for rank in self._running():
+            self._send(rank, message)
+        return _RemoteStep(self, plan.step_id)
+
+    def take_reply(self, step_id: int) -> StepResult:
+        """Wait for the reply to the oldest step whose reply was not taken."""
+        if not self._ranks:
+            raise ExecutorError("the executor does not run: it is closed")
+        ready = [each for each, _ in self._replies.poll(1000 * self._step_limit)]
+        if not ready:
+            self.fail(ExecutorError(f"no reply to step {step_id} within {self._step_limit:.0f} s: the ranks hang"))
+        if not ready or self._wake in ready:
+            raise self._failure()
+        reply: StepReply = self._receive(self._sampler)
+        if len(self._ranks) > 1:
+            self._results.append((step_id, reply.sampled))
+        return reply.result
+
+    def _running(self) -> list[RankProcess]:
+        if not self._ranks:
+            raise ExecutorError("the executor does not run: it was not started, or is closed")
+        if self._failing.is_set():
+            raise ExecutorError("the executor does not run: it has failed")
+        return self._ranks
+
+    def _send(self, rank: RankProcess, message: bytes) -> None:
+        """Blocks while a rank does not read, which ends with its failure."""
+        try:
+            rank.connections.calls.send_bytes(message)
+        except OSError:
+            raise self._lost() from None
+
+    def _receive(self, rank: RankProcess) -> Any:
+        try:
+            return rank.connections.calls.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+
+    def _lost(self) -> BaseException:
+        """The reason why a connection does not work, which the monitor finds."""
+        self._failing.wait(_CAUSE_SECONDS)
+        self.fail(ExecutorError("a rank has lost its connection to the engine"))
+        return self._failure()
+
+    def _failure(self) -> BaseException:
+        """What has made the executor fail, once everyone has been told."""
+        self._told.wait(_CAUSE_SECONDS)
+        assert self._error is not None
+        return self._error
+
+    def fail(self, error: BaseException) -> None:
+        """End all ranks at once, and call the ``on_failure`` callbacks once. From any thread, even while idle."""
+        with self._lock:
+            if self._failing.is_set():
+                return
+            self._error = error
+            self._failing.set()
+        for rank in self._ranks:
+            rank.connections.shut()
+            rank.kill()
+        os.eventfd_write(self._wake, 1)
+        try:
+            super().fail(error)
+        finally:
+            self._told.set()
+        for rank in self._ranks:
+            rank.wait(_KILL_SECONDS)
+
+    def close(self) -> None:
+        if self._monitor is None:
+            return
+        self._monitor.stop()
+        self._monitor = None
+        ranks, self._ranks = self._ranks, []
+        end = time.monotonic() + _CLOSE_SECONDS
+        if not self._failing.is_set():
+            for rank in ranks:
+                with suppress(OSError):
+                    rank.connections.calls.send(None)
+            for rank in ranks:
+                rank.wait(max(0.0, end - time.monotonic()))
+        for rank in ranks:
+            rank.connections.shut()
+            rank.kill()
+        for rank in ranks:
+            rank.wait(_KILL_SECONDS)
+            rank.close()
+        os.close(self._wake)
+
+
+class _RemoteStep:
+    """The future result of a submitted step. May be asked again after an interrupt."""
+
+    def __init__(self, executor: RemoteExecutor, step_id: int) -> None:
+        self._executor = executor
+        self._step_id = step_id
+        self._result: StepResult | None = None
+
+    def result(self) -> StepResult:
+        if self._result is None:
+            self._result = self._executor.take_reply(self._step_id)
+        return self._result
