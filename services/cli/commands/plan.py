@@ -353,14 +353,10 @@ def _as_text(model: Model, memory: Memory, ranks: Mapping[str, Memory], demand: 
     held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
         held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
-    device = "engine"
-    of_ranks = []
-    if len(ranks) > 1:
-        device = "rank"
-        of_ranks = [
-            f"{name}: weights {size(each.weights)}, KV cache {size(each.cache)}" for name, each in ranks.items()
-        ]
-        of_ranks = [f"ranks      {'; '.join(of_ranks)}"]
+    several = len(ranks) > 1
+    taken = "; ".join(
+        f"{name}: weights {size(each.weights)}, KV cache {size(each.cache)}" for name, each in ranks.items()
+    )
     return "\n".join(
         [
             f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
@@ -370,7 +366,8 @@ def _as_text(model: Model, memory: Memory, ranks: Mapping[str, Memory], demand: 
             f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             *([f"ranks      {taken}"] if several else []),
-            f"{'rank' if several else 'engine':<10} {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
+            f"{'rank' if several else 'engine':<10} {size(memory.usable)}: "
+            f"weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
             f"KV cache {size(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "
