@@ -6,6 +6,7 @@ cut is along outputs, so that an output is one chain of additions, computed by o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -77,3 +78,27 @@ def cut(count: int, parts: int, unit: int = 1) -> list[range]:
     units = -(-count // unit)
     ends = [min(count, unit * (units * part // parts)) for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
+
+
+def cut_layers(owners: Sequence[int], stages: int) -> list[range] | None:
+    """Layers in ``stages`` ranges of neighbours, as equal as can be, the longer ones first; None if there are too few.
+
+    ``owners``: for each layer, itself or the earlier one whose cache it attends over; the two are never separated.
+    """
+    count, needed, ends = len(owners), len(owners), []
+    for layer in reversed(range(count)):
+        # A stage may begin with a layer if neither it nor a later one needs what an earlier one keeps.
+        needed = min(needed, owners[layer])
+        if needed >= layer:
+            ends.append(layer)
+    places = [*reversed(ends), count]  # where stages may begin, and where the last one ends
+    best: dict[int, tuple[int, list[range]]] = {0: (0, [])}
+    for _ in range(stages):
+        longer: dict[int, tuple[int, list[range]]] = {}
+        for begin, (cost, ranges) in best.items():
+            for end in places:
+                found = (cost + (end - begin) ** 2, [*ranges, range(begin, end)])
+                if end > begin and (end not in longer or found[0] <= longer[end][0]):
+                    longer[end] = found
+        best = longer
+    return best[count][1] if count in best else None

@@ -106,6 +106,8 @@ class OPTForCausalLM(CausalLM):
 
     def __init__(self, config: OPTConfig, parts: PartFactory, max_model_len: int) -> None:
         super().__init__(config, parts, max_model_len)
+        if not self.is_first_stage:
+            return
         self.embed_positions = parts.vocab_parallel_embedding(
             f"{self.prefix}.embed_positions", config.max_position_embeddings + _FIRST_POSITION, config.hidden_size
         )

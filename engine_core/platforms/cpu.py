@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
+from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
@@ -85,8 +86,8 @@ class CpuPlatform(Platform):
         extensions = numpy["SIMD Extensions"].get("found", [])
         return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
 
-    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
-        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS))
+    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
