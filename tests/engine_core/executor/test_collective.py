@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, ExecutorError, OutOfMemoryError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import configure
@@ -72,8 +72,8 @@ def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: 
             other = replace(result, bytes_per_block=2 * result.bytes_per_block) if method == "load_model" else result
             return [result, other]
 
-    alone, two = UniProcExecutor(config), TwoWorkers(config)
-    two._names *= 2
+    alone = UniProcExecutor(config)
+    two = TwoWorkers(replace(config, parallel=ParallelConfig(pipeline_parallel_size=2)))
     for executor in (alone, two):
         executor.start(StartupProgress())
         executor.close()
