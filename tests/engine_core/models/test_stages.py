@@ -80,7 +80,7 @@ def test_every_tensor_is_in_one_stage_and_a_tied_table_in_two(name: str, count: 
     CONFIGS[name].save_pretrained(tmp_path)
     checkpoint = open_at(tmp_path, load_format="dummy")
     stages = [set(model_outline(checkpoint, Rank(pp=stage, pp_size=count)).tensors()) for stage in range(count)]
-    tied = {each for each in stages[0] & stages[-1]}
+    tied = stages[0] & stages[-1]
     assert all(each.endswith("embed_tokens.weight") for each in tied)
     assert len(tied) == (1 if checkpoint.config.tie_word_embeddings else 0)  # type: ignore[attr-defined]
     assert set.union(*stages) == set(model_outline(checkpoint).tensors())
