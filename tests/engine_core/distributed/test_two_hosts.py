@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def hosts() -> Iterator[list[str]]:
 
 def _enter(name: str) -> None:
     """Be on that host."""
-    with open(f"/run/netns/{name}") as namespace:
+    with Path(f"/run/netns/{name}").open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
 
