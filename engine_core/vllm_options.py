@@ -10,25 +10,29 @@ from dataclasses import fields
 
 from engine_core.config import EngineConfig, options_of
 
-_ONE_DEVICE = (
-    "is not supported yet: a model runs on one device. For more devices run an engine on each, and list them in "
-    "`ringline processor --engines`"
+_ENGINES = (
+    "is not an option: run as many engines as you want copies of the model, and list them in `ringline processor "
+    "--engines`"
 )
-_ONE_PROCESS = "is not supported: an engine is one process on one device"
+_CONTEXT = "is not supported: {tensor_parallel_size} and {pipeline_parallel_size} divide a model"
+_EXPERTS = "is not supported: {enable_expert_parallel} gives ranks whole experts, always the same ones"
+_HOSTS = "is not an option: {distributed_executor_backend} says where ranks run, ray on several hosts"
 _OWN_GRAPHS = "is not supported: CUDA graphs are captured for fixed batch sizes; {enforce_eager} turns them off"
 
 _INSTEAD: dict[tuple[str, ...], str] = {
     # Several devices
     ("tp",): "is called {tensor_parallel_size} here",
     ("pp",): "is called {pipeline_parallel_size} here",
-    ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _ONE_DEVICE,
-    ("enable_expert_parallel", "ep", "enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _ONE_DEVICE,
-    ("data_parallel_size", "dp", "data_parallel_size_local", "dpl", "data_parallel_rank", "dpn"): _ONE_DEVICE,
-    ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ONE_DEVICE,
-    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb"): _ONE_DEVICE,
-    ("distributed_executor_backend", "nnodes", "node_rank", "master_addr", "master_port"): _ONE_PROCESS,
-    ("worker_cls", "worker_extension_cls", "ray_workers_use_nsight"): _ONE_PROCESS,
-    ("max_parallel_loading_workers", "disable_custom_all_reduce"): _ONE_PROCESS,
+    ("decode_context_parallel_size", "dcp", "prefill_context_parallel_size", "pcp"): _CONTEXT,
+    ("ep",): "is called {enable_expert_parallel} here",
+    ("enable_eplb", "eplb_config", "all2all_backend", "enable_dbo"): _EXPERTS,
+    ("data_parallel_size", "dp", "data_parallel_size_local", "dpl", "data_parallel_rank", "dpn"): _ENGINES,
+    ("data_parallel_start_rank", "dpr", "data_parallel_address", "dpa", "data_parallel_rpc_port", "dpp"): _ENGINES,
+    ("data_parallel_backend", "dpb", "data_parallel_hybrid_lb", "dph", "data_parallel_external_lb"): _ENGINES,
+    ("nnodes", "node_rank", "master_addr", "master_port"): _HOSTS,
+    ("worker_cls", "worker_extension_cls", "ray_workers_use_nsight"): "is not supported: a worker is Ringline's own",
+    ("max_parallel_loading_workers",): "is not supported: every rank reads its own part of the weights at once",
+    ("disable_custom_all_reduce",): "is not needed: ranks gather what they have computed, and never add it up",
     # The checkpoint
     ("trust_remote_code", "code_revision"): (
         "is not supported: no code from a checkpoint is executed; docs/models.md lists the models that run"

@@ -172,21 +172,20 @@ class RemoteExecutor(CollectiveExecutor):
         if not self._ranks:
             raise ExecutorError("the executor does not run: it was not started, or is closed")
         if self._failing.is_set():
-            raise ExecutorError("the executor does not run: it has failed")
+            raise ExecutorError(f"the executor does not run: it has failed: {self._error}") from self._error
         return self._ranks
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
         """Blocks while a rank does not read, which ends with its failure."""
-        try:
+        with suppress(OSError):
             rank.connections.calls.send_bytes(message)
-        except OSError:
-            raise self._lost() from None
+            return
+        raise self._lost()
 
     def _receive(self, rank: RankProcess) -> Any:
-        try:
+        with suppress(EOFError, OSError):
             return rank.connections.calls.recv()
-        except (EOFError, OSError):
-            raise self._lost() from None
+        raise self._lost()
 
     def _lost(self) -> BaseException:
         """The reason why a connection does not work, which the monitor finds."""
@@ -207,10 +206,10 @@ class RemoteExecutor(CollectiveExecutor):
                 return
             self._error = error
             self._failing.set()
+        os.eventfd_write(self._wake, 1)
         for rank in self._ranks:
             rank.connections.shut()
             rank.kill()
-        os.eventfd_write(self._wake, 1)
         try:
             super().fail(error)
         finally:

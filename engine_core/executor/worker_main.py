@@ -1,4 +1,4 @@
-"""What the process of a rank of ``MultiprocExecutor`` runs: ``python -m engine_core.executor.worker_main``.
+"""What the process of a rank of ``MultiprocExecutor`` runs.
 
 The arguments are descriptors that it inherits: of its two connections, and of the pipe that ends it with the engine.
 Further ones only make room for the title of the process.
@@ -40,7 +40,3 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # nothing that a library does at exit may keep the engine waiting
-
-
-if __name__ == "__main__":
-    main()

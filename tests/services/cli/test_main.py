@@ -62,8 +62,8 @@ def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
     assert "Traceback" not in done.stderr
 
 
-ONE_DEVICE = (
-    "is not supported yet: a model runs on one device. For more devices run an engine on each, and list them in "
+ENGINES = (
+    "is not an option: run as many engines as you want copies of the model, and list them in "
     "`ringline processor --engines`."
 )
 
@@ -71,10 +71,10 @@ ONE_DEVICE = (
 @pytest.mark.parametrize(
     ("command_line", "message"),
     [
-        ("serve m --tensor-parallel-size 2", f"--tensor-parallel-size {ONE_DEVICE}"),
-        ("engine m --tensor_parallel_size=2", f"--tensor_parallel_size {ONE_DEVICE}"),
-        ("engine m -tp 2", f"-tp {ONE_DEVICE}"),
-        ("engine m -tp2", f"-tp2 {ONE_DEVICE}"),
+        ("serve m --data-parallel-size 2", f"--data-parallel-size {ENGINES}"),
+        ("engine m --data_parallel_size=2", f"--data_parallel_size {ENGINES}"),
+        ("engine m -dp 2", f"-dp {ENGINES}"),
+        ("engine m -tp2", "-tp2 is called --tensor-parallel-size here."),
         (
             "engine m --no-enable-lora",
             "--no-enable-lora is not supported yet: merge the adapter into the model's weights, and serve the merged "

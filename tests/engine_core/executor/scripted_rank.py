@@ -1,0 +1,119 @@
+"""Ranks without a model: processes that do what a test says, for an executor that takes them for real ones. They start
+in a quarter of a second, as they need no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from engine_core.config import EngineConfig, ParallelConfig
+from engine_core.distributed.ranks import Rank
+from engine_core.executor import rank_loop, worker_main
+from engine_core.executor.local_rank import LocalRank
+from engine_core.executor.rank_connection import RankReport, RankStart
+from engine_core.progress import StartupProgress
+from engine_core.step import StepPlan, StepResult
+
+Do = Callable[[], None]
+
+
+class ScriptedRank(LocalRank):
+    module = "tests.engine_core.executor.scripted_rank"
+
+
+class ScriptedWorker:
+    """Has the methods of a ``Worker`` that an executor calls after the start, and some that a test calls."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self._seen: list[Any] = []
+        self._in_step: tuple[Any, ...] | None = None
+
+    def echo(self, *arguments: Any) -> tuple[Any, ...]:
+        return self.rank.number, *arguments
+
+    def seen(self) -> list[Any]:
+        return self._seen
+
+    def do(self, number: int, what: str, argument: Any) -> None:
+        """On one rank: raise an error, exit with a code, write a line and exit, stop, or sleep for seconds."""
+        if number != self.rank.number:
+            return
+        if what == "raise":
+            raise argument
+        if what == "exit":
+            print("the last words", file=sys.stderr)
+            os._exit(argument)
+        if what == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "sleep":
+            time.sleep(argument)
+
+    def in_step(self, *what: Any) -> None:
+        """``do`` it in the next step."""
+        self._in_step = what
+
+    def count(self, report: Callable[[int, int], None]) -> int:
+        for done in range(4):
+            report(done, 4)
+        report(4, 4)
+        return 4
+
+    def launch(self, plan: StepPlan) -> Any:
+        what, self._in_step = self._in_step, None
+        if what is not None:
+            self.do(*what)
+        self._seen.append(plan.step_id)
+        token_ids = np.array([plan.step_id, self.rank.number])
+        tensor = SimpleNamespace(cpu=lambda: SimpleNamespace(numpy=lambda: token_ids))
+        return SimpleNamespace(result=lambda: StepResult(plan.step_id, [token_ids.tolist()]), token_ids=tensor)
+
+    def follow(self, plan: StepPlan) -> None:
+        self.launch(plan)
+
+    def commit(self, step_id: int, sampled: Any) -> None:
+        self._seen.append((step_id, sampled.tolist()))
+
+    def close(self) -> None: ...
+
+
+def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Any:
+    report(RankReport("here", os.getpid(), {"build": "1"}))
+    return ScriptedWorker(start.rank)
+
+
+def main() -> None:
+    rank_loop._make_worker = _make_worker
+    worker_main.main()
+
+
+@contextmanager
+def scripted(tp: int = 2, pp: int = 1, serving: bool = True, timeout: float = 20.0) -> Iterator[Any]:
+    """An executor with such ranks, started as far as the first call, or as far as steps; closed at the end."""
+    from engine_core.executor.remote import RemoteExecutor  # only here: a rank needs no torch
+
+    class ScriptedExecutor(RemoteExecutor):
+        def start_ranks(self) -> list[ScriptedRank]:
+            size = tp * pp
+            ranks = [Rank(number % tp, tp, number // tp, pp, size, number) for number in range(size)]
+            return [ScriptedRank(rank, self.title(rank)) for rank in ranks]
+
+    parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp, worker_start_timeout=timeout)
+    executor = ScriptedExecutor(EngineConfig(parallel=parallel), "scripted")
+    executor.largest_step_seconds = 0.0
+    try:
+        executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
+        if serving:
+            executor.start_steps()
+        yield executor
+    finally:
+        executor.close()

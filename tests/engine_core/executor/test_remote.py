@@ -1,0 +1,276 @@
+"""Executors whose ranks are processes: calls, steps, and all ways in which one can fail. Ranks have no model here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_core.config import EngineConfig, ParallelConfig, SchedulerConfig
+from engine_core.errors import CheckpointError, ConfigError, ExecutorError
+from engine_core.executor import remote
+from engine_core.executor.identity import require_equal
+from engine_core.executor.multiproc import MultiprocExecutor
+from engine_core.executor.rank_connection import portable
+from engine_core.progress import StartupProgress
+from engine_core.startup import start_engine
+from engine_core.step import StepPlan
+from tests.processes import alive
+
+from .scripted_rank import scripted
+
+NOTICED = 1.0
+"""Seconds in which a failure is noticed, whatever it is."""
+
+
+def plan(step_id: int) -> StepPlan:
+    return StepPlan(step_id, [], [], [], [], [], {})
+
+
+class Failure:
+    """When an executor failed, and with what."""
+
+    def __init__(self, executor: Any) -> None:
+        self._failed = threading.Event()
+        self.errors: list[BaseException] = []
+        executor.on_failure(self._note)
+        self._start = time.monotonic()
+
+    def _note(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self._seconds = time.monotonic() - self._start
+        self._failed.set()
+
+    def wait(self) -> str:
+        assert self._failed.wait(10)
+        assert self._seconds < NOTICED
+        [error] = self.errors
+        return str(error)
+
+
+def pids(executor: Any) -> list[int]:
+    return [rank._process.pid for rank in executor._ranks]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """No process, zombie, descriptor or thread."""
+    before = sorted(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
+    yield
+    assert (sorted(os.listdir("/proc/self/fd")), threading.active_count()) == before  # noqa: PTH208
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_calls_are_answered_by_rank_and_progress_is_of_all_together() -> None:
+    with scripted(tp=2, pp=2, serving=False) as executor:
+        assert executor.collective_rpc("echo", "a", 2) == [(rank, "a", 2) for rank in range(4)]
+        told: list[tuple[int, int]] = []
+        assert executor.collective_rpc("count", on_progress=lambda *each: told.append(each)) == [4] * 4
+        assert told[-1] == (16, 16)
+        assert all(total == 16 for _, total in told)
+        titles = [Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") for pid in pids(executor)]
+        assert titles[1:3] == ["ringline engine scripted rank tp1/2 pp0/2", "ringline engine scripted rank tp0/2 pp1/2"]
+
+
+def test_a_step_is_answered_by_the_rank_that_samples_and_others_hear_of_its_tokens_with_the_next_plan() -> None:
+    with scripted(tp=1, pp=3) as executor:
+        pending = [executor.submit(plan(step)) for step in range(3)]
+        assert [each.result().token_ids for each in pending] == [[[step, 2]] for step in range(3)]
+        assert pending[0].result().step_id == 0  # asked again
+        executor.submit(plan(3)).result()
+        executor.submit(plan(4)).result()
+        follower, also, sampler = executor.collective_rpc("seen")
+        assert sampler == [0, 1, 2, 3, 4]
+        assert follower == also == [0, 1, 2, (0, [0, 2]), (1, [1, 2]), (2, [2, 2]), 3, (3, [3, 2]), 4]
+
+
+@pytest.mark.parametrize("error", [ConfigError("dtype", "x", "y"), CheckpointError("damaged"), ValueError("what")])
+def test_what_a_worker_raises_is_raised_as_it_is(error: Exception) -> None:
+    with scripted(serving=False) as executor, pytest.raises(type(error)) as caught:
+        executor.collective_rpc("do", 1, "raise", error)
+    assert str(caught.value) == str(error)
+
+
+class _Unportable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def test_an_exception_that_cannot_be_pickled_says_the_same() -> None:
+    error = portable(_Unportable(1, 2))
+    assert (type(error), str(error)) == (ExecutorError, "_Unportable: 1 2")
+
+
+def test_a_call_that_takes_too_long_names_rank_stage_and_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.2)
+    late = r"^rank tp1/2 pp0/1 did not finish do within --worker-start-timeout=1 s: "
+    with scripted(serving=False, timeout=1.0) as executor, pytest.raises(ExecutorError, match=late):
+        executor.collective_rpc("do", 1, "sleep", 60)
+
+
+def test_a_rank_that_dies_during_a_call_leaves_its_last_words() -> None:
+    with scripted(serving=False) as executor:
+        failure = Failure(executor)
+        died = r"^rank tp1/2 pp0/1 \(pid \d+\) ended with exit code 3; its last lines: the last words$"
+        with pytest.raises(ExecutorError, match=died) as caught:
+            executor.collective_rpc("do", 1, "exit", 3)
+        assert failure.errors == [caught.value]
+        with pytest.raises(ExecutorError, match="does not run: it has failed"):
+            executor.submit(plan(1))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_step_that_raises_on_any_rank_ends_the_executor(number: int) -> None:
+    with scripted() as executor:
+        failure = Failure(executor)
+        executor.collective_rpc("in_step", number, "raise", IndexError("no such token"))
+        message = rf"step 7 failed on rank tp{number}/2 pp0/1: IndexError: no such token$"
+
+        def steps() -> None:
+            for step in (7, 8, 9):
+                executor.submit(plan(step)).result()
+                time.sleep(0.2)  # the rank that samples has not failed
+
+        with pytest.raises(ExecutorError, match=message):
+            steps()
+        [error] = failure.errors
+        assert isinstance(error.__cause__, IndexError)
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize(("number", "sign", "words"), [
+    (0, signal.SIGKILL, "was killed by SIGKILL"),
+    (1, signal.SIGKILL, "was killed by SIGKILL"),
+    (1, signal.SIGSTOP, "has not beaten for 0.7 s"),
+])  # fmt: skip
+def test_a_rank_that_is_killed_or_stopped_ends_all_within_a_second(
+    number: int, sign: signal.Signals, words: str, in_step: bool
+) -> None:
+    with scripted() as executor:
+        if in_step:
+            executor.collective_rpc("in_step", 0, "sleep", 60)
+            pending = executor.submit(plan(1))
+        failure, children = Failure(executor), pids(executor)
+        os.kill(children[number], sign)
+        assert words in failure.wait()
+        if in_step:
+            with pytest.raises(ExecutorError, match=words):
+                pending.result()
+        executor.close()
+        assert not any(map(alive, children))
+
+
+def test_a_rank_whose_link_is_cut_ends_all() -> None:
+    with scripted() as executor:
+        failure = Failure(executor)
+        executor._ranks[1].connections.shut()
+        assert failure.wait().startswith("rank tp1/2 pp0/1")
+
+
+def test_a_machine_that_stands_still_is_no_failure() -> None:
+    with scripted() as executor:
+        failure = Failure(executor)
+        everyone = [*pids(executor)]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        # The monitor's thread cannot be stopped alone: the whole process would be. It is late instead.
+        threading.Event().wait(0.5)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+        assert failure.errors == []
+        assert executor.submit(plan(1)).result().step_id == 1
+
+
+def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.5)
+    with scripted(serving=False) as executor:
+        children = pids(executor)
+        os.kill(children[1], signal.SIGSTOP)
+        start = time.monotonic()
+        executor.close()
+        assert 0.5 < time.monotonic() - start < 1.5
+        assert not any(map(alive, children))
+        with pytest.raises(ExecutorError, match="it was not started, or is closed"):
+            executor.collective_rpc("echo")
+
+
+PARENT = """
+import os, time
+from engine_core.distributed.ranks import Rank
+from tests.engine_core.executor.scripted_rank import ScriptedRank
+ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
+assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they run
+os.kill(ranks[1]._process.pid, 19)
+print(*(rank._process.pid for rank in ranks), flush=True)
+time.sleep(60)
+"""
+
+
+def test_no_rank_outlives_an_engine_that_is_killed_whether_it_runs_or_is_stopped() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(children) == 2
+        assert all(map(alive, children))
+        parent.kill()
+    end = time.monotonic() + NOTICED
+    while any(map(alive, children)):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_cannot_run_is_refused_by_name() -> None:
+    def refused(scheduler: SchedulerConfig | None = None, **options: Any) -> str:
+        config = EngineConfig(scheduler=scheduler or SchedulerConfig(), parallel=ParallelConfig(**options))
+        with pytest.raises(ConfigError) as caught:
+            _ = start_engine(config, StartupProgress()) if scheduler is None else MultiprocExecutor(config)
+        return str(caught.value)
+
+    assert refused(tensor_parallel_size=2, distributed_executor_backend="uni") == (
+        "distributed_executor_backend='uni' is not usable: expected mp or ray for more than one rank; "
+        "tensor_parallel_size × pipeline_parallel_size is 2"
+    )
+    asked = refused(SchedulerConfig(async_scheduling=True), pipeline_parallel_size=2)
+    assert asked.startswith("async_scheduling=True is not usable: expected False with more than one rank")
+
+
+def test_more_ranks_than_processors_are_refused_unless_threads_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine_core.config import DeviceConfig
+    from engine_core.executor import multiproc
+
+    monkeypatch.setattr(multiproc, "usable_cpus", lambda: 3)
+    parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+    refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors; "
+    with pytest.raises(ConfigError, match=refusal):
+        multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
+    multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
+
+
+def test_a_rank_with_another_build_is_named() -> None:
+    same = {"torch": "2.11.0", "checkpoint": "aa"}
+    require_equal([same, dict(same)], ["rank 0", "rank 1"])
+    with pytest.raises(
+        ExecutorError, match=r"^rank 1 has another torch than rank 0: 2\.12\.0 and 2\.11\.0\. Give every"
+    ):
+        require_equal([same, same | {"torch": "2.12.0"}], ["rank 0", "rank 1"])
+
+
+def test_tokens_keep_their_type() -> None:
+    with scripted() as executor:
+        executor.submit(plan(5)).result()
+        [(step_id, sampled)] = executor._results
+        assert (step_id, sampled.dtype, sampled.tolist()) == (5, np.int64, [5, 0])
