@@ -120,5 +120,5 @@ def test_so_they_do_with_drafts(directory: Path, whole: tuple[dict[object, objec
 def test_more_stages_than_layers_are_refused_before_any_worker_is_made(directory: Path) -> None:
     executor = ThreadedExecutor(configure(model=str(directory), pipeline_parallel_size=7))
     with pytest.raises(ConfigError, match="pipeline_parallel_size"):
-        executor._start(StartupProgress())
-    assert not hasattr(executor, "workers")
+        executor.start(StartupProgress())
+    assert executor.workers == []

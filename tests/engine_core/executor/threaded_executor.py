@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine_core.config import EngineConfig
 from engine_core.distributed.ranks import Rank
 from engine_core.executor.collective import CollectiveExecutor
 from engine_core.executor.worker import ModelReport, Worker
@@ -40,13 +41,18 @@ class ThreadedExecutor(CollectiveExecutor):
     spare_blocks: int | None = None
     """Blocks of the cache besides those of the longest sequence; None: as many as there is memory for."""
 
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.workers: list[Worker] = []
+        self.threads: list[ThreadPoolExecutor] = []
+        self.arrived: list[Sampled] = []
+
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         parallel = self._config.parallel
         tp_size, pp_size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         ranks = [Rank(tp, tp_size, pp, pp_size) for pp in range(pp_size) for tp in range(tp_size)]
         self.workers = [Worker(self._config, checkpoint, rank) for rank in ranks]
         self.threads = [ThreadPoolExecutor(max_workers=1) for _ in ranks]
-        self.arrived: list[Sampled] = []
 
     def collective_rpc(
         self, method: str, *arguments: Any, on_progress: Callable[[int, int], None] | None = None
