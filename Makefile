@@ -46,7 +46,7 @@ test-wide: setup  ## the cases that `make test` leaves out because they take min
 test-models: setup  ## every family of models in all its shapes, against transformers
 	$(TEST_ENV) .venv/bin/python -m pytest --models -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
-test-distributed: setup $(RAY)  ## engines of many ranks, over processes and a Ray cluster, beside one; PYTEST="-k ray" to choose
+test-distributed: setup $(RAY)  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose

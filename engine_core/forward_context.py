@@ -33,6 +33,20 @@ class LayerContext:
 
 
 @dataclass(frozen=True, slots=True)
+class IntermediateTensors:
+    """What the layers of a stage take of a step from the stage before, or the first ones from the embedding."""
+
+    hidden: torch.Tensor
+    """[T, H]"""
+    per_layer: torch.Tensor | None = None
+    """As in ``ForwardContext``."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """In the order of the fields, those that there are."""
+        return [self.hidden] if self.per_layer is None else [self.hidden, self.per_layer]
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What all layers take of a step. Whoever runs a model gives the first three, the model adds the others."""
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-from torch.distributed import PrefixStore, Store
+from torch.distributed import PrefixStore, ProcessGroupGloo, Store
 
 from engine_core.distributed.collectives import RankFailedError, StageLinks, TensorCollectives
 
@@ -46,8 +46,6 @@ def gloo_group(store: Store, name: str, rank: int, size: int, host: str, timeout
 
     No wait for another rank is longer than ``timeout`` seconds, here or later. Raises ``RankFailedError``.
     """
-    from torch.distributed import ProcessGroupGloo
-
     kind: Any = ProcessGroupGloo
     options = kind._Options()
     options._timeout, options._threads = timedelta(seconds=timeout), 1

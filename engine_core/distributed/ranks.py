@@ -6,8 +6,11 @@ cut is along outputs, so that an output is one chain of additions, computed by o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from engine_core.config import ParallelConfig
 
 UNIT = 16
 """Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
@@ -58,6 +61,16 @@ class Rank:
         return f"tp{self.tp}/{self.tp_size} pp{self.pp}/{self.pp_size}"
 
 
+def ranks_on_one_host(parallel: ParallelConfig) -> list[Rank]:
+    """All ranks of an engine, by number."""
+    tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
+    whole_experts = parallel.enable_expert_parallel
+    return [
+        Rank(number % tp_size, tp_size, number // tp_size, pp_size, size, number, whole_experts)
+        for number in range(size)
+    ]
+
+
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:
     """``count`` numbers in ``parts`` ranges of neighbours, as equal as whole units of ``unit`` allow; the last unit may
     be incomplete.
@@ -65,3 +78,27 @@ def cut(count: int, parts: int, unit: int = 1) -> list[range]:
     units = -(-count // unit)
     ends = [min(count, unit * (units * part // parts)) for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
+
+
+def cut_layers(owners: Sequence[int], stages: int) -> list[range] | None:
+    """Layers in ``stages`` ranges of neighbours, as equal as can be, the longer ones first; None if there are too few.
+
+    ``owners``: for each layer, itself or the earlier one whose cache it attends over; the two are never separated.
+    """
+    count, needed, ends = len(owners), len(owners), []
+    for layer in reversed(range(count)):
+        # A stage may begin with a layer if neither it nor a later one needs what an earlier one keeps.
+        needed = min(needed, owners[layer])
+        if needed >= layer:
+            ends.append(layer)
+    places = [*reversed(ends), count]  # where stages may begin, and where the last one ends
+    best: dict[int, tuple[int, list[range]]] = {0: (0, [])}
+    for _ in range(stages):
+        longer: dict[int, tuple[int, list[range]]] = {}
+        for begin, (cost, ranges) in best.items():
+            for end in places:
+                found = (cost + (end - begin) ** 2, [*ranges, range(begin, end)])
+                if end > begin and (end not in longer or found[0] <= longer[end][0]):
+                    longer[end] = found
+        best = longer
+    return best[count][1] if count in best else None

@@ -1,24 +1,25 @@
 """Ranks of one host gather through memory that they share, by native kernels: a captured step holds its gathers, too.
 
 Each rank copies what it has to where all others read it, and waits for them (kernels/cpu/gather.h, barrier.h). The
-result is that shared memory itself. It must not be written again while another rank may still read it, so:
+result is that shared memory itself: a slot, which must not be written again while any rank may still read it. So:
 
-- All ranks make the same calls in the same order, and let go of tensors at the same places. So they choose the same
-  memory, without a word to each other; that they do is checked in every call.
-- Memory is used again only after a barrier that follows the end of the last tensor on it: every rank has got there,
-  and reads it no more.
-- Captured calls have memory that only captures use, since a replay writes to it whatever else is alive. The first of
-  them in a capture is a barrier: after it no rank reads what the replay before left.
+- With every call each rank says which slots its tensors are in. A slot is taken again once no rank has said so in the
+  last call: all have got there, and read it no more. Since all know the same, they choose the same slot without another
+  word, however long one of them keeps a tensor. That they do is checked in every call.
+- Captured calls have slots that only captures take, since a replay writes to them whatever else is alive. They say
+  nothing: what is captured is the same on all ranks. The first of them in a capture is a barrier, after which no rank
+  reads what the replay before left.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,12 +27,14 @@ import torch
 from engine_core.distributed.collectives import RankFailedError, TensorCollectives
 from engine_core.distributed.shared_region import REGION_BYTES, share_region
 from engine_core.kernels.arguments import structures
-from engine_core.kernels.capture import check, current_capture
+from engine_core.kernels.capture import Kernel, check, current_capture
 from engine_core.kernels.library import Kernels
 from engine_core.kernels.memory import take_now
 
 _CACHE_LINE = 64
-_LEAST_SLOT = 1 << 16
+_LEAST_CAPACITY = 1 << 20
+_MOST_SLOTS = 256
+"""Bits of ``RinglineBarrier.held``."""
 
 
 class _Memory:
@@ -42,7 +45,7 @@ class _Memory:
         self.bytes = np.frombuffer(region, np.uint8)
         self.address: int = self.bytes.ctypes.data
         self.ranks = structures()["RinglineRanks"].from_buffer(region)
-        self._next = -(-(1 + size) * _CACHE_LINE // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._next = -(-(1 + 2 * size) * _CACHE_LINE // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def reserve(self, size: int) -> int:
         """Where ``size`` bytes begin. Raises ``MemoryError``."""
@@ -57,41 +60,55 @@ class _Memory:
 class _Slot:
     """Memory for one tensor at a time."""
 
+    number: int
     place: int
     capacity: int
     taken: int = 0
     """Bytes that the system has given."""
-    last_used: int = -1
-    """How many barriers there had been when its last tensor ended."""
 
 
 class _Slots:
-    """Slots for tensors: those of captured calls, or all others."""
+    """Slots for tensors: those of captured calls, or all others. Sets of slots are bits of a number."""
 
     def __init__(self) -> None:
-        self._free: list[_Slot] = []
-        self.barriers = 0
+        self._slots: list[_Slot] = []
+        self._held = set[int]()
+        self._foreign = 0
+        self._busy = 0
+
+    @property
+    def held(self) -> int:
+        """Those that tensors of this rank are in."""
+        return sum(1 << number for number in tuple(self._held))
+
+    def met(self, held_by_any: int) -> None:
+        """All ranks have met, and these were held by one of them."""
+        self._busy = self._foreign = held_by_any
+
+    def met_in_capture(self) -> None:
+        """All ranks capture that they meet. What they take and let go in a capture is the same."""
+        self._busy = self._foreign | self.held
 
     def take(self, memory: _Memory, rows: int, width: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
         """A tensor [rows, width] with unspecified contents, and where it is. Raises ``MemoryError``."""
         size = rows * width * dtype.itemsize
-        fitting = [slot for slot in self._free if slot.capacity >= size and slot.last_used < self.barriers]
-        if fitting:
-            slot = min(fitting, key=lambda free: (free.capacity, free.place))
-            self._free.remove(slot)
-        else:
-            # Powers of two, so that steps of ever more rows do not leave ever more slots too small for the next one.
-            capacity = max(_LEAST_SLOT, 1 << (size - 1).bit_length())
-            slot = _Slot(memory.reserve(capacity), capacity)
+        fitting = [slot for slot in self._slots if slot.capacity >= size and not self._busy >> slot.number & 1]
+        slot = min(fitting, key=lambda each: each.capacity) if fitting else self._new(memory, size)
         if size > slot.taken:
             _take_pages(memory, slot, size)
+        self._busy |= 1 << slot.number
+        self._held.add(slot.number)
         handle = memory.bytes[slot.place : slot.place + size]  # lives as long as any tensor on the memory
-        weakref.finalize(handle, self._free_again, slot).atexit = False
+        weakref.finalize(handle, self._held.discard, slot.number).atexit = False
         return slot.place, torch.from_numpy(handle).view(dtype).view(rows, width)
 
-    def _free_again(self, slot: _Slot) -> None:
-        slot.last_used = self.barriers
-        self._free.append(slot)
+    def _new(self, memory: _Memory, size: int) -> _Slot:
+        if len(self._slots) == _MOST_SLOTS:
+            raise MemoryError(f"more than {_MOST_SLOTS} results that ranks share are in use")
+        # Powers of two, so that steps of ever more rows do not leave ever more slots too small for the next one.
+        capacity = max(_LEAST_CAPACITY, 1 << (size - 1).bit_length())
+        self._slots.append(_Slot(len(self._slots), memory.reserve(capacity), capacity))
+        return self._slots[-1]
 
 
 def _take_pages(memory: _Memory, slot: _Slot, size: int) -> None:
@@ -162,7 +179,7 @@ class ShmCollectives(TensorCollectives):
         )
 
     def barrier(self) -> None:
-        self._meet(self._open())
+        self._meet(self._kernels.barrier, self._kernels.barrier.arguments(), self._open())
 
     def abort(self) -> None:
         memory = self._memory
@@ -179,16 +196,6 @@ class ShmCollectives(TensorCollectives):
             raise RankFailedError("this rank has left the others")
         return self._memory
 
-    def _meet(self, memory: _Memory) -> None:
-        kernel = self._kernels.barrier
-        arguments = kernel.arguments(ranks=memory.address, rank=self.rank, size=self.size)
-        check(kernel(arguments))
-        self._count()
-
-    def _count(self) -> None:
-        slots = self._slots if current_capture() is None else self._captured_slots
-        slots.barriers += 1
-
     def _gather(
         self,
         x: torch.Tensor,
@@ -200,28 +207,48 @@ class ShmCollectives(TensorCollectives):
         **fields: int,
     ) -> torch.Tensor:
         """[rows · groups, width] for ``shape``; this rank's columns begin at ``column``."""
-        memory, captured = self._open(), current_capture()
+        memory, captured, kernel = self._open(), current_capture(), self._kernels.gather
         (rows, groups, width), room = shape, shape[0]
         if captured is not None:
             if captured.keep(memory):
-                self._meet(memory)
+                self._begin_capture(memory)
             room = captured.pool.max_rows
         slots = self._slots if captured is None else self._captured_slots
         place, output = slots.take(memory, room * groups, width, x.dtype)
-        result = self._kernels.gather.run(
-            ranks=memory.address,
-            x=x,
-            ids=ids,
+        arguments = kernel.arguments(
+            x=x.data_ptr(),
+            ids=None if ids is None else ids.data_ptr(),
             output=output.data_ptr() + column * x.itemsize,
             rows=rows,
             groups=groups,
             output_stride=width * x.itemsize,
             place=place,
             layout=zlib.crc32(repr(layout).encode()),
-            rank=self.rank,
-            size=self.size,
+            num_threads=torch.get_num_threads(),
             **fields,
         )
-        check(result)
-        self._count()
+        self._meet(kernel, arguments, memory)
         return output[: rows * groups]
+
+    def _begin_capture(self, memory: _Memory) -> None:
+        """Find out which slots are in use, and let each replay begin with a barrier."""
+        kernel = self._kernels.barrier
+        self._call(kernel.function, kernel.arguments(), memory, self._captured_slots)
+        self._meet(kernel, kernel.arguments(), memory)
+
+    def _meet(self, kernel: Kernel, arguments: Any, memory: _Memory) -> None:
+        """Call ``kernel``, or capture the call."""
+        if current_capture() is None:
+            self._call(kernel, arguments, memory, self._slots)
+        else:
+            arguments.ranks, arguments.rank, arguments.size = memory.address, self.rank, self.size
+            kernel(arguments)
+            self._captured_slots.met_in_capture()
+
+    def _call(self, call: Callable[[Any], int], arguments: Any, memory: _Memory, slots: _Slots) -> None:
+        """Tell the others which of ``slots`` are held, and hear it from them."""
+        held = ctypes.create_string_buffer(slots.held.to_bytes(_MOST_SLOTS // 8, "little"), _MOST_SLOTS // 8)
+        arguments.ranks, arguments.rank, arguments.size = memory.address, self.rank, self.size
+        arguments.held = ctypes.addressof(held)
+        check(call(arguments))
+        slots.met(int.from_bytes(held.raw, "little"))

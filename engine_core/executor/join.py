@@ -1,24 +1,64 @@
-"""How a rank connects to the others of its engine."""
+"""How a worker connects to the other ranks of its engine."""
 
 from __future__ import annotations
 
-from engine_core.distributed.collectives import TensorCollectives
+import socket
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore
+
+from engine_core.distributed.collectives import RankFailedError, StageLinks, TensorCollectives
+from engine_core.distributed.process_group import (
+    Group,
+    ProcessGroupCollectives,
+    ProcessGroupLinks,
+    gloo_group,
+    nccl_group,
+)
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
-from engine_core.platforms.base import Platform
+from engine_core.distributed.shm import ShmCollectives
+from engine_core.kernels.library import load_kernels
 
 
-def join_stage(rendezvous: Rendezvous, rank: Rank, device: Platform, timeout: float) -> TensorCollectives | None:
-    """What the ranks of this stage do together; None for a single one. Raises ``RankFailedError``.
+def join(
+    rendezvous: Rendezvous, rank: Rank, device: torch.device, timeout: float
+) -> tuple[TensorCollectives | None, StageLinks | None]:
+    """What the ranks of this stage do together, and the links to the stages beside it; None where there are no others.
 
-    ``timeout``: seconds for the others to come.
+    ``timeout``: seconds for the others to come, and later for each of their answers. Raises ``RankFailedError``.
     """
-    if rank.tp_size == 1:
-        return None
-    if rendezvous.tensor_transport == "shm":
-        from engine_core.distributed.shm import ShmCollectives
-        from engine_core.kernels.library import load_kernels
-
+    collectives: TensorCollectives | None = None
+    links: StageLinks | None = None
+    if rank.tp_size > 1 and rendezvous.tensor_transport == "shm":
         key = f"{rendezvous.key}-{rank.pp}"
-        return ShmCollectives.join(key, rank.tp, rank.tp_size, timeout, load_kernels())
-    raise NotImplementedError(rendezvous.tensor_transport)
+        collectives = ShmCollectives.join(key, rank.tp, rank.tp_size, timeout, load_kernels())
+    elif rank.tp_size > 1:
+        group = _group(rendezvous, f"stage {rank.pp}", rank.tp, rank.tp_size, timeout)
+        collectives = ProcessGroupCollectives(group, timeout)
+    if rank.pp_size > 1:
+        group = _group(rendezvous, f"links {rank.tp}", rank.pp, rank.pp_size, timeout)
+        links = ProcessGroupLinks(group, device)
+    return collectives, links
+
+
+def _group(rendezvous: Rendezvous, name: str, rank: int, size: int, timeout: float) -> Group:
+    host, port = rendezvous.store_host, rendezvous.store_port
+    assert host is not None
+    try:
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+        own = _address_towards(host, port)
+    except (RuntimeError, OSError) as error:
+        raise RankFailedError(f"the engine's meeting point at {host}:{port} does not answer: {error}") from error
+    name = f"{rendezvous.key} {name}"
+    if rendezvous.tensor_transport == "nccl":
+        return nccl_group(store, name, rank, size, timeout)
+    return gloo_group(store, name, rank, size, own, timeout)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """An address of this host, on the way to ``host``, where the other ranks are, too. Nothing is sent."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, port))
+        return str(way.getsockname()[0])

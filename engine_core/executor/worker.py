@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from engine_core.config import EngineConfig, RequestMemory
-from engine_core.distributed.collectives import TensorCollectives
+from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.errors import OutOfMemoryError
-from engine_core.executor.join import join_stage
+from engine_core.executor.join import join
 from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
 from engine_core.kv_cache_interface import KVCacheConfig
@@ -111,6 +111,7 @@ class Worker:
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)
         self._collectives: TensorCollectives | None = None
+        self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
@@ -144,7 +145,7 @@ class Worker:
     def join(self, rendezvous: Rendezvous) -> None:
         """Connect to the other ranks; all of them call it at the same time. Raises ``RankFailedError``."""
         timeout = self._config.parallel.worker_start_timeout
-        self._collectives = join_stage(rendezvous, self.rank, self.device, timeout)
+        self._collectives, self._links = join(rendezvous, self.rank, self.device.torch_device, timeout)
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
@@ -198,8 +199,8 @@ class Worker:
                 f"the system refused {size(blocks * kv_cache_config.bytes_per_block)} for the KV cache: {error}. "
                 f"Lower {flag}."
             ) from error
-        self._runner = self.device.make_runner(self.model, self._new_batch())
-        return blocks * kv_cache_config.bytes_per_block if self.device.uses_host_memory and not now else 0
+        self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
+        return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0
 
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
         """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
@@ -247,9 +248,10 @@ class Worker:
         """Free weights, cache and batch. Idempotent."""
         self._runner = None
         self._kv_caches = []
-        collectives, self._collectives = self._collectives, None
-        if collectives is not None:
-            collectives.close()
+        for connection in (self._collectives, self._links):
+            if connection is not None:
+                connection.close()
+        self._collectives = self._links = None
         if hasattr(self, "model"):
             del self.model
             self.device.trim()

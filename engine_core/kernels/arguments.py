@@ -17,6 +17,8 @@ MAX_HEAD_DIM = 1024
 """``kMostHeadDim`` of cpu/rope.h."""
 NUMBER_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 """``RinglineNumberType``"""
+DONE, NO_MEMORY, RANK_FAILED, RANKS_DISAGREE = range(4)
+"""``RinglineResult``"""
 KERNELS, INT8_KERNELS = "RINGLINE_KERNELS", "RINGLINE_INT8_KERNELS"
 """The lists."""
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine_core.distributed.collectives import RankFailedError
-from engine_core.kernels.arguments import structures
+from engine_core.kernels.arguments import DONE, NO_MEMORY, RANK_FAILED, structures
 from engine_core.kernels.memory import streaming_bytes
 
 _state = threading.local()
@@ -33,11 +33,11 @@ class NotCapturableError(Exception):
 
 def check(result: int) -> None:
     """Raises ``MemoryError`` or ``RankFailedError`` for the ``RinglineResult`` of a kernel, unless it is done."""
-    if result == 1:
+    if result == NO_MEMORY:
         raise MemoryError("no memory for the intermediate results of a step")
-    if result == 2:
+    if result == RANK_FAILED:
         raise RankFailedError("another rank of the engine has failed or is gone")
-    if result != 0:
+    if result != DONE:
         raise RankFailedError("the ranks of the engine do not make the same calls: a defect of the engine")
 
 

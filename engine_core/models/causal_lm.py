@@ -6,6 +6,7 @@ size.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.forward_context import ForwardContext, LayerContext, LayerPlace
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
@@ -31,7 +32,10 @@ class DecoderLayer(Protocol):
 
 
 class CausalLM(LanguageModel):
-    """An embedding, layers that its family makes, a norm and a head."""
+    """An embedding, layers that its family makes, a norm and a head; or one of several stages of that.
+
+    The first stage has the embedding, with the head if that is the same table, and the last one norm and head.
+    """
 
     model_type: ClassVar[str]
     """What config.json calls the family."""
@@ -51,26 +55,26 @@ class CausalLM(LanguageModel):
     def __init__(self, config: ArchitectureConfig, parts: PartFactory, max_model_len: int) -> None:
         """Make the parts, in the order in which they load."""
         super().__init__(config, parts, max_model_len)
-        self.lm_head = parts.parallel_lm_head(
-            f"{self.prefix}.embed_tokens" if config.tie_word_embeddings else "lm_head",
-            config.vocab_size,
-            self.embedding_size,
-        )
-        self.embed_tokens = parts.vocab_parallel_embedding(
-            f"{self.prefix}.embed_tokens",
-            config.vocab_size,
-            self.embedding_size,
-            self.lm_head if config.tie_word_embeddings else None,
-            config.embedding_scale,
-        )
-        self._layers = self.make_layers(parts)
-        self._norm = self.make_norm(parts)
-        self._set_layers(range(config.num_layers))
+        tied = config.tie_word_embeddings
+        if self.has_head or (self.is_first_stage and tied):
+            name = f"{self.prefix}.embed_tokens" if tied else "lm_head"
+            self.lm_head = parts.parallel_lm_head(name, config.vocab_size, self.embedding_size)
+        if self.is_first_stage:
+            self.embed_tokens = parts.vocab_parallel_embedding(
+                f"{self.prefix}.embed_tokens",
+                config.vocab_size,
+                self.embedding_size,
+                self.lm_head if tied else None,
+                config.embedding_scale,
+            )
+        self._layers = dict(zip(self.stage_layers, self.make_layers(parts), strict=True))
+        self._norm = self.make_norm(parts) if self.has_head else None
+        self._set_layers(self.stage_layers)
 
     def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
-        """All layers."""
-        make, count = type(self).layer_class, self.config.num_layers
-        return [make(self.config, index, f"{self.prefix}.layers.{index}", parts) for index in range(count)]
+        """Those of ``stage_layers``."""
+        make = type(self).layer_class
+        return [make(self.config, index, f"{self.prefix}.layers.{index}", parts) for index in self.stage_layers]
 
     def make_norm(self, parts: PartFactory) -> Callable[[torch.Tensor], torch.Tensor]:
         """What is between the last layer and the head: a norm."""
@@ -104,8 +108,30 @@ class CausalLM(LanguageModel):
         super().load(weights)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        context = replace(context, angles=[rotary.angles(positions) for rotary in self.rotaries])
-        return self._run_layers(self.embed(input_ids, positions), context)
+        return self.forward_stage(self.first_input(input_ids, positions), positions, context)
+
+    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+        if self.is_first_stage:
+            return IntermediateTensors(self.embed(input_ids, positions))
+        return IntermediateTensors(*(self._made_up(input_ids, shape) for shape in self.received_shapes(len(input_ids))))
+
+    def forward_stage(
+        self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        angles = [rotary.angles(positions) for rotary in self.rotaries]
+        return self._run_layers(given.hidden, replace(context, angles=angles, per_layer=given.per_layer))
+
+    def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
+        return [(rows, self._factory.backend.padded(self.config.hidden_size))]
+
+    def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
+        return IntermediateTensors(hidden)
+
+    def _made_up(self, input_ids: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Numbers from −1 to 1, exact in every type, that depend on a row's id and their place in it."""
+        places = torch.arange(math.prod(shape[1:]), device=input_ids.device).view(shape[1:])
+        mixed = (input_ids.view(-1, *[1] * places.ndim) * 31 + places * 7919) % 255 - 127
+        return mixed.to(self._factory.dtype).div_(128)
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What the first layer takes: [T, H] for ``input_ids`` at ``positions`` [T] int64."""
@@ -136,15 +162,16 @@ class CausalLM(LanguageModel):
 
 
 class LayersAndNorm:
-    """Layers, one after the other, and the norm after them."""
+    """Layers, one after the other, and the norm after them; None where other stages follow, which take all rows."""
 
     def __init__(
-        self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor]
+        self, layers: Sequence[tuple[DecoderLayer, LayerPlace]], norm: Callable[[torch.Tensor], torch.Tensor] | None
     ) -> None:
         self._layers = layers
         self._norm = norm
 
     def __call__(self, hidden: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        last = len(self._layers) if self._norm is not None else None
         for number, (layer, place) in enumerate(self._layers, 1):
-            hidden = layer(hidden, context.of_layer(place, is_last=number == len(self._layers)))
-        return self._norm(hidden)
+            hidden = layer(hidden, context.of_layer(place, is_last=number == last))
+        return hidden if self._norm is None else self._norm(hidden)

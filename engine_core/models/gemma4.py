@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError, UnsupportedModelError
-from engine_core.forward_context import ForwardContext, LayerContext, LayerPlace
+from engine_core.forward_context import ForwardContext, IntermediateTensors, LayerContext, LayerPlace
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
 from engine_core.layers.features import Features
 from engine_core.layers.fused_moe import RouterTensors, StackedExperts
@@ -151,20 +151,20 @@ class PerLayerEmbeddings:
 class PerLayerGate:
     """Adds what a layer is given of each token, through a gate."""
 
-    def __init__(self, config: Gemma4Config, shape: PerLayerShape, index: int, prefix: str, parts: PartFactory) -> None:
-        """``layer_scalar`` is a factor of the sum."""
+    def __init__(self, config: Gemma4Config, shape: PerLayerShape, place: int, prefix: str, parts: PartFactory) -> None:
+        """``place``: the layer's among those that are given something. ``layer_scalar`` is a factor of the sum."""
         hidden, eps = config.hidden_size, config.norm_eps
         self.gate = parts.linear(f"{prefix}.per_layer_input_gate", hidden, shape.size)
         self.projection = parts.linear(f"{prefix}.per_layer_projection", shape.size, hidden)
         self.norm = parts.rms_norm(f"{prefix}.post_per_layer_input_norm", hidden, eps, scale=f"{prefix}.layer_scalar")
-        self._index = index
+        self._place = place
         self._activation = config.activation
         self._activate, self._select_rows = parts.backend.activate, parts.backend.select_rows
 
     def __call__(self, hidden: torch.Tensor, context: LayerContext) -> torch.Tensor:
         """``hidden`` has the wanted rows alone."""
         assert context.per_layer is not None
-        given = self._select_rows(context.per_layer[:, self._index], context.rows)
+        given = self._select_rows(context.per_layer[:, self._place], context.rows)
         gated = self._activate(self.gate(hidden), self._activation, given)
         return self.norm(self.projection(gated), residual=hidden)
 
@@ -221,23 +221,41 @@ class Gemma4ForCausalLM(CausalLM):
         )
 
     def make_layers(self, parts: PartFactory) -> list[DecoderLayer]:
-        config, indices = self.config, range(self.config.num_layers)
-        prefixes = [f"{self.prefix}.layers.{index}" for index in indices]
-        gates: list[PerLayerGate | None] = [None] * config.num_layers
+        config, shape = self.config, self.config.per_layer
+        prefixes = [f"{self.prefix}.layers.{index}" for index in self.stage_layers]
+        gates: list[PerLayerGate | None] = [None] * len(prefixes)
         self.per_layer = None
-        if (shape := config.per_layer) is not None:
-            self.per_layer = PerLayerEmbeddings(config, shape, self.prefix, parts)
-            gates = [PerLayerGate(config, shape, index, prefixes[index], parts) for index in indices]
-        return [Gemma4Layer(config, index, prefixes[index], parts, gates[index]) for index in indices]
+        if shape is not None:
+            if self.is_first_stage:
+                self.per_layer = PerLayerEmbeddings(config, shape, self.prefix, parts)
+            gates = [PerLayerGate(config, shape, place, prefix, parts) for place, prefix in enumerate(prefixes)]
+        return [
+            Gemma4Layer(config, index, prefix, parts, gate)
+            for index, prefix, gate in zip(self.stage_layers, prefixes, gates, strict=True)
+        ]
 
     def make_stack(self, layers: Sequence[tuple[DecoderLayer, LayerPlace]]) -> DecoderStack:
         stack = super().make_stack(layers)
-        return stack if self.per_layer is None else StackWithEmbeddings(self.per_layer, stack)
+        # Other stages need what is made for their layers, which is then made before the stack.
+        return stack if self.per_layer is None or not self.has_head else StackWithEmbeddings(self.per_layer, stack)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        if self.per_layer is not None:
-            context = replace(context, per_layer=self.per_layer.embed_tokens(input_ids))
-        return super().forward(input_ids, positions, context)
+    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+        given = super().first_input(input_ids, positions)
+        if self.per_layer is None:
+            return given
+        of_tokens = self.per_layer.embed_tokens(input_ids)
+        return replace(given, per_layer=of_tokens if self.has_head else self.per_layer(of_tokens, given.hidden))
+
+    def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
+        shapes, shape = super().received_shapes(rows), self.config.per_layer
+        if shape is not None:
+            left = self.config.num_layers - self.stage_layers.start
+            shapes.append((rows, left, self._factory.backend.padded(shape.size)))
+        return shapes
+
+    def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
+        left = None if given.per_layer is None else given.per_layer[:, len(self.stage_layers) :]
+        return IntermediateTensors(hidden, left)
 
     def is_redundant(self, name: str) -> bool:
         """True also for keys and values of layers that attend over another layer's."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PretrainedConfig
 
 from engine_core.attention.base import KVCacheSpec
-from engine_core.forward_context import ForwardContext
+from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kv_cache_interface import KVCacheGroup
 from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
@@ -55,6 +56,23 @@ class LanguageModel(ABC):
         self.config = config
         self._factory = parts
         self._max_model_len = max_model_len
+        self.stage_layers = config.stage_layers(parts.rank.pp_size)[parts.rank.pp]
+        """The layers that there are here: all, unless the model is one of several stages."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights that are not quantized, and of hidden states."""
+        return self._factory.dtype
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it embeds tokens."""
+        return self._factory.rank.is_first_stage
+
+    @property
+    def has_head(self) -> bool:
+        """Whether its layers are the last ones, and the norm and the head follow."""
+        return self._factory.rank.is_last_stage
 
     @property
     def vocab_size(self) -> int:
@@ -132,6 +150,30 @@ class LanguageModel(ABC):
         [R, H] of the rows that are wanted, or [T, H] of all.
         """
 
+    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+        """What the first layer here takes of ``input_ids`` [T] int64 at ``positions`` [T] int64.
+
+        In a stage that is not the first it is made up, of the ids alone: to measure and to test the stage by itself.
+        """
+        raise NotImplementedError
+
+    def forward_stage(
+        self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What ``forward`` makes of tokens, of what the first layer here is ``given`` of them.
+
+        [T, H] without the last norm where other stages follow.
+        """
+        raise NotImplementedError
+
+    def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
+        """Shapes of the ``IntermediateTensors`` that the stage before sends for a step of ``rows``."""
+        raise NotImplementedError
+
+    def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
+        """What the next stage takes, of what this one was ``given`` and the ``hidden`` states it has made of that."""
+        raise NotImplementedError
+
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
@@ -142,8 +184,14 @@ class LanguageModel(ABC):
 
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:
-        """The groups of layers that have a block table each."""
-        return self.config.groups_of(self._caching_layers)
+        """The groups of layers that have a block table each; those of the whole model, but with the layers here."""
+        if len(self._layer_indices) < len(self.stage_layers):
+            return self.config.groups_of(self._caching_layers)  # cut down
+        layers, places = self.config.caching_layers, {index: at for at, index in enumerate(self._caching_layers)}
+        return tuple(
+            replace(group, layers=tuple(places[layers[at]] for at in group.layers if layers[at] in places))
+            for group in self.config.groups_of(layers)
+        )
 
     def kv_cache_spec(self, block_size: int) -> KVCacheSpec:
         """What the attention backend has to allocate for this model."""

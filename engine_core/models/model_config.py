@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from transformers import PretrainedConfig
 
-from engine_core.distributed.ranks import UNIT
+from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
@@ -66,6 +66,18 @@ class ModelShape:
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
         }
+
+    def stage_layers(self, stages: int) -> list[range]:
+        """The layers of each of ``stages``. Raises ``ConfigError`` where there are too few."""
+        ranges = cut_layers(self.cache_owners, stages)
+        if ranges is None:
+            most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
+            shared = self.num_layers - len(self.caching_layers)
+            reason = f", {shared} of which attend over the caches of earlier ones and stay with them" if shared else ""
+            raise ConfigError(
+                "pipeline_parallel_size", stages, f"at most {most}: the model has {self.num_layers} layers{reason}"
+            )
+        return ranges
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -87,8 +88,8 @@ class KernelGraph:
         captured = Captured(pool, self._replay)
 
         def own(x: torch.Tensor) -> torch.Tensor:
-            """Room for ``x`` [T, N] or [T, 1, N] with as many rows as the pool; what it holds is unspecified."""
-            return pool.take(rows, x.shape[-1], x.dtype).view(rows, *x.shape[1:])
+            """Room for ``x`` [T, …] with as many rows as the pool; what it holds is unspecified."""
+            return pool.take(rows, math.prod(x.shape[1:]), x.dtype).view(rows, *x.shape[1:])
 
         own_hidden = own(hidden)
         own_context = replace(

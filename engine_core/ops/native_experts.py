@@ -93,12 +93,14 @@ class Matrices(Protocol):
         """Copy the ``weight`` [N, K] of expert ``index``."""
 
 
-class Phase(enum.IntFlag):
-    """``RinglineExpertPhase`` of kernels/cpu/interface.h."""
+class Phases(enum.IntEnum):
+    """Sums of ``RinglineExpertPhase`` of kernels/cpu/interface.h."""
 
     GATE_UP = 1
-    DOWN = 2
     SUM = 4
+    GATE_UP_AND_DOWN = 1 + 2
+    DOWN_AND_SUM = 2 + 4
+    ALL = 1 + 2 + 4
 
 
 class PackedExperts(ExpertsOp):
@@ -172,20 +174,20 @@ class PackedExperts(ExpertsOp):
         arguments.output, arguments.rows = output.data_ptr(), rows
         arguments.number_type, arguments.num_threads = NUMBER_TYPES[x.dtype], torch.get_num_threads()
         if split is None:
-            self._run(Phase.GATE_UP | Phase.DOWN | Phase.SUM)
+            self._run(Phases.ALL)
         elif split.expert_parallel:
-            self._run(Phase.GATE_UP | Phase.DOWN)
+            self._run(Phases.GATE_UP_AND_DOWN)
             outputs = split.gather_outputs(rooms["outputs"].view(-1, arguments.hidden), ids)
             arguments.outputs = outputs.data_ptr()
-            self._run(Phase.SUM)
+            self._run(Phases.SUM)
         else:
-            self._run(Phase.GATE_UP)
+            self._run(Phases.GATE_UP)
             activated = split.gather_inner(rooms["activated"], arguments.top_k, padded_width)
             arguments.activated = activated.data_ptr()
-            self._run(Phase.DOWN | Phase.SUM)
+            self._run(Phases.DOWN_AND_SUM)
         return output
 
-    def _run(self, phases: Phase) -> None:
+    def _run(self, phases: Phases) -> None:
         self._arguments.phases = phases
         if self._kernel(self._arguments) != 0:
             raise MemoryError("no memory for the rows of experts")

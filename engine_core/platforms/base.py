@@ -9,6 +9,7 @@ import torch
 
 from engine_core.attention.base import AttentionBackend, KVCacheSpec
 from engine_core.config import CacheConfig, RequestMemory
+from engine_core.distributed.collectives import StageLinks
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
@@ -62,8 +63,11 @@ class Platform(ABC):
         """What decides a result's bits beside attention, operations and the builds of torch and numpy."""
 
     @abstractmethod
-    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
-        """A runner that computes steps on ``batch``."""
+    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        """A runner that computes steps on ``batch``; ``links``: to the stages beside ``model``, which else runs alone.
+
+        Raises ``ConfigError`` where stages cannot be linked.
+        """
 
     @abstractmethod
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 from engine_core.attention.base import KVCacheSpec
 from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
+from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
@@ -53,12 +54,14 @@ class CpuPlatform(Platform):
     ) -> None:
         """Set torch's threads, and choose attention and operations. Raises ``ConfigError``.
 
-        Ranks on one host have equal shares of its memory.
+        Ranks on one host have equal shares of its memory and, unless the options say how many, of its threads.
         """
         self.torch_device = torch.device("cpu")
         self._limits = limits
         threads = config.num_threads
-        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
+        if threads is None:
+            threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
+        torch.set_num_threads(threads)
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)
@@ -83,8 +86,8 @@ class CpuPlatform(Platform):
         extensions = numpy["SIMD Extensions"].get("found", [])
         return [*instruction_sets(), torch.backends.cpu.get_cpu_capability(), *extensions]
 
-    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
-        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS))
+    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ import torch
 
 from engine_core.attention.base import KVCacheSpec
 from engine_core.config import CacheConfig, DeviceConfig, RequestMemory
+from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
@@ -219,7 +220,9 @@ class CudaPlatform(Platform):
     def numerics(self) -> Sequence[str]:
         return [self._name, str(torch.version.cuda)]
 
-    def make_runner(self, model: LanguageModel, batch: InputBatch) -> ModelRunner:
+    def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
+        if links is not None:
+            raise ConfigError("pipeline_parallel_size", 2, "1: stages on GPUs are not linked yet")
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
 

@@ -119,7 +119,10 @@ def step_seconds(
         forward = TimedForward(runner.forward, synchronize)
         runner.forward = forward
         start = time.perf_counter()
-        runner.launch(plan, [kv_cache]).result()
+        if runner.model.has_head:
+            runner.launch(plan, [kv_cache]).result()
+        else:
+            runner.follow(plan, [kv_cache], head=False)
         synchronize()
         longest_rest = max(longest_rest, time.perf_counter() - start - forward.seconds)
         seconds += count * forward.seconds

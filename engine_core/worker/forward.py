@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine_core.forward_context import ForwardContext
+from engine_core.distributed.collectives import StageLinks
+from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.language_model import LanguageModel
 from engine_core.worker.input_batch import StepInputs
@@ -40,7 +41,7 @@ class Forward(Protocol):
     ) -> torch.Tensor:
         """Hidden states [R, H] of the ``rows`` of a step, or [T, H] of all; valid until the next call.
 
-        Writes the keys and values of all rows to ``kv_caches``.
+        Writes the keys and values of all rows to ``kv_caches``; a stage that others follow sends them all rows.
         """
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,9 +58,13 @@ class HostForward:
     result allocated beside them would leave a hole of their size that the next ones do not fit.
     """
 
-    def __init__(self, model: LanguageModel, logits_rows: int) -> None:
-        """Run ``model``; no more than ``logits_rows`` rows have logits at a time, or they are not in the buffer."""
+    def __init__(self, model: LanguageModel, logits_rows: int, links: StageLinks | None = None) -> None:
+        """Run ``model``; no more than ``logits_rows`` rows have logits at a time, or they are not in the buffer.
+
+        ``links`` are to the neighbours of a model that is one of several stages; without them it runs by itself.
+        """
         self._model = model
+        self._links = links
         self._logits = BufferPool(logits_rows)
 
     def __call__(
@@ -69,7 +74,23 @@ class HostForward:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
         context = ForwardContext(kv_caches, inputs.metadata, wanted)
-        return self._model.forward(inputs.input_ids, inputs.positions, context)
+        if self._links is None:
+            return self._model.forward(inputs.input_ids, inputs.positions, context)
+        return self._forward_linked(self._links, inputs, context)
+
+    def _forward_linked(self, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
+        """Receive before the layers, send after them."""
+        model = self._model
+        if model.is_first_stage:
+            given = model.first_input(inputs.input_ids, inputs.positions)
+        else:
+            shapes = model.received_shapes(len(inputs.input_ids))
+            given = IntermediateTensors(*(links.receive(shape, model.dtype) for shape in shapes))
+        hidden = model.forward_stage(given, inputs.positions, context)
+        if not model.has_head:
+            for tensor in model.for_next_stage(given, hidden).tensors():
+                links.send(tensor)
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with outputs_in(self._logits):

@@ -27,7 +27,8 @@ Step = Sequence[tuple[int, int]]
 def is_bitwise_stable(
     model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
 ) -> bool:
-    """Whether logits have the same bits however sequences share steps or are cut, and with one thread or all.
+    """Whether logits have the same bits however sequences share steps or are cut, and with one thread or all; hidden
+    states where the model has no head.
 
     Pass a model that is cut to one layer of each kind.
     """
@@ -89,7 +90,9 @@ def _logits(
         ]
         ids = torch.cat([tokens[sequence][places] for sequence, places in zip(sequences, ranges, strict=True)])
         hidden = model.forward(ids.to(device), torch.cat(ranges).to(device), ForwardContext(caches, metadata))
-        for sequence, part in zip(sequences, torch.split(model.compute_logits(hidden), counts), strict=True):
+        # A stage before the last puts out memory that it uses again.
+        rows = model.compute_logits(hidden) if model.has_head else hidden.clone()
+        for sequence, part in zip(sequences, torch.split(rows, counts), strict=True):
             logits[sequence].append(part)
     return torch.cat([part for sequence in logits for part in sequence])
 

@@ -75,11 +75,13 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
 SCENARIOS = {
     "engine_core": "batch_independence crash interrupts limits loaded transformers_parity",
     "engine_core/attention": "latents",
+    "engine_core/distributed": "tensor_parallel",
     "engine_core/kernels": "engine libraries ops",
     "engine_core/layers": "expert_tensors",
     "engine_core/model_loader": "load_memory quantized_models",
     "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
-    "next_token_layers shared_caches single_fields transformers_fallback unlike_layers",
+    "next_token_layers shared_caches single_fields stages transformers_fallback unlike_layers",
+    "engine_core/scheduling": "stages",
     "services/cli": "diagnosis secured",
     "services/processor": "cycles",
     "services/text": "calls_in_templates families",

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstddef>
 #include <cstring>
 
 #include "interface.h"
@@ -17,18 +18,21 @@
 
 namespace {
 
-constexpr int kSpinsForRanks = 1 << 10;              // about 30 µs
+constexpr int kSpinsForRanks = 1 << 10;           // about 30 µs
 constexpr long kNanosecondsOfSleep = 20'000'000;  // between two looks
 
-// What a rank calls: the same on all, or what one writes is not what another reads.
+// What a rank calls, which is the same on all, or what one writes is not what another reads; and what it tells the others.
 struct RankCall {
     int64_t place, rows, output_stride, layout;
+    int64_t held[4];
 };
-static_assert(2 * sizeof(RankCall) == kCacheLine && sizeof(RinglineRanks) <= kCacheLine, "a cache line for each rank");
+static_assert(sizeof(RankCall) == kCacheLine && sizeof(RinglineRanks) <= kCacheLine, "no two ranks write to a line");
+
+inline bool same(const RankCall& a, const RankCall& b) { return std::memcmp(&a, &b, offsetof(RankCall, held)) == 0; }
 
 // Two of each rank, in turn: a rank reads those of a round while others may be in the next, but not in the one after.
 inline RankCall& call_of(RinglineRanks* ranks, int rank, uint32_t round) {
-    return reinterpret_cast<RankCall*>(reinterpret_cast<char*>(ranks) + (1 + rank) * kCacheLine)[round & 1];
+    return reinterpret_cast<RankCall*>(reinterpret_cast<char*>(ranks) + kCacheLine)[2 * rank + (round & 1)];
 }
 
 inline long futex(int32_t* word, int operation, int32_t value, const timespec* timeout) {
@@ -55,10 +59,12 @@ inline bool wait_for_ranks(RinglineRanks* ranks, int32_t round) {
     return ended();
 }
 
-// Returns once all ranks have called it. What each has written before, all can read after.
-inline int meet(RinglineRanks* ranks, int rank, int size, const RankCall& call) {
+// Returns once all ranks have called it. What each has written before, all can read after. `held` is that of the call,
+// and is that of all calls then; or null.
+inline int meet(RinglineRanks* ranks, int rank, int size, RankCall call, int64_t* held) {
     if (__atomic_load_n(&ranks->aborted, __ATOMIC_RELAXED)) return kRinglineRankFailed;
     const int32_t round = __atomic_load_n(&ranks->round, __ATOMIC_RELAXED);  // which does not end before this rank arrives
+    if (held) std::memcpy(call.held, held, sizeof call.held);
     call_of(ranks, rank, round) = call;
     if (__atomic_add_fetch(&ranks->arrived, 1, __ATOMIC_ACQ_REL) == size) {
         __atomic_store_n(&ranks->arrived, 0, __ATOMIC_RELAXED);
@@ -69,13 +75,18 @@ inline int meet(RinglineRanks* ranks, int rank, int size, const RankCall& call) 
         return kRinglineRankFailed;
     }
     for (int other = 0; other < size; ++other) {
-        if (std::memcmp(&call_of(ranks, other, round), &call, sizeof(RankCall)) == 0) continue;
-        __atomic_store_n(&ranks->aborted, 1, __ATOMIC_RELAXED);
-        return kRinglineRanksDisagree;
+        const RankCall& its = call_of(ranks, other, round);
+        if (!same(its, call)) {
+            __atomic_store_n(&ranks->aborted, 1, __ATOMIC_RELAXED);
+            return kRinglineRanksDisagree;
+        }
+        for (int word = 0; held && word < 4; ++word) held[word] |= its.held[word];
     }
     return kRinglineDone;
 }
 
-inline int barrier(const RinglineBarrier& args) { return meet(args.ranks, args.rank, args.size, RankCall{}); }
+inline int barrier(const RinglineBarrier& args) {
+    return meet(args.ranks, args.rank, args.size, RankCall{}, args.held);
+}
 
 }  // namespace

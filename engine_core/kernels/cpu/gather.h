@@ -20,7 +20,7 @@ inline int gather(const RinglineGather& args) {
         std::memcpy(static_cast<char*>(args.output) + i * args.output_stride,
                     static_cast<const char*>(args.x) + row * args.x_stride + group * args.x_group_stride, args.row_bytes);
     });
-    return meet(args.ranks, args.rank, args.size, {args.place, count, args.output_stride, args.layout});
+    return meet(args.ranks, args.rank, args.size, {args.place, count, args.output_stride, args.layout, {}}, args.held);
 }
 
 }  // namespace

@@ -266,6 +266,7 @@ struct RinglineRanks {
 // Waits until all ranks have made the call.
 struct RinglineBarrier {
     RinglineRanks* ranks;
+    int64_t* held;  // [4]: bits of this rank's, which become those that any rank has set; or null
     int32_t rank, size;
 };
 
@@ -276,6 +277,7 @@ struct RinglineGather {
     const void* x;       // [M, G, …], this rank's
     const int32_t* ids;  // [M, G]: only rows with an id in [first_id, end_id) are copied; null: all
     void* output;        // [M, G, …], shared: where this rank's columns begin
+    int64_t* held;       // as in RinglineBarrier
     int64_t rows, groups;
     int64_t row_bytes;                // of one of the M · G rows of x
     int64_t x_stride, x_group_stride;  // bytes from one of M to the next, and from one of G to the next

@@ -38,7 +38,11 @@ def opened() -> list[str]:
 def main(key: str, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     collectives = ShmCollectives.join(key, rank, size, 60.0, load_kernels())
-    run_rounds(collectives, ROUNDS, seed=7, most_delay=0.0005)
+    try:
+        run_rounds(collectives, ROUNDS, seed=7, most_delay=0.0005)
+    except BaseException:
+        collectives.abort()
+        raise
     say(rounds=ROUNDS)
     if rank != 0:
         sys.stdin.readline()

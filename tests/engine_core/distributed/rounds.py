@@ -50,7 +50,7 @@ class Chain:
         x = torch.empty(rows, widths[collectives.rank])
         with capturing(captured):
             output = collectives.all_gather(x, widths)
-            for _ in range(rng.randint(0, 6)):
+            for _ in range(rng.choice([0, 0, 1, 2, 6])):
                 again = parts(rng, width, size)
                 output = collectives.all_gather(own(output, again, collectives.rank), again)
         return cls(captured, x, widths, output)
@@ -66,11 +66,13 @@ class Chain:
 def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_delay: float) -> None:
     """Every rank does the same, after delays of its own of up to ``most_delay`` seconds.
 
-    Results are kept for some rounds and compared in each of them. Raises ``AssertionError``.
+    Each keeps results, and what is captured, for as many rounds as it likes, and compares results in each round.
+    Raises ``AssertionError``.
     """
     shared, alone = random.Random(seed), random.Random(f"{seed} {collectives.rank}")
     rank, size = collectives.rank, collectives.size
     chains = [Chain.capture(collectives, shared, width) for width in (5, 40, 600)]
+    kept: list[Chain] = []
     held: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
     def pause() -> None:
@@ -79,11 +81,8 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
 
     for number in range(rounds):
         kind, rows, groups = shared.random(), shared.choice([0, 1, 1, 2, 17, 90]), shared.choice([1, 1, 3])
-        dtype, width, until = (
-            shared.choice(DTYPES),
-            shared.choice([1, 8, 300, 700]),
-            number + shared.choice([0, 0, 1, 4]),
-        )
+        dtype, width = shared.choice(DTYPES), shared.choice([1, 8, 300, 700])
+        until = number + alone.choice([0, 0, 1, 4])
         pause()
         if kind < 0.5:
             widths = parts(shared, width, size)
@@ -100,14 +99,17 @@ def run_rounds(collectives: TensorCollectives, rounds: int, seed: int, most_dela
             held.append((until, collectives.gather_rows(x, ids, owned, groups=groups), full))
         elif kind < 0.95:
             chain = shared.choice(chains)
-            output, expected = chain.replay(collectives, shared.randint(0, len(chain.x)), number)
-            pause()
-            assert torch.equal(output, expected), f"round {number}: a replayed gather"
+            for again in range(shared.randint(1, 3)):
+                output, expected = chain.replay(collectives, shared.randint(0, len(chain.x)), number + again)
+                pause()
+                assert torch.equal(output, expected), f"round {number}: a replayed gather"
             del output
         elif kind < 0.98:
             collectives.barrier()
         else:
-            chains[shared.randrange(len(chains))] = Chain.capture(collectives, shared, shared.choice([3, 900]))
+            place, width = shared.randrange(len(chains)), shared.choice([3, 900])
+            kept = [each for each in (*kept, chains[place]) if alone.random() < 0.5]
+            chains[place] = Chain.capture(collectives, shared, width)
         pause()
         for _, output, expected in held:
             assert torch.equal(output, expected), f"round {number}: a gather"

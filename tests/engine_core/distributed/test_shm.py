@@ -81,7 +81,7 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 
 
 def test_nothing_is_written_that_a_rank_may_still_read() -> None:
-    on_ranks(3, lambda ranks: run_rounds(ranks, 1000, seed=3, most_delay=0.0005))
+    on_ranks(3, lambda ranks: run_rounds(ranks, 600, seed=3, most_delay=0.0005))
 
 
 def test_captured_gathers_take_the_rows_of_each_step() -> None:
@@ -129,24 +129,51 @@ def test_memory_is_used_again() -> None:
     def places(ranks: ShmCollectives) -> set[int]:
         found = set()
         for rows in range(1, 400):
-            x = torch.ones(rows, 500)
-            found.add(ranks.all_gather(x, [500, 500]).data_ptr())
-            first, second = ranks.all_gather(x, [500, 500]), ranks.all_gather(x, [500, 500])
+            x = torch.ones(rows, 1000)
+            found.add(ranks.all_gather(x, [1000, 1000]).data_ptr())
+            first, second = ranks.all_gather(x, [1000, 1000]), ranks.all_gather(x, [1000, 1000])
             assert first.data_ptr() != second.data_ptr()
             found |= {first.data_ptr(), second.data_ptr()}
         return {place - min(found) for place in found}
 
     one, other = on_ranks(2, places)
     assert one == other
-    assert len(one) <= 6 * 6, "a few for each power of two from 64 KiB to 2 MiB"
+    assert len(one) <= 5 * 3, "a few for each power of two from 1 MiB to 4 MiB"
+
+
+def test_a_rank_may_keep_results_longer_than_another() -> None:
+    def kept(ranks: ShmCollectives) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        results = []
+        for number in range(100):
+            full = matrix(10, 16, torch.float32, number)
+            gathered = ranks.all_gather(own(full, [8, 8], ranks.rank), [8, 8])
+            if number % 7 == ranks.rank:
+                results.append((gathered, full))
+        return results
+
+    for rank in on_ranks(2, kept):
+        assert len(rank) > 10
+        assert all(torch.equal(gathered, full) for gathered, full in rank)
+
+
+def test_too_many_results_are_an_error() -> None:
+    def refused(ranks: ShmCollectives) -> None:
+        kept = [ranks.all_gather(torch.ones(1, 1), [1]) for _ in range(256)]
+        with pytest.raises(MemoryError, match="more than 256 results that ranks share are in use"):
+            ranks.all_gather(torch.ones(1, 1), [1])
+        del kept
+        ranks.barrier()
+        ranks.all_gather(torch.ones(1, 1), [1])
+
+    on_ranks(1, refused)
 
 
 def test_too_large_results_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm, "REGION_BYTES", 1 << 20)
+    monkeypatch.setattr(shm, "REGION_BYTES", 1 << 20)  # of which the beginning is taken
 
     def refused(ranks: ShmCollectives) -> None:
         with pytest.raises(MemoryError, match="results that ranks share"):
-            ranks.all_gather(torch.ones(1 << 18, 1), [1])
+            ranks.all_gather(torch.ones(1, 1), [1])
 
     on_ranks(1, refused)
 
@@ -210,12 +237,11 @@ def calls_something_else(ranks: ShmCollectives, x: torch.Tensor) -> None:
         ranks.all_gather(x, [8, 8])
 
 
-def keeps_a_tensor(ranks: ShmCollectives, x: torch.Tensor) -> None:
-    kept = [ranks.all_gather(x, [8, 8]) for _ in range(2)]
-    if ranks.rank == 0:
-        kept.pop()
+def chooses_another_slot(ranks: ShmCollectives, x: torch.Tensor) -> None:
+    ranks.all_gather(x, [8, 8])
     ranks.barrier()
-    kept.append(ranks.all_gather(x, [8, 8]))
+    ranks._slots._busy = ranks.rank
+    ranks.all_gather(x, [8, 8])
 
 
 def replays_more(ranks: ShmCollectives, x: torch.Tensor) -> None:
@@ -225,7 +251,9 @@ def replays_more(ranks: ShmCollectives, x: torch.Tensor) -> None:
     captured.replay(rows=2 + ranks.rank, num_threads=1)
 
 
-@pytest.mark.parametrize("call", [gathers_more, cuts_differently, calls_something_else, keeps_a_tensor, replays_more])
+@pytest.mark.parametrize(
+    "call", [gathers_more, cuts_differently, calls_something_else, chooses_another_slot, replays_more]
+)
 def test_ranks_that_do_not_do_the_same_are_stopped(call: Callable[[ShmCollectives, torch.Tensor], None]) -> None:
     def stopped(ranks: ShmCollectives) -> None:
         with pytest.raises(RankFailedError, match=DISAGREE):

@@ -73,7 +73,7 @@ def test_each_worker_gets_as_many_blocks_as_the_one_with_the_least_room(config: 
             return [result, other]
 
     alone = UniProcExecutor(config)
-    two = TwoWorkers(replace(config, parallel=ParallelConfig(tensor_parallel_size=2)))
+    two = TwoWorkers(replace(config, parallel=ParallelConfig(pipeline_parallel_size=2)))
     for executor in (alone, two):
         executor.start(StartupProgress())
         executor.close()

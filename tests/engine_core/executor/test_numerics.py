@@ -18,7 +18,8 @@ def numerics(model: Path, **options: object) -> str:
     config = configure(**{"model": str(model), "dtype": "float32", "num_threads": 1} | options)
     worker = Worker(config, open_checkpoint(config.model, config.load))
     worker.init_device()
-    return worker.load_model(lambda done, total: None).numerics
+    report = worker.load_model(lambda done, total: None)
+    return f"{report.model_digest} {report.numerics}"
 
 
 def test_whatever_computes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

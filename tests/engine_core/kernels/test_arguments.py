@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_core.kernels import arguments
 from engine_core.kernels.arguments import INT8_KERNELS, KERNELS, listed, structures
 from engine_core.kernels.build import SOURCES
 from engine_core.kernels.library import load_kernels
@@ -40,6 +41,9 @@ def test_structures_and_lists_are_those_of_the_kernels(tmp_path: Path) -> None:
         expected |= {f"offsetof({table}, {name})": 8 * place for place, name in enumerate(kernels)}
     kinds = [name for kernels in tables.values() for name in kernels]
     expected |= {f"kKind_{name}": kind for kind, name in enumerate(kinds)}
+    results = ("Done", "NoMemory", "RankFailed", "RanksDisagree")
+    names = ("DONE", "NO_MEMORY", "RANK_FAILED", "RANKS_DISAGREE")
+    expected |= {f"kRingline{one}": getattr(arguments, other) for one, other in zip(results, names, strict=True)}
     assert len(structures()) >= 14
     assert len(set(kinds)) == len(kinds) >= 14
     assert dict(zip(expected, compiled(tmp_path, list(expected)), strict=True)) == expected

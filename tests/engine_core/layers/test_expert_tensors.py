@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError
 from engine_core.kernels.library import load_int8_kernels, load_kernels
 from engine_core.layers.fused_moe import (
@@ -22,6 +23,7 @@ from engine_core.layers.fused_moe import (
     SeparateExperts,
     StackedExperts,
 )
+from engine_core.layers.shares import Shares
 from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.ops.activation import Activation
@@ -82,7 +84,7 @@ def of_router(shape: ExpertsShape, dtype: torch.dtype) -> dict[str, torch.Tensor
 
 def part(way: str, backend: OpsBackend, method: QuantMethod, dtype: torch.dtype) -> FusedMoE:
     tensors, shape = WAYS[way]
-    return FusedMoE(shape, Routing(shape.top_k), ROUTER, tensors, backend, method, dtype)
+    return FusedMoE(shape, Routing(shape.top_k), ROUTER, tensors, backend, method, dtype, Shares(Rank(), None, backend))
 
 
 def opened(directory: Path, made: FusedMoE, dtype: torch.dtype) -> SafetensorsWeights:

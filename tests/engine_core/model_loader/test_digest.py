@@ -102,7 +102,7 @@ def test_configuration_limits_quantization_and_seed_count(checkpoint: Path, tmp_
 
 
 def add(weights: WeightsDigest, name: str, tensor: torch.Tensor) -> None:
-    weights.add(name, tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().data)
+    weights.add(name, tensor.dtype, tuple(tensor.shape), 0, tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def header(file: Path) -> dict[str, dict[str, list[int]]]:

@@ -69,3 +69,14 @@ def test_torch_experts(shape: str, ranks: int, expert_parallel: bool) -> None:
     for added in (None, residual):
         y = parts.put_together(parts.compute(x, ids, weights, added))
         torch.testing.assert_close(y, parts.whole(x, ids, weights, added), atol=1e-5, rtol=1e-5)
+
+
+@by_kind
+@by_ranks
+@by_shape
+def test_ranks_have_every_weight_once(shape: str, ranks: int, expert_parallel: bool) -> None:
+    sizes = SHAPES[shape]
+    shards = sizes.shards(ranks, expert_parallel=expert_parallel)
+    assert sum(map(sizes.num_weights_of, shards)) == sizes.num_weights
+    for name in ("experts",) if expert_parallel else ("inner", "hidden"):
+        assert [each for own in shards for each in getattr(own, name)] == list(getattr(sizes.whole, name))

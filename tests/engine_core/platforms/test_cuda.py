@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine_core.config import CacheConfig, DeviceConfig, LoadConfig, ModelConfig
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, OutOfMemoryError
 from engine_core.kv_cache_interface import KVCacheConfig, MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
@@ -153,7 +154,7 @@ class FakeCuda:
 def test_a_context_is_of_the_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else is taken, budget and context together never exceed the share that was asked for."""
     cuda = FakeCuda(monkeypatch)
-    device = CudaPlatform(DeviceConfig(enforce_eager=True), checkpoint, LIMITS)
+    device = CudaPlatform(DeviceConfig(enforce_eager=True), checkpoint, LIMITS, Rank(local=3))
     monkeypatch.setattr(CudaPlatform, "_run_largest_step", lambda *args: None)
     monkeypatch.setattr(CudaPlatform, "_one_block", lambda *args: [])
     cuda.used += 17 * GIB
@@ -169,8 +170,8 @@ def test_a_step_is_computed_on_its_device_in_whatever_thread(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda(monkeypatch)
-    CudaPlatform(DeviceConfig(), checkpoint, LIMITS).make_current()
-    assert cuda.current == [torch.device("cuda", 3)]
+    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank(local=3)).make_current()
+    assert cuda.current == [3, torch.device("cuda", 3)]
 
 
 @pytest.mark.parametrize(("capability", "warned"), [((8, 0), False), ((9, 0), False), ((8, 6), True), ((12, 0), True)])
@@ -178,7 +179,7 @@ def test_a_gpu_for_which_no_kernel_was_compiled_is_warned_of(
     capability: tuple[int, int], warned: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(monkeypatch, capability)
-    told = CudaPlatform(DeviceConfig(), checkpoint, LIMITS).describe()
+    told = CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank(local=3)).describe()
     number = ".".join(map(str, capability))
     assert ("WARNING" in told) == warned
     assert (f"never for {number}: compare some answers" in told) == warned

@@ -167,7 +167,7 @@ def test_inputs_whose_rows_lie_apart() -> None:
 def test_memory_is_what_was_told_before(n: int, k: int) -> None:
     layer = Int8Linear(random((n, k), torch.bfloat16, 1), None, KERNELS)
     held = held_bytes(layer._weights)
-    shape = LinearShape(("x",), (n,), Features(1, k), Features(1, n), bias=False)
+    shape = LinearShape.of("x", Features(1, k), Features(1, n))
     assert layer.nbytes == Int8(None).weight_bytes(shape, 2) == held
 
 
@@ -187,7 +187,7 @@ def test_rows_of_the_weight_are_read_as_they_were_rounded() -> None:
 
 def test_a_layer_too_wide_to_sum_is_refused() -> None:
     """Before any weight is read, by its name."""
-    shape = LinearShape(("x.down_proj",), (1,), Features(1, MOST_INPUTS + 1), Features(1, 1), bias=False)
+    shape = LinearShape.of("x.down_proj", Features(1, MOST_INPUTS + 1), Features(1, 1))
     refused = "x.down_proj has 131073 inputs, and 8 bits allow at most 131072: leave out --quantization int8$"
     with pytest.raises(UnsupportedModelError, match=refused):
         Int8(KERNELS).tensors(shape)

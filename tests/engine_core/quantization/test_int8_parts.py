@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from engine_core.kernels.library import Kernels
-from engine_core.quantization.int8 import Int8Linear
+from engine_core.ops.base import ExpertsSplit
+from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_experts import Int8Experts
 
 from ..ops.experts import SHAPES
-from ..ops.parts import by_kind, by_ranks, check_experts, check_linear, check_replayed_experts
-from .test_int8 import DTYPES
+from ..ops.parts import LateRank, by_kind, by_ranks, check_experts, check_linear, check_replayed_experts
+from .test_int8 import DTYPES, KERNELS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -46,3 +47,13 @@ def test_experts(int8_kernels: Kernels, shape: str, dtype: torch.dtype, ranks: i
 def test_captured_experts(int8_kernels: Kernels, shape: str, expert_parallel: bool) -> None:
     make = partial(Int8Experts, int8_kernels)
     check_replayed_experts(make, SHAPES[shape], torch.bfloat16, expert_parallel=expert_parallel)
+
+
+@by_kind
+@by_shape
+def test_memory_is_what_was_told_before(shape: str, expert_parallel: bool) -> None:
+    sizes, method = SHAPES[shape], Int8(KERNELS)
+    for rank in range(3):
+        split = ExpertsSplit.of(sizes, LateRank(rank, 3), expert_parallel=expert_parallel)
+        experts = Int8Experts(KERNELS, sizes, torch.bfloat16, split)
+        assert experts.nbytes == method.expert_bytes(sizes, 2, split.own)
