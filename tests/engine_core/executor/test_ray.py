@@ -24,9 +24,10 @@ from engine_core.executor import ray as ray_executor
 from engine_core.executor.ray import RayExecutor
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
-from engine_core.request import SamplingParams
 from engine_core.step import StepPlan
 from tests.processes import alive
+
+from .test_multiproc import OPTIONS, PARAMS, PROMPTS
 
 pytestmark = pytest.mark.distributed
 
@@ -69,7 +70,8 @@ def config(address: str | None, threads: int | None = None, **parallel: Any) -> 
 
 @contextmanager
 def scripted(cluster: Any, **options: Any) -> Iterator[Any]:
-    """An executor of ranks without a model, ready for steps."""
+    """An executor of ranks without a model, ready for steps, which leaves nothing in this process."""
+    before = held()
     executor = ScriptedExecutor(config(cluster.address, **options), "scripted")
     executor.largest_step_seconds = 0.0
     try:
@@ -78,6 +80,12 @@ def scripted(cluster: Any, **options: Any) -> Iterator[Any]:
         yield executor
     finally:
         executor.close()
+    assert held() == before
+
+
+def held() -> tuple[list[str], int]:
+    """Descriptors and threads of this process."""
+    return sorted(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
 
 class Failure:
@@ -95,12 +103,11 @@ class Failure:
     def wait(self, seconds: float = 1.0) -> str:
         assert self._failed.wait(20)
         assert self._seconds < seconds, (self._seconds, self._error)
-        print(self._error)
         return str(self._error)
 
 
 def pids(executor: Any) -> list[int]:
-    return [int(rank._where.split()[1]) for rank in executor._ranks]
+    return [rank.pid for rank in executor.ranks]
 
 
 def wait_for(what: Any, seconds: float = 10.0) -> None:
@@ -120,11 +127,9 @@ def is_free(cluster: Any) -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No process, reservation, descriptor or thread."""
+    """No process, and nothing reserved."""
     cluster = request.getfixturevalue("cluster") if "cluster" in request.fixturenames else None
-    before = sorted(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
     yield
-    assert (sorted(os.listdir("/proc/self/fd")), threading.active_count()) == before  # noqa: PTH208
     if cluster is not None:
         wait_for(lambda: is_free(cluster))
     wait_for(lambda: not ours())
@@ -237,11 +242,12 @@ def test_no_actor_outlives_an_engine_that_is_killed(cluster: Any, stopped: bool)
 
 
 def refusal(executor: RayExecutor) -> str:
-    try:
-        with pytest.raises(EngineError) as caught:
-            executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
-    finally:
-        executor.close()
+    """Why it does not start."""
+    before = held()
+    with pytest.raises(EngineError) as caught:
+        executor.start_workers(None, StartupProgress())  # type: ignore[arg-type]
+    executor.close()
+    assert held() == before
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
@@ -280,20 +286,25 @@ def test_an_address_that_does_not_answer_is_refused_in_time(monkeypatch: pytest.
     assert time.monotonic() - start < 30
 
 
+def test_without_ray_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"expected mp, as Ray is not installed here: pip install 'ringline-server\[ray\]'"
+    ):
+        RayExecutor(config(None))
+
+
 @pytest.mark.parametrize("address", ["ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:x", ""])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"^ray_address=.* is not usable: expected HOST:PORT of a Ray head"):
         RayExecutor(config(address))
 
 
-def test_ranks_compute_what_one_process_computes(cluster: Any, checkpoint: Path) -> None:
-    params = [SamplingParams(temperature=0.0, max_tokens=12), SamplingParams(seed=5, logprobs=2, n=2, max_tokens=12)]
-
-    def answers(**options: Any) -> tuple[Any, ...]:
-        with LLM(str(checkpoint), kv_cache_memory_bytes=8 << 20, max_num_seqs=8, **options) as llm:
-            results = llm.generate(["Once upon a time", "The"] * 2, params * 2)
-            return llm.numerics, [[(choice.token_ids, choice.logprobs) for choice in r.choices] for r in results]
-
-    alone = answers()
+@pytest.mark.parametrize(
+    "sizes", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor", "stages"]
+)
+def test_answers_are_those_of_one_process(cluster: Any, checkpoint: Path, sizes: dict[str, int]) -> None:
     ray = {"distributed_executor_backend": "ray", "ray_address": cluster.address}
-    assert answers(tensor_parallel_size=2, **ray) == alone
+    with LLM(checkpoint, **sizes, **ray, **OPTIONS) as ranks, LLM(checkpoint, **OPTIONS) as alone:  # type: ignore[arg-type]
+        assert ranks.generate(PROMPTS, PARAMS) == alone.generate(PROMPTS, PARAMS)
+        assert (ranks.numerics, ranks.model_digest) == (alone.numerics, alone.model_digest)
