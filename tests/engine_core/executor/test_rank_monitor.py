@@ -12,6 +12,7 @@ import pytest
 from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ExecutorError
+from engine_core.executor import rank_monitor
 from engine_core.executor.rank_connection import BEAT, Raised, RankConnections
 from engine_core.executor.rank_monitor import RankMonitor
 from engine_core.executor.rank_process import RankProcess
