@@ -55,6 +55,7 @@ class LocalRank(RankProcess):
             for each in theirs:
                 each.close()
         self.connections = RankConnections(*(Connection(each.detach()) for each in ours))
+        self._tasks = Path(f"/proc/{self._process.pid}/task")
         self.ended: int | None = os.pidfd_open(self._process.pid)
         assert self._process.stdout is not None
         self._output = _Output(str(self), self._process.stdout)
@@ -66,6 +67,14 @@ class LocalRank(RankProcess):
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         lines = self._output.last_lines()
         return f"(pid {self._process.pid}) {how}" + (f"; its last lines: {' | '.join(lines)}" if lines else "")
+
+    def wants_to_run(self) -> bool:
+        """Whether a thread of it runs, waits for a processor, or for a disk (proc_pid_stat(5))."""
+        try:
+            states = [each.read_text().rpartition(") ")[2][0] for each in self._tasks.glob("*/stat")]
+        except OSError:  # a thread has just ended
+            return True
+        return "R" in states or "D" in states
 
     def kill(self) -> None:
         self._process.kill()

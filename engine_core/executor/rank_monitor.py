@@ -17,6 +17,8 @@ from engine_core.executor.rank_process import RankProcess
 _SILENT_TICKS = 7
 """Ticks of the monitor, each of ``BEAT_INTERVAL``, in which a rank that serves must have beaten. Ticks, not seconds:
 where the machine stood still, the monitor did, too."""
+_STARVED_TICKS = 50
+"""The same for a rank that wants to run, and may only wait for a processor."""
 _CAUSE_TICKS = 4
 """Ticks that the rank which failed first has to say so, once another has said that it misses one."""
 _ENDING_SECONDS = 0.3
@@ -106,7 +108,8 @@ class RankMonitor:
         if self._expects_beats:
             for rank in self._silent:
                 self._silent[rank] += 1
-                if self._silent[rank] > _SILENT_TICKS:
-                    seconds = _SILENT_TICKS * BEAT_INTERVAL
+                ticks = self._silent[rank]
+                if ticks > _STARVED_TICKS or (ticks > _SILENT_TICKS and not rank.wants_to_run()):
+                    seconds = (ticks - 1) * BEAT_INTERVAL
                     return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")
         return None

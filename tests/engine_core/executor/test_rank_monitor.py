@@ -22,6 +22,7 @@ class Connected(RankProcess):
     """A rank of which there are only connections."""
 
     ended = None
+    busy = False
 
     def __init__(self, number: int) -> None:
         self.rank = Rank(number, 2)
@@ -30,6 +31,9 @@ class Connected(RankProcess):
 
     def ending(self, seconds: float) -> str | None:
         return None
+
+    def wants_to_run(self) -> bool:
+        return self.busy
 
     def kill(self) -> None: ...
 
@@ -86,6 +90,19 @@ def test_silence_is_a_failure_only_where_beats_are_expected(watched: Watched, mo
         watched.ranks[0].signs.send_bytes(BEAT)
         time.sleep(0.05)
     assert watched.error() == "rank tp1/2 pp0/1 has not beaten for 0.3 s: it hangs, or is cut off"
+
+
+def test_a_rank_that_may_only_wait_for_a_processor_has_more_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_monitor, "_SILENT_TICKS", 2)
+    monkeypatch.setattr(rank_monitor, "_STARVED_TICKS", 6)
+    for rank in watched.ranks:
+        rank.busy = True
+    watched.monitor.expect_beats()
+    time.sleep(0.4)
+    assert watched.errors.empty()
+    assert watched.error().endswith("has not beaten for 0.6 s: it hangs, or is cut off")
 
 
 def test_beats_that_waited_while_the_machine_stood_still_count(
