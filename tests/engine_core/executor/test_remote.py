@@ -205,6 +205,14 @@ def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch
             executor.collective_rpc("echo")
 
 
+def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted() as executor:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: 1)
+            executor.close()
+        assert executor.submit(plan(1)).result().step_id == 1
+
+
 PARENT = """
 import os, time
 from engine_core.distributed.ranks import Rank
