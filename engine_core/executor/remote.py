@@ -54,6 +54,9 @@ _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
 class RemoteExecutor(CollectiveExecutor):
     """One process per rank."""
 
+    silence = 0.7
+    """Seconds without a beat after which a rank counts as lost."""
+
     def __init__(self, config: EngineConfig, name: str = "") -> None:
         """``name``: of the engine, for the titles of its ranks."""
         super().__init__(config)
@@ -74,6 +77,10 @@ class RemoteExecutor(CollectiveExecutor):
     def start_ranks(self) -> Sequence[RankProcess]:
         """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
 
+    def config_of(self, rank: Rank) -> EngineConfig:
+        """What the worker of a rank is made with."""
+        return self._config
+
     def title(self, rank: Rank) -> str:
         """Of the process of a rank."""
         return f"ringline engine {self._name} rank {rank}"
@@ -86,10 +93,10 @@ class RemoteExecutor(CollectiveExecutor):
         with progress.stage("start ranks") as stage:
             self._ranks = list(self.start_ranks())
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
-            self._monitor = RankMonitor(self._ranks, self.fail)
+            self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
-                self._send(rank, pickle.dumps(RankStart(self._config, rank.rank, self.title(rank.rank))))
+                self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
             reports: list[RankReport] = self._collect("start", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.ranks = [
