@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from engine_core.distributed.ranks import Rank
 from engine_core.executor.child_process import ChildProcess
 from engine_core.executor.rank_connection import RankConnections
@@ -23,6 +25,15 @@ class LocalRank(RankProcess):
 
     def ending(self, seconds: float) -> str | None:
         return self._process.ending(seconds)
+
+    def wants_to_run(self) -> bool:
+        """Whether a thread of it runs, waits for a processor, or for a disk (proc_pid_stat(5))."""
+        threads = Path(f"/proc/{self._process.pid}/task")
+        try:
+            states = [each.read_text().rpartition(") ")[2][0] for each in threads.glob("*/stat")]
+        except OSError:  # a thread has just ended
+            return True
+        return "R" in states or "D" in states
 
     def kill(self) -> None:
         self._process.kill()

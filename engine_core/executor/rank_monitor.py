@@ -16,6 +16,8 @@ from engine_core.executor.rank_process import RankProcess
 
 _CAUSE_TICKS = 4
 """Ticks that the rank which failed first has to say so, once another has said that it misses one."""
+_STARVED = 5.0
+"""Seconds of silence that are allowed to a rank that wants to run: it may only wait for a processor."""
 _ENDING_SECONDS = 0.3
 """For the system to tell how a process has ended whose connections are closed."""
 
@@ -108,6 +110,7 @@ class RankMonitor:
         if self._expects_beats:
             for rank in self._silent:
                 self._silent[rank] += 1
-                if self._silent[rank] > round(self._silence / BEAT_INTERVAL):
-                    return ExecutorError(f"{rank} has not beaten for {self._silence:.1f} s: it hangs, or is cut off")
+                seconds = round((self._silent[rank] - 1) * BEAT_INTERVAL, 1)
+                if seconds >= _STARVED or (seconds >= self._silence and not rank.wants_to_run()):
+                    return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")
         return None

@@ -62,7 +62,8 @@ class RemoteExecutor(CollectiveExecutor):
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
             raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
-        self._name = name or f"pid {os.getpid()}"
+        self._pid = os.getpid()
+        self._name = name or f"pid {self._pid}"
         self._ranks: list[RankProcess] = []
         self._monitor: RankMonitor | None = None
         self._results: list[tuple[int, Sampled]] = []
@@ -134,9 +135,7 @@ class RemoteExecutor(CollectiveExecutor):
                 if isinstance(reply, Progress):
                     progress[rank] = reply
                     if on_progress is not None and len(progress) == len(self._ranks):
-                        on_progress(
-                            sum(each.done for each in progress.values()), sum(each.total for each in progress.values())
-                        )
+                        on_progress(*map(sum, zip(*progress.values(), strict=True)))
                 elif not isinstance(reply, Raised):
                     results[rank] = reply.value if isinstance(reply, Returned) else reply
                     del waiting[connection]  # type: ignore[arg-type]
@@ -228,7 +227,7 @@ class RemoteExecutor(CollectiveExecutor):
             rank.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        if self._monitor is None:
+        if self._monitor is None or os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
         self._monitor.stop()
         self._monitor = None

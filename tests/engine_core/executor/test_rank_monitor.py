@@ -12,6 +12,7 @@ import pytest
 from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ExecutorError
+from engine_core.executor import rank_monitor
 from engine_core.executor.rank_connection import BEAT, Raised, RankConnections
 from engine_core.executor.rank_monitor import RankMonitor
 from engine_core.executor.rank_process import RankProcess
@@ -24,6 +25,7 @@ class Connected(RankProcess):
     """A rank of which there are only connections."""
 
     ended = None
+    busy = False
 
     def __init__(self, number: int) -> None:
         self.rank = Rank(number, 2)
@@ -32,6 +34,9 @@ class Connected(RankProcess):
 
     def ending(self, seconds: float) -> str | None:
         return None
+
+    def wants_to_run(self) -> bool:
+        return self.busy
 
     def kill(self) -> None: ...
 
@@ -87,6 +92,16 @@ def test_silence_is_a_failure_only_where_beats_are_expected(watched: Watched) ->
         watched.ranks[0].signs.send_bytes(BEAT)
         time.sleep(0.05)
     assert watched.error() == "rank tp1/2 pp0/1 has not beaten for 0.7 s: it hangs, or is cut off"
+
+
+def test_a_rank_that_may_only_wait_for_a_processor_has_more_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_monitor, "_STARVED", 1.2)
+    for rank in watched.ranks:
+        rank.busy = True
+    watched.monitor.expect_beats()
+    assert watched.error().endswith("has not beaten for 1.2 s: it hangs, or is cut off")
 
 
 def test_beats_that_waited_while_the_machine_stood_still_count(
