@@ -120,7 +120,7 @@ class RayExecutor(RemoteExecutor):
 
     def close(self) -> None:
         super().close()
-        if self._cluster is not None:
+        if self._cluster is not None and os.getpid() == self._pid:  # a forked copy does not own it
             self._cluster.close()
             self._cluster = None
 
