@@ -246,20 +246,6 @@ def test_what_cannot_run_is_refused_by_name() -> None:
     assert asked.startswith("async_scheduling=True is not usable: expected False with more than one rank")
 
 
-def test_more_ranks_than_processors_are_refused_unless_threads_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from engine_core.config import DeviceConfig
-    from engine_core.executor import multiproc
-
-    monkeypatch.setattr(multiproc, "usable_cpus", lambda: 3)
-    parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
-    refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors; "
-    with pytest.raises(ConfigError, match=refusal):
-        multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
-    multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
-
-
 def test_a_rank_with_another_build_is_named() -> None:
     same = {"torch": "2.11.0", "checkpoint": "aa"}
     require_equal([same, dict(same)], ["rank 0", "rank 1"])
