@@ -28,23 +28,23 @@ from engine_core.startup import StartedEngine
 from engine_core.validation import MAX_LOGPROBS
 from tests.engine_core.engines import Outcome, run, started
 from tests.engine_core.executor.forked_ranks import ForkedRank
-from tests.engine_core.models.families.gemma4 import EXPERTS, GEMMA, PER_LAYER, THETAS
+from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import SIZES
 
 FOUR = SIZES | {"num_hidden_layers": 4}
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**FOUR, head_dim=32, tie_word_embeddings=True),
-    "qwen3-moe": Qwen3MoeConfig(**FOUR, head_dim=16, moe_intermediate_size=48, num_experts=8, num_experts_per_tok=3),
+    "qwen3-moe": Qwen3MoeConfig(**FOUR, head_dim=16, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=3),
     "deepseek-v3": DeepseekV3Config(
-        **(LATENT | {"num_hidden_layers": 4}), n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1
+        **(LATENT | {"num_hidden_layers": 4, "moe_intermediate_size": 80}), n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1
     ),
     "gpt-oss": GptOssConfig(**FOUR, num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=24),
     "gemma2": Gemma2Config(
         **FOUR, head_dim=16, sliding_window=24, attn_logit_softcapping=3.0, final_logit_softcapping=5.0
     ),
     "gemma4": Gemma4TextConfig(
-        **(GEMMA | PER_LAYER | EXPERTS | {"initializer_range": 0.2}),
+        **(GEMMA | PER_LAYER | EXPERTS | {"moe_intermediate_size": 80, "layer_types": [WINDOW, FULL] * 3}),
         attention_k_eq_v=True,
         num_global_key_value_heads=1,
         num_kv_shared_layers=2,
