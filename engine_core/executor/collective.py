@@ -161,7 +161,9 @@ class CollectiveExecutor(Executor):
         Unless every self-test passed, ``numerics`` becomes unique, so that no other executor counts as equal.
         """
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
-        self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
+        seconds, stage = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
+        # One stage after the other; the ranks of a stage at the same time.
+        self.largest_step_seconds = sum(max(seconds[at : at + stage]) for at in range(0, len(seconds), stage))
         longest = f"the largest step takes about {float(f'{self.largest_step_seconds:.1g}'):g} s"
         found = "results do not depend on what else is in the batch"
         if not all(each.is_bitwise_stable for each in ready):
