@@ -37,7 +37,11 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**FOUR, head_dim=32, tie_word_embeddings=True),
     "qwen3-moe": Qwen3MoeConfig(**FOUR, head_dim=16, moe_intermediate_size=80, num_experts=8, num_experts_per_tok=3),
     "deepseek-v3": DeepseekV3Config(
-        **(LATENT | {"num_hidden_layers": 4, "moe_intermediate_size": 80}), n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1
+        **(LATENT | {"num_hidden_layers": 4, "moe_intermediate_size": 80}),
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        n_shared_experts=1,
     ),
     "gpt-oss": GptOssConfig(**FOUR, num_local_experts=6, num_experts_per_tok=2, head_dim=16, sliding_window=24),
     "gemma2": Gemma2Config(
@@ -91,10 +95,14 @@ def prompt(length: int, start: int) -> list[int]:
     return [3 + (7 * start + 5 * place + place * place % 11) % (VOCABULARY - 3) for place in range(length)]
 
 
+MANY = {"logprobs": MAX_LOGPROBS, "prompt_logprobs": MAX_LOGPROBS}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 TOGETHER: dict[str, tuple[list[int], SamplingParams]] = {
     "greedy": (prompt(3, 0), GREEDY),
-    "many logprobs": (prompt(40, 1), replace(GREEDY, max_tokens=12, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)),
+    "many logprobs": (
+        prompt(40, 1),
+        replace(GREEDY, max_tokens=12, **MANY),
+    ),
     "seeded": (prompt(29, 2), SamplingParams(seed=2, max_tokens=24, ignore_eos=True, logprobs=2, top_k=50, top_p=0.9)),
     "choices": (prompt(37, 3), SamplingParams(seed=3, max_tokens=22, ignore_eos=True, n=2, logprobs=1)),
     "penalties": (
