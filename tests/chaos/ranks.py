@@ -83,14 +83,17 @@ def _shut(pid: int, descriptor: int) -> None:
 async def restarted(fleet: Fleet) -> AsyncIterator[set[int]]:
     """Start engines of several ranks again when they have ended, as a supervisor does; collects their ranks."""
     seen: set[int] = set()
+    supervised = [fleet.processes[name] for name in fleet.ranks]
 
     async def restart() -> None:
         while True:
-            for name in fleet.ranks:
-                fleet.processes[name].start()
-                seen.update(ranks_of(fleet.processes[name]))
+            for process in supervised:
+                process.start()
+                seen.update(ranks_of(process))
             await asyncio.sleep(_RESTART_INTERVAL)
 
+    for process in supervised:
+        process.is_supervised = True
     task = asyncio.create_task(restart())
     try:
         yield seen
@@ -98,3 +101,7 @@ async def restarted(fleet: Fleet) -> AsyncIterator[set[int]]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        for process in supervised:
+            process.start()
+            process.is_supervised = False
+            await process.wait_serving()
