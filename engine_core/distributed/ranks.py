@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from engine_core.config import ParallelConfig
+
 UNIT = 16
 """Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
 
@@ -57,6 +59,16 @@ class Rank:
 
     def __str__(self) -> str:
         return f"tp{self.tp}/{self.tp_size} pp{self.pp}/{self.pp_size}"
+
+
+def ranks_on_one_host(parallel: ParallelConfig) -> list[Rank]:
+    """All ranks of an engine, by number."""
+    tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
+    whole_experts = parallel.enable_expert_parallel
+    return [
+        Rank(number % tp_size, tp_size, number // tp_size, pp_size, size, number, whole_experts)
+        for number in range(size)
+    ]
 
 
 def cut(count: int, parts: int, unit: int = 1) -> list[range]:

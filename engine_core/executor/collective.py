@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from engine_core.config import EngineConfig
-from engine_core.distributed.ranks import Rank
+from engine_core.distributed.ranks import ranks_on_one_host
 from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.errors import CheckpointError, ExecutorError
 from engine_core.executor.base import Executor
@@ -43,12 +43,7 @@ class CollectiveExecutor(Executor):
         self._config = config
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failed = False
-        parallel = config.parallel
-        self._names = [
-            f"rank {Rank(tp, parallel.tensor_parallel_size, pp, parallel.pipeline_parallel_size)}"
-            for pp in range(parallel.pipeline_parallel_size)
-            for tp in range(parallel.tensor_parallel_size)
-        ]
+        self._names = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
 
     @abstractmethod
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine_core.config import EngineConfig
-from engine_core.distributed.ranks import Rank
+from engine_core.distributed.ranks import ranks_on_one_host
 from engine_core.errors import ConfigError
 from engine_core.executor.local_rank import LocalRank
 from engine_core.executor.rank_process import RankProcess
@@ -20,15 +20,11 @@ class MultiprocExecutor(RemoteExecutor):
     """Starts ``engine_core.executor.worker_main`` for each rank."""
 
     def start_ranks(self) -> Sequence[RankProcess]:
-        parallel = self._config.parallel
-        tp_size, pp_size, size = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.world_size
         require_room(self._config)
         started: list[LocalRank] = []
         try:
-            for number in range(size):
-                pp, tp = divmod(number, tp_size)
-                rank = Rank(tp, tp_size, pp, pp_size, size, number, parallel.enable_expert_parallel)
-                started.append(LocalRank(rank, self.title(rank)))
+            for rank in ranks_on_one_host(self._config.parallel):
+                started.append(LocalRank(rank, self.title(rank)))  # noqa: PERF401  # one that fails leaves the others
         except BaseException:
             for each in started:
                 each.kill()

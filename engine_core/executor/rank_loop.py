@@ -11,10 +11,8 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine_core.config import EngineConfig
 from engine_core.errors import EngineError
 from engine_core.executor.process_title import set_process_title
 from engine_core.executor.rank_connection import (
@@ -58,24 +56,11 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
     from engine_core.executor.worker import Worker
     from engine_core.model_loader.checkpoint import open_checkpoint
 
-    config = _with_threads(start)
+    config = start.config
     checkpoint = open_checkpoint(config.model, config.load, config.parallel)
     worker = Worker(config, checkpoint, start.rank)
     report(RankReport(platform.node(), os.getpid(), identity_of(checkpoint)))
     return worker
-
-
-def _with_threads(start: RankStart) -> EngineConfig:
-    """The threads of this host are divided among its ranks, unless the options say how many each has."""
-    import torch
-
-    from engine_core.platforms.host_memory import usable_cpus
-
-    config = start.config
-    if config.device.num_threads is not None or start.rank.ranks_on_host == 1:
-        return config
-    threads = max(1, min(torch.get_num_threads(), usable_cpus()) // start.rank.ranks_on_host)
-    return replace(config, device=replace(config.device, num_threads=threads))
 
 
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
@@ -120,7 +105,9 @@ def _compute(worker: Worker, step: Step) -> StepReply | None:
         worker.follow(step.plan)
         return None
     pending = worker.launch(step.plan)
-    return StepReply(pending.result(), pending.token_ids.cpu().numpy())
+    result = pending.result()
+    assert pending.sampled is not None
+    return StepReply(result, pending.sampled)
 
 
 def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], None]], Any]) -> Any:

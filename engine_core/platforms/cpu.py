@@ -54,12 +54,14 @@ class CpuPlatform(Platform):
     ) -> None:
         """Set torch's threads, and choose attention and operations. Raises ``ConfigError``.
 
-        Ranks on one host have equal shares of its memory.
+        Ranks on one host have equal shares of its memory and, unless the options say how many, of its threads.
         """
         self.torch_device = torch.device("cpu")
         self._limits = limits
         threads = config.num_threads
-        torch.set_num_threads(min(torch.get_num_threads(), usable_cpus()) if threads is None else threads)
+        if threads is None:
+            threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
+        torch.set_num_threads(threads)
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import EngineConfig, LoadConfig, ModelConfig
+from engine_core.config import EngineConfig, LoadConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands._capacity import (
@@ -67,7 +67,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What one engine runs on."""
+    """What one rank of an engine runs on; most engines have one."""
 
     memory: float
     """Bytes."""
@@ -75,6 +75,10 @@ class Hardware:
     """Of the memory, in bytes per second."""
     flops: float
     """Operations per second of matrix products in bfloat16, without sparsity."""
+
+    def times(self, count: int) -> Hardware:
+        """That many of them, if what they tell each other took no time."""
+        return Hardware(count * self.memory, count * self.bandwidth, count * self.flops)
 
 
 GPUS = {
@@ -151,10 +155,10 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @click.option(
     "--gpu",
     type=click.Choice(sorted(GPUS)),
-    help="GPU of each engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they replace"
-    " the GPU's own values.",
+    help="GPU of each rank of an engine. Without it give --memory-gb, --bandwidth-gbs and --tflops; with it, they"
+    " replace the GPU's own values.",
 )
-@_positive("--memory-gb", "Memory of the device of each engine, in 10⁹ bytes.")
+@_positive("--memory-gb", "Memory of the device of each rank of an engine, in 10⁹ bytes.")
 @_positive(
     "--bandwidth-gbs", "Bandwidth of that memory, in 10⁹ bytes per second; `python -m benchmarks.limits` measures it."
 )
@@ -176,6 +180,8 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("block_size")
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
+@_engine_option("tensor_parallel_size")
+@_engine_option("pipeline_parallel_size")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,
@@ -195,7 +201,7 @@ def plan(
     """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
-    checkpoint, outline = _outline(config.model)
+    checkpoint, outline, parts = _outlines(config)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
         raise FatalError(
@@ -207,25 +213,42 @@ def plan(
     demand = Demand(rate, input_len, output_len, None if max_gap_ms is None else max_gap_ms / 1e3)
     budget = hardware.memory * memory_share
     runtime = _cpu_runtime(budget) if gpu is None else _GPU_RUNTIME
-    block = _block_bytes(outline, config.cache.block_size, on_gpu=gpu is not None)
-    memory = _memory(checkpoint, outline, block, budget, runtime, config, demand)
+    whole, *of_ranks = (
+        _memory(
+            checkpoint,
+            part,
+            _block_bytes(part, config.cache.block_size, on_gpu=gpu is not None),
+            budget,
+            runtime,
+            config,
+            demand,
+        )
+        for part in (outline, *parts.values())
+    )
+    ranks = dict(zip(parts, of_ranks, strict=True))
+    memory = min(of_ranks, key=lambda of_rank: of_rank.blocks)
     cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
+    stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
-        return cost.step(rows, sampled, seen, cached).seconds(hardware) / efficiency
+        """While a stage computes its part of one step, others compute theirs of other steps, with other sequences."""
+        of_step = cost.step(rows / stages, sampled / stages, seen / stages, cached / stages)
+        return of_step.seconds(together) / efficiency
 
     try:
         planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
-    token = block // config.cache.block_size
+    token = whole.block // config.cache.block_size
     groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
     described = Model(sum(part.num_weights for part in outline.parts), cost.active, token * len(groups), groups)
     if as_json:
         held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
-        click.echo(json.dumps({"model": asdict(described), "memory": held, **asdict(planned)}, indent=2))
+        parted = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in ranks.items()}
+        shown = {"model": asdict(described), "memory": held, "ranks": parted, **asdict(planned)}
+        click.echo(json.dumps(shown, indent=2))
     else:
-        click.echo(_as_text(described, memory, demand, planned))
+        click.echo(_as_text(described, memory, ranks, demand, planned))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -241,18 +264,21 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _outline(config: ModelConfig) -> tuple[Checkpoint, LanguageModel]:
-    """The checkpoint, and its model without weights."""
+def _outlines(config: EngineConfig) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
+    """The checkpoint, its model without weights, and of that each rank's part, by the rank's name."""
     with engine_extra(), collection_paused():  # they load torch
+        from engine_core.distributed.ranks import ranks_on_one_host
         from engine_core.model_loader.checkpoint import open_checkpoint
         from engine_core.model_loader.loader import model_outline
     try:
-        checkpoint = open_checkpoint(config, LoadConfig(load_format="dummy"))
+        checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
         model = model_outline(checkpoint)
         model.tensors()  # refuses what an engine refuses before it loads them
+        divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
+        parts = {str(rank): model_outline(divided, rank) for rank in ranks_on_one_host(config.parallel)}
     except (CheckpointError, ConfigError) as error:
         raise FatalError(str(error)) from None
-    return checkpoint, model
+    return checkpoint, model, parts
 
 
 def _cpu_runtime(budget: float) -> float:
@@ -322,11 +348,15 @@ def blocks_per_sequence(
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
-def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str:
+def _as_text(model: Model, memory: Memory, ranks: Mapping[str, Memory], demand: Demand, planned: Plan) -> str:
     capacity, expected = planned.capacity, planned.expected
     held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
         held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
+    several = len(ranks) > 1
+    taken = "; ".join(
+        f"{name}: weights {size(each.weights)}, KV cache {size(each.cache)}" for name, each in ranks.items()
+    )
     return "\n".join(
         [
             f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
@@ -335,7 +365,9 @@ def _as_text(model: Model, memory: Memory, demand: Demand, planned: Plan) -> str
             f"detokenizers: {planned.detokenizers:,}",
             f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
-            f"engine     {size(memory.usable)}: weights {size(memory.weights)}, angles {size(memory.angles)}, "
+            *([f"ranks      {taken}"] if several else []),
+            f"{'rank' if several else 'engine':<10} {size(memory.usable)}: "
+            f"weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
             f"KV cache {size(memory.cache)} ({held})",
             f"at most    sequences at each engine: {capacity.sequences:,} (bound by {planned.bound}), "

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine_core.config import EngineConfig, ParallelConfig
-from engine_core.distributed.ranks import Rank
+from engine_core.distributed.ranks import Rank, ranks_on_one_host
 from engine_core.executor import rank_loop, worker_main
 from engine_core.executor.local_rank import LocalRank
 from engine_core.executor.rank_connection import RankReport, RankStart
@@ -74,8 +74,7 @@ class ScriptedWorker:
             self.do(*what)
         self._seen.append(plan.step_id)
         token_ids = np.array([plan.step_id, self.rank.number])
-        tensor = SimpleNamespace(cpu=lambda: SimpleNamespace(numpy=lambda: token_ids))
-        return SimpleNamespace(result=lambda: StepResult(plan.step_id, [token_ids.tolist()]), token_ids=tensor)
+        return SimpleNamespace(result=lambda: StepResult(plan.step_id, [token_ids.tolist()]), sampled=token_ids)
 
     def follow(self, plan: StepPlan) -> None:
         self.launch(plan)
@@ -103,9 +102,7 @@ def scripted(tp: int = 2, pp: int = 1, serving: bool = True, timeout: float = 20
 
     class ScriptedExecutor(RemoteExecutor):
         def start_ranks(self) -> list[ScriptedRank]:
-            size = tp * pp
-            ranks = [Rank(number % tp, tp, number // tp, pp, size, number) for number in range(size)]
-            return [ScriptedRank(rank, self.title(rank)) for rank in ranks]
+            return [ScriptedRank(rank, self.title(rank)) for rank in ranks_on_one_host(parallel)]
 
     parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp, worker_start_timeout=timeout)
     executor = ScriptedExecutor(EngineConfig(parallel=parallel), "scripted")
