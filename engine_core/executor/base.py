@@ -7,7 +7,8 @@ owns its workers. After ``ExecutorError`` it computes nothing more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine_core.config import ModelSpec, RequestMemory
@@ -23,6 +24,16 @@ class PendingResult(Protocol):
         """Wait until the step is computed. Raises ``ExecutorError``, as ``submit`` does."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank runs that has a process of its own."""
+
+    rank: str
+    """As ``Rank`` writes itself."""
+    host: str
+    pid: int
+
+
 class Executor(ABC):
     """Computes plans. Methods have only the side effects that their docstrings state."""
 
@@ -31,9 +42,9 @@ class Executor(ABC):
     kv_cache_config: KVCacheConfig
     """Known after ``start``."""
     unwritten_cache_bytes: int
-    """Known after ``start``: bytes of host memory that the KV cache will still take as it fills."""
+    """Known after ``start``: bytes of this process that the KV cache will still take as it fills."""
     step_bytes: int
-    """Known after ``start``: bytes of host memory that the largest step takes; 0 if not measured."""
+    """Known after ``start``: bytes of this process that the largest step takes; 0 if not measured."""
     request_memory: RequestMemory
     """Known after ``start``."""
     model_digest: str
@@ -44,6 +55,8 @@ class Executor(ABC):
     """Known after ``start``: approximate duration of the largest step."""
     max_concurrent_steps: int
     """Known after ``start``: the most steps that may be submitted before the first result is taken."""
+    ranks: Sequence[RankPlace] = ()
+    """Known after ``start``; empty if this process computes."""
 
     @abstractmethod
     def start(self, progress: StartupProgress) -> None:

@@ -21,7 +21,7 @@ from engine_core.config import EngineConfig
 from engine_core.distributed.collectives import RankFailedError
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, ExecutorError
-from engine_core.executor.base import PendingResult
+from engine_core.executor.base import PendingResult, RankPlace
 from engine_core.executor.collective import CollectiveExecutor, OnProgress
 from engine_core.executor.identity import require_equal
 from engine_core.executor.rank_connection import (
@@ -91,8 +91,11 @@ class RemoteExecutor(CollectiveExecutor):
                 self._send(rank, pickle.dumps(RankStart(self._config, rank.rank, self.title(rank.rank))))
             reports: list[RankReport] = self._collect("start", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
-            places = zip(self._ranks, reports, strict=True)
-            stage.detail = ", ".join(f"{rank}: pid {report.pid} on {report.host}" for rank, report in places)
+            self.ranks = [
+                RankPlace(str(each.rank), report.host, report.pid)
+                for each, report in zip(self._ranks, reports, strict=True)
+            ]
+            stage.detail = ", ".join(f"rank {each.rank}: pid {each.pid} on {each.host}" for each in self.ranks)
 
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
         message = pickle.dumps(Call(method, arguments, on_progress is not None))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import output_pb2
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
+from engine_core.executor.base import RankPlace
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
@@ -125,6 +128,11 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 def end_of(finish: Finish, position: int) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens."""
     return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, stop_token_id=finish.stop_token_id)
+
+
+def rank_messages(ranks: Sequence[RankPlace]) -> list[engine_pb2.RankProcess]:
+    """The processes of an engine's ranks."""
+    return [engine_pb2.RankProcess(rank=each.rank, host=each.host, pid=each.pid) for each in ranks]
 
 
 def model_message(

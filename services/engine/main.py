@@ -27,7 +27,7 @@ from services.common.telemetry.logs import configure_logs, warn_of_unknown_varia
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.common.telemetry.tracing import start_tracing
 from services.engine.async_engine import AsyncEngine
-from services.engine.engine_messages import model_message
+from services.engine.engine_messages import model_message, rank_messages
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
@@ -138,7 +138,7 @@ class _EngineProcess:
         self._watchdog = self._watch_steps(self._engine.step_loop, loop)
         reserved = executor.unwritten_cache_bytes + executor.step_bytes + room.logprob_bytes + room.id_bytes
         self._server.start_memory_guard(resident_memory() + reserved)
-        self._service.serve(model, files)
+        self._service.serve(model, files, rank_messages(executor.ranks))
         self._engine.metrics.serving = True
         await self._server.set_serving(True)
         seconds = round(time.monotonic() - start, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,12 +56,19 @@ class EngineService:
         self._drain = drain
         self._model: engine_pb2.GetModelResponse | None = None
         self._tokenizer: dict[str, bytes] = {}
+        self._ranks: Sequence[engine_pb2.RankProcess] = ()
 
-    def serve(self, model: engine_pb2.GetModelResponse, tokenizer: dict[str, bytes]) -> None:
+    def serve(
+        self,
+        model: engine_pb2.GetModelResponse,
+        tokenizer: dict[str, bytes],
+        ranks: Sequence[engine_pb2.RankProcess] = (),
+    ) -> None:
         """Start to answer; call it once the engine has loaded."""
         model.name, model.incarnation = self._me.name, self._me.incarnation
         self._model = model
         self._tokenizer = tokenizer
+        self._ranks = ranks
 
     async def Attach(self, incoming: RequestStream, context: Context) -> None:
         self._loaded()
@@ -86,7 +93,7 @@ class EngineService:
 
     async def GetLoad(self, data: bytes, context: Context) -> engine_pb2.GetLoadResponse:
         self._loaded()
-        return engine_pb2.GetLoadResponse(load=self.load())
+        return engine_pb2.GetLoadResponse(load=self.load(), ranks=self._ranks)
 
     async def Drain(self, data: bytes, context: Context) -> engine_pb2.DrainResponse:
         request = parse(engine_pb2.DrainRequest, data, SMALL_MESSAGE)

@@ -48,6 +48,8 @@ class ServiceStatus:
     """Of a processor: its requests and peers, as its live page shows them."""
     load: dict[str, Any] | None = None
     """Of an engine: the fields of ``ringline.engine.v1.Load``."""
+    ranks: list[dict[str, Any]] | None = None
+    """Of an engine: the processes of its ranks, as ``ringline.engine.v1.RankProcess``; empty without any."""
     trouble: str | None = None
     """Why it is unreachable or unknown, if that is visible."""
 
@@ -196,18 +198,18 @@ async def _service(
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
         health = await check_health(channel, FULL_NAMES[name], _TIMEOUT)
-        models = page = load = None
+        models = page = load = ranks = None
         if name == "processor" and health in ("SERVING", "NOT_SERVING"):
             page = await asyncio.to_thread(read_live_page, address, metrics)
         with suppress(grpc.aio.AioRpcError):
             if name == "processor" and health == "SERVING":
                 models = await _models(channel)
             elif name == "engine" and health == "SERVING":
-                load = await _load(channel)
+                load, ranks = await _load(channel)
         trouble = await service_trouble(channel, name) if health == "SERVICE_UNKNOWN" else None
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
-    return ServiceStatus(name, address, health, pid, metrics, models, page, load, trouble)
+    return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, trouble)
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:
@@ -216,10 +218,12 @@ async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:
     return [MessageToDict(model, preserving_proto_field_name=True) for model in answer.models]
 
 
-async def _load(channel: grpc.aio.Channel) -> dict[str, Any]:
+async def _load(channel: grpc.aio.Channel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The load, and the processes of the ranks."""
     stub: Any = engine_pb2_grpc.EngineServiceStub(channel)
     answer = await stub.GetLoad(engine_pb2.GetLoadRequest(), timeout=_TIMEOUT)
-    return {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
+    load = {field.name: getattr(answer.load, field.name) for field in answer.load.DESCRIPTOR.fields}
+    return load, [MessageToDict(rank, preserving_proto_field_name=True) for rank in answer.ranks]
 
 
 def stack_text(stack: StackStatus) -> str:
@@ -256,5 +260,6 @@ def _lines(service: ServiceStatus) -> Iterator[str]:
             f"  steps {load['steps']} (longest of the last 100: {load['longest_step_ms']} ms), "
             f"tokens {load['generated_tokens']}, ledgers {load['ledgers']}"
         )
+    yield from (f"  rank {rank['rank']}: pid {rank['pid']} on {rank['host']}" for rank in service.ranks or ())
     if service.metrics is not None:
         yield f"  metrics {service.metrics}"

@@ -36,7 +36,8 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         self.running = running
 
     def GetLoad(self, request, context):
-        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running_choices=self.running))
+        ranks = [engine_pb2.RankProcess(rank=f"tp{tp}/2 pp0/1", host="alpha", pid=40 + tp) for tp in range(2)]
+        return engine_pb2.GetLoadResponse(load=engine_pb2.Load(running_choices=self.running), ranks=ranks)
 
 
 @contextmanager
@@ -78,6 +79,15 @@ def test_every_engine_that_a_name_leads_to_is_shown(monkeypatch: pytest.MonkeyPa
         shown = {service["address"]: service["load"]["running_choices"] for service in stack["services"]}
         assert shown == {f"127.0.0.1:{port}": 3, f"127.0.0.2:{port}": 5}
         assert result.return_value == 0
+
+
+def test_the_ranks_of_an_engine_are_named() -> None:
+    with engine("127.0.0.1", running=3) as port:
+        lines = ask("--engine", f"127.0.0.1:{port}").stdout.splitlines()
+        assert [line.strip() for line in lines[-2:]] == [
+            "rank tp0/2 pp0/1: pid 40 on alpha",
+            "rank tp1/2 pp0/1: pid 41 on alpha",
+        ]
 
 
 def test_a_detokenizer_that_is_not_there_is_shown_as_such() -> None:

@@ -1089,19 +1089,51 @@ class GetLoadResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LOAD_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
     @property
     def load(self) -> global___Load:
         """As pushed on Attach."""
+
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankProcess]:
+        """The processes that compute the model together, by rank. Empty: the engine's own process does."""
 
     def __init__(
         self,
         *,
         load: global___Load | None = ...,
+        ranks: collections.abc.Iterable[global___RankProcess] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["load", b"load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["load", b"load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["load", b"load", "ranks", b"ranks"]) -> None: ...
 
 global___GetLoadResponse = GetLoadResponse
+
+@typing.final
+class RankProcess(google.protobuf.message.Message):
+    """One of the processes of an engine of several ranks."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
+    rank: builtins.str
+    """Its place: tp0/2 pp1/3 is the first of the two ranks of the second of three stages."""
+    host: builtins.str
+    """The name of its machine."""
+    pid: builtins.int
+    """Its process id there, ≥ 1."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.str = ...,
+        host: builtins.str = ...,
+        pid: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "pid", b"pid", "rank", b"rank"]) -> None: ...
+
+global___RankProcess = RankProcess
 
 @typing.final
 class DrainRequest(google.protobuf.message.Message):
