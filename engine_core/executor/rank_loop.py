@@ -68,9 +68,6 @@ def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
     while (message := connections.calls.recv()) is not None:
         if isinstance(message, Call):
             _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
-            if message.method == "warm_up":
-                gc.collect()
-                gc.freeze()  # what is there now stays: a later collection need not visit it, which takes a while
             continue
         try:
             reply = _compute(worker, message)
@@ -86,7 +83,13 @@ def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
 def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
     method = getattr(worker, call.method)
     if not call.reports_progress:
-        return method(*call.arguments)
+        result = method(*call.arguments)
+        if call.method == "warm_up":
+            # What is there now stays: a later collection need not visit it, which takes a while, in which a rank does not
+            # beat. So does this one, and after the reply silence would be a failure.
+            gc.collect()
+            gc.freeze()
+        return result
     told = 0.0
 
     def report(done: int, total: int) -> None:
