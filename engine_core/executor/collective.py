@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -96,14 +97,19 @@ class CollectiveExecutor(Executor):
             with progress.stage("join ranks") as stage, self.rendezvous(device) as rendezvous:
                 self.collective_rpc("join", rendezvous)
                 stage.detail = f"{len(self._names)} ranks, tensors by {rendezvous.tensor_transport}"
-        with progress.stage("load weights") as stage:
+        with progress.stage("load weights") as stage, ThreadPoolExecutor(1, "hash weights") as thread:
+            on_disk = thread.submit(_hashed, checkpoint) if len(self._names) > 1 else None
             models: list[ModelReport] = self.collective_rpc(
                 "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
             )
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], self._names)
             stage.bytes = sum(each.weight_bytes for each in models)
-            self.model_digest = model.model_digest or self._digest_of_parts(checkpoint, models)
+            if on_disk is None:
+                assert model.model_digest is not None
+                self.model_digest = model.model_digest
+            else:
+                self.model_digest = self._digest_of_parts(*on_disk.result(), models)
             self.numerics = digest_of(self.model_digest, model.numerics)
             stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
@@ -123,16 +129,15 @@ class CollectiveExecutor(Executor):
         self.max_concurrent_steps = (2 if overlapped else 1) if alone else self._config.parallel.pipeline_parallel_size
         self.start_steps()
 
-    def _digest_of_parts(self, checkpoint: Checkpoint, models: Sequence[ModelReport]) -> str:
-        """The model digest, and proof that each rank has taken its part of that very model."""
-        weights = WeightsOnDisk(checkpoint)
+    def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
+        """The ``digest`` of the model, once it is proved that each rank has taken its part of that very model."""
         for name, model in zip(self._names, models, strict=True):
             if (other := weights.first_other(model.taken)) is not None:
                 raise CheckpointError(
-                    f"{name} has loaded another {other} than this host has in {checkpoint.path}: give every host of "
-                    "the engine the same checkpoint"
+                    f"{name} has loaded another {other} than this host has: give every host of the engine the same "
+                    "checkpoint"
                 )
-        return weights.digest()
+        return digest
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
         """The largest cache that fits on every worker."""
@@ -161,7 +166,9 @@ class CollectiveExecutor(Executor):
         Unless every self-test passed, ``numerics`` becomes unique, so that no other executor counts as equal.
         """
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
-        self.largest_step_seconds = max(each.largest_step_seconds for each in ready)
+        seconds, stage = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
+        # One stage after the other; the ranks of a stage at the same time.
+        self.largest_step_seconds = sum(max(seconds[at : at + stage]) for at in range(0, len(seconds), stage))
         longest = f"the largest step takes about {float(f'{self.largest_step_seconds:.1g}'):g} s"
         found = "results do not depend on what else is in the batch"
         if not all(each.is_bitwise_stable for each in ready):
@@ -206,3 +213,8 @@ class CollectiveExecutor(Executor):
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self._callbacks.append(callback)
+
+
+def _hashed(checkpoint: Checkpoint) -> tuple[WeightsOnDisk, str]:
+    weights = WeightsOnDisk(checkpoint)
+    return weights, weights.digest()

@@ -39,8 +39,9 @@ def require_room(config: EngineConfig) -> None:
     parallel = config.parallel
     named = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
     if not is_for_cpu(config.device):
-        if parallel.world_size > torch.cuda.device_count():
-            accepted = f"at most one rank for each of {torch.cuda.device_count()} GPUs; {named}"
+        gpus = torch.cuda.device_count()
+        if 0 < gpus < parallel.world_size:  # without any, the device is what cannot be had, and a worker says so
+            accepted = f"at most one rank for each of {gpus} GPUs; {named}"
             raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, accepted)
     elif config.device.num_threads is None and parallel.world_size > usable_cpus():
         accepted = (

@@ -82,14 +82,17 @@ def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
 
 def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
     method = getattr(worker, call.method)
-    if not call.reports_progress:
-        result = method(*call.arguments)
-        if call.method == "warm_up":
-            # What is there now stays: a later collection need not visit it, which takes a while, in which a rank does not
-            # beat. So does this one, and after the reply silence would be a failure.
-            gc.collect()
-            gc.freeze()
-        return result
+    if call.reports_progress:
+        return method(*call.arguments, _throttled(reply))
+    result = method(*call.arguments)
+    if call.method == "warm_up":  # what is there now stays, and a later collection need not visit it: no beat waits
+        gc.collect()
+        gc.freeze()
+    return result
+
+
+def _throttled(reply: Callable[[Any], None]) -> Callable[[int, int], None]:
+    """Replies with progress, but not too often."""
     told = 0.0
 
     def report(done: int, total: int) -> None:
@@ -98,7 +101,7 @@ def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
             told = time.monotonic()
             reply(Progress(done, total))
 
-    return method(*call.arguments, report)
+    return report
 
 
 def _compute(worker: Worker, step: Step) -> StepReply | None:

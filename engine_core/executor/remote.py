@@ -54,12 +54,16 @@ _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
 class RemoteExecutor(CollectiveExecutor):
     """One process per rank."""
 
+    silence = 0.7
+    """Seconds without a beat after which a rank counts as lost."""
+
     def __init__(self, config: EngineConfig, name: str = "") -> None:
         """``name``: of the engine, for the titles of its ranks."""
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
             raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
-        self._name = name or f"pid {os.getpid()}"
+        self._pid = os.getpid()
+        self._name = name or f"pid {self._pid}"
         self._ranks: list[RankProcess] = []
         self._monitor: RankMonitor | None = None
         self._results: list[tuple[int, Sampled]] = []
@@ -73,6 +77,10 @@ class RemoteExecutor(CollectiveExecutor):
     def start_ranks(self) -> Sequence[RankProcess]:
         """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
 
+    def config_of(self, rank: Rank) -> EngineConfig:
+        """What the worker of a rank is made with."""
+        return self._config
+
     def title(self, rank: Rank) -> str:
         """Of the process of a rank."""
         return f"ringline engine {self._name} rank {rank}"
@@ -83,12 +91,12 @@ class RemoteExecutor(CollectiveExecutor):
 
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
             self._ranks = list(self.start_ranks())
-            self._monitor = RankMonitor(self._ranks, self.fail)
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
+            self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
-                self._send(rank, pickle.dumps(RankStart(self._config, rank.rank, self.title(rank.rank))))
+                self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
             reports: list[RankReport] = self._collect("start", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.ranks = [
@@ -127,9 +135,7 @@ class RemoteExecutor(CollectiveExecutor):
                 if isinstance(reply, Progress):
                     progress[rank] = reply
                     if on_progress is not None and len(progress) == len(self._ranks):
-                        on_progress(
-                            sum(each.done for each in progress.values()), sum(each.total for each in progress.values())
-                        )
+                        on_progress(*map(sum, zip(*progress.values(), strict=True)))
                 elif not isinstance(reply, Raised):
                     results[rank] = reply.value if isinstance(reply, Returned) else reply
                     del waiting[connection]  # type: ignore[arg-type]
@@ -221,7 +227,7 @@ class RemoteExecutor(CollectiveExecutor):
             rank.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        if self._monitor is None:
+        if self._monitor is None or os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
         self._monitor.stop()
         self._monitor = None

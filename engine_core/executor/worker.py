@@ -82,12 +82,8 @@ class ReadyReport:
 
 
 def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
-    """What a batch may hold.
-
-    Raises ``ConfigError`` where the model's longest prompt would never be computed, or it has fewer layers than stages.
-    """
+    """What a batch may hold. Raises ``ConfigError`` where the model's longest prompt would never be computed."""
     scheduler, longest = config.scheduler, checkpoint.spec.max_model_len
-    checkpoint.config.stage_layers(config.parallel.pipeline_parallel_size)
     scheduler.require_step_for(longest)
     return BatchLimits(
         max_num_seqs=scheduler.max_num_seqs,

@@ -98,8 +98,12 @@ class Shares:
         return replace(shape, num_heads=len(self.query_heads(shape)), num_kv_heads=len(self.kv_heads(shape)))
 
     def of_outputs(self, outputs: Features) -> tuple[range, Features, list[int]]:
-        """Which of all ``outputs`` this rank has, the same as features, and the padded widths of all ranks'."""
-        if self.rank.tp_size == 1:
+        """Which of all ``outputs`` this rank has, the same as features, and the padded widths of all ranks'.
+
+        Where there are too few for all ranks, each has them all, and there is one width.
+        """
+        units = outputs.groups if outputs.groups > 1 else -(-outputs.size // UNIT)
+        if self.rank.tp_size == 1 or units < self.rank.tp_size:
             return range(outputs.count), outputs, [outputs.groups * outputs.padded(self._backend)]
         if outputs.groups > 1:
             parts = cut(outputs.groups, self.rank.tp_size)

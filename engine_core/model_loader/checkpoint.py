@@ -119,6 +119,7 @@ def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) 
         flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
         accepted = f"1, as {choice.architecture} runs through transformers (--model-impl), which only one rank can do"
         raise ConfigError(flag, getattr(parallel, flag), accepted)
+    config.stage_layers(parallel.pipeline_parallel_size)
     return config.for_ranks(parallel.tensor_parallel_size, expert_parallel=parallel.enable_expert_parallel)
 
 

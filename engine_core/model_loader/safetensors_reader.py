@@ -144,7 +144,8 @@ class SafetensorsWeights:
     def hash_all(self) -> None:
         """Add all tensors to the digest, taking none."""
         for name in self._expected.shapes:
-            self._views([name])
+            self._unmap_if_many()
+            self._count(name, 0, self._tensors[name].nbytes)
 
     def differs(self, taken: TakenBytes) -> bool:
         """Whether these bytes are others here."""
@@ -162,9 +163,7 @@ class SafetensorsWeights:
     def _views(self, tensors: Iterable[str | TensorRows]) -> dict[str | TensorRows, torch.Tensor]:
         """In mapped files, all but these unmapped if there are many."""
         self._whole.clear()
-        if self._mapped > _MAPPED_AT_ONCE:
-            self._files.clear()
-            self._mapped = 0
+        self._unmap_if_many()
         views: dict[str | TensorRows, torch.Tensor] = {}
         for each in dict.fromkeys(tensors):
             if isinstance(each, TensorRows):
@@ -174,6 +173,11 @@ class SafetensorsWeights:
         if self._on_progress is not None:
             self._on_progress(min(self._done, self._total), self._total)
         return views
+
+    def _unmap_if_many(self) -> None:
+        if self._mapped > _MAPPED_AT_ONCE:
+            self._files.clear()
+            self._mapped = 0
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Joined along the first dimension, in the model's type and on its device."""

@@ -129,7 +129,7 @@ class OPTForCausalLM(CausalLM):
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         tokens, places = self.embed_tokens(input_ids), self.embed_positions(positions + _FIRST_POSITION)
-        return places.add_(tokens) if self.project_in is None else self.project_in(tokens, places)
+        return places + tokens if self.project_in is None else self.project_in(tokens, places)
 
     def renamed(self, name: str) -> str:
         """Some checkpoints were saved without a head, and their tensors' names begin with ``decoder``."""

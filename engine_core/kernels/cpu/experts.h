@@ -62,7 +62,7 @@ private:
 template <class F>
 struct GateUp : ExpertProducts<F> {
     const RinglineExperts& args;
-    const typename F::Element* then;  // what is read ahead at the end, or null
+    const typename F::Element* then;  // what is read ahead at the end
 
     GateUp(const RinglineExperts& args, const ExpertRows& rows, const typename F::Element* then)
         : ExpertProducts<F>(rows, args.gate_up, args.gathered, args.hidden, (args.inner_part + kTileInner - 1) / kTileInner,
@@ -70,7 +70,7 @@ struct GateUp : ExpertProducts<F> {
           args(args),
           then(then) {}
 
-    const typename F::Element* after_all(const Unit<F>& unit) const { return then ? then : unit.tile; }
+    const typename F::Element* after_all(const Unit<F>&) const { return then; }
 
     void take(int, const Unit<F>& unit, long place, float* sums) const {
         const long tiles = (args.inner_part + kTileInner - 1) / kTileInner;
@@ -126,19 +126,18 @@ void gather_rows_of_experts(const RinglineExperts& args, const ExpertRows& rows)
 // Returns 0, or 1 when there is no memory.
 template <class F>
 int multiply_experts(const RinglineExperts& args) {
-    const bool has_gate_up = args.phases & kRinglineGateUp, has_down = args.phases & kRinglineDown;
     const ExpertRows rows(args);
     if (rows.failed()) return 1;
     if (rows.count() == 0) return 0;
     const Down<F> down(args, rows);
-    const GateUp<F> gate_up(args, rows, has_down && !down.failed() ? down.first_tile() : nullptr);
+    const GateUp<F> gate_up(args, rows, down.failed() ? nullptr : down.first_tile());
     if (down.failed() || gate_up.failed()) return 1;
     const int threads = threads_of_products(rows.count(), products_of_pair(args), args.num_threads);
-    if (has_gate_up) {
+    if (args.phases & kRinglineGateUp) {
         gather_rows_of_experts<F>(args, rows);
         multiply_tiles(gate_up.products(), threads, gate_up);
     }
-    if (has_down) multiply_tiles(down.products(), threads, down);
+    if (args.phases & kRinglineDown) multiply_tiles(down.products(), threads, down);
     return 0;
 }
 

@@ -13,10 +13,11 @@ from engine_core.errors import ConfigError
 from engine_core.models.language_model import LanguageModel
 from tests.engine_core.distributed.ranks import on_ranks
 from tests.engine_core.models.driver import Driver, build_model, open_at
+from tests.engine_core.models.families import OWN
 from tests.engine_core.models.test_bitwise_stability import CONFIGS, KINDS
-from tests.engine_core.models.tiny_models import CASES, make_model, save_model
+from tests.engine_core.models.tiny_models import make_model, save_model
 
-ALL: dict[str, PretrainedConfig] = CASES | CONFIGS | KINDS
+ALL: dict[str, PretrainedConfig] = OWN | CONFIGS | KINDS
 LENGTHS = (70, 1, 33)
 
 

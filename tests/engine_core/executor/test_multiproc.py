@@ -1,0 +1,74 @@
+"""A model on two ranks, each in a process of its own: the same answers, a start that shows the ranks, a clean end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
+from engine_core.errors import ConfigError
+from engine_core.executor import multiproc
+from engine_core.llm import LLM, SamplingParams
+from engine_core.progress import StartupProgress
+from tests.processes import alive
+
+from ..engines import StageDetails
+
+OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4, "num_threads": 1}
+PARAMS = [
+    SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=2),
+    SamplingParams(temperature=1.0, seed=4, n=2, repetition_penalty=1.3, max_tokens=6, ignore_eos=True),
+]
+PROMPTS = [[5, 6, 7], list(range(10, 60)), [9, 9]]
+
+
+@pytest.fixture(scope="module")
+def stages() -> StageDetails:
+    return StageDetails()
+
+
+@pytest.fixture(scope="module")
+def ranks(checkpoint: Path, stages: StageDetails) -> Iterator[LLM]:
+    with LLM(checkpoint, tensor_parallel_size=2, progress=StartupProgress(stages), **OPTIONS) as llm:  # type: ignore[arg-type]
+        pids = [each.pid for each in llm._engine.executor.ranks]
+        yield llm
+    assert not any(map(alive, pids))
+
+
+def test_answers_are_those_of_one_process(ranks: LLM, checkpoint: Path) -> None:
+    with LLM(checkpoint, **OPTIONS) as alone:  # type: ignore[arg-type]
+        assert ranks.generate(PROMPTS, PARAMS) == alone.generate(PROMPTS, PARAMS)
+        assert (ranks.numerics, ranks.model_digest) == (alone.numerics, alone.model_digest)
+
+
+def test_the_start_names_ranks(ranks: LLM, stages: StageDetails) -> None:
+    first, second = ranks._engine.executor.ranks
+    assert (first.rank, second.rank) == ("tp0/2 pp0/1", "tp1/2 pp0/1")
+    where = f"rank tp0/2 pp0/1: pid {first.pid} on {first.host}, rank tp1/2 pp0/1: pid {second.pid} on {second.host}"
+    assert stages.details["start ranks"] == where
+    assert stages.details["device"].startswith("each of 2 ranks: cpu, ")
+    assert list(stages.details)[:5] == ["configuration", "start ranks", "device", "join ranks", "load weights"]
+
+
+def test_what_the_cache_takes_is_not_this_processs(ranks: LLM) -> None:
+    executor = ranks._engine.executor
+    assert (executor.unwritten_cache_bytes, executor.step_bytes) == (0, 0)
+
+
+def test_more_ranks_than_processors_are_refused_unless_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiproc, "usable_cpus", lambda: 3)
+    parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+    refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors; "
+    with pytest.raises(ConfigError, match=refusal):
+        multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
+    multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    config = EngineConfig(device=DeviceConfig(device="cuda"), parallel=ParallelConfig(tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match="at most one rank for each of 1 GPUs; "):
+        multiproc.require_room(config)
