@@ -94,18 +94,18 @@ class RayExecutor(RemoteExecutor):
         late = "Ray has not started all ranks: --worker-start-timeout"
         placed = cluster.reply(Placed, parallel.worker_start_timeout + _GRACE_SECONDS, late)
         self._host = placed.engine_host
-        on_host, on_node = (
-            Counter(key(place) for place in placed.stages for _ in range(tp_size))
-            for key in (lambda place: place.host, lambda place: (place.host, place.node, place.cpus))
-        )
+        on_host = Counter(place.host for place in placed.stages)
+        on_node = Counter(place.node for place in placed.stages)
         self._threads: list[int] = []
         ranks = []
         for number in range(size):
             pp, tp = divmod(number, tp_size)
             place = placed.stages[pp]
             # Ray shows an actor no GPU but its own, so each has the first.
-            ranks.append(Rank(tp, tp_size, pp, pp_size, on_host[place.host], 0, parallel.enable_expert_parallel))
-            self._threads.append(max(1, place.cpus // on_node[place.host, place.node, place.cpus]))
+            ranks.append(
+                Rank(tp, tp_size, pp, pp_size, on_host[place.host] * tp_size, 0, parallel.enable_expert_parallel)
+            )
+            self._threads.append(max(1, place.cpus // (on_node[place.node] * tp_size)))
         return cluster.start(ranks, placed.engine_host, end)
 
     def config_of(self, rank: Rank) -> EngineConfig:
@@ -182,10 +182,15 @@ class _Cluster:
                 ready = wait([listener, self._connection], max(0.0, end - time.monotonic()))  # type: ignore[list-item]
                 if not ready or self._connection in ready:
                     self.reply(Connected, 0.0, f"{', '.join(missing)} did not start in time: --worker-start-timeout")
-                if (connection := listener.accept()) is not None:
+                if (connection := listener.accept()) is None:
+                    continue
+                try:
                     hello: Hello = connection.recv()
-                    found[hello.number][hello.kind] = connection
-                    wheres[hello.number] = f"(pid {hello.pid} on {hello.host})"
+                except (EOFError, OSError):  # it has ended: Ray will say so
+                    connection.close()
+                    continue
+                found[hello.number][hello.kind] = connection
+                wheres[hello.number] = f"(pid {hello.pid} on {hello.host})"
             for rank, kinds, where in zip(ranks, found, wheres, strict=True):
                 actors.append(RayRank(rank, where, kinds, self.why_ended))
         except BaseException:

@@ -140,11 +140,9 @@ def place(request: PlacementRequest) -> tuple[PlacementGroup, Placed, int]:
             f"the Ray cluster has not had {needed} within --worker-start-timeout={request.seconds:g} s; {found()}"
         )
     chosen = [nodes[node] for _, node in sorted(placement_group_table(group)["bundles_to_node_id"].items())]
-    places = [
-        Place(node["NodeManagerAddress"], node["NodeManagerHostname"], int(node["Resources"]["CPU"])) for node in chosen
-    ]
+    places = [Place(each["NodeID"], each["NodeManagerHostname"], int(each["Resources"]["CPU"])) for each in chosen]
     own = get_node_ip_address()
-    alone = all(each.node == own for each in places)
+    alone = all(each["NodeManagerAddress"] == own for each in chosen)
     return group, Placed("127.0.0.1" if alone else own, places), gpus
 
 

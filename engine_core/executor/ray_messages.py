@@ -42,7 +42,7 @@ class Place:
     """The node of a stage."""
 
     node: str
-    """Its address."""
+    """Ray's id of it."""
     host: str
     """Name of the machine, or of the container. Nodes of one share its memory."""
     cpus: int
