@@ -55,7 +55,7 @@ class RayExecutor(RemoteExecutor):
 
     module = "engine_core.executor.ray_cluster"
     """Its ``main`` is what speaks to Ray."""
-    silence = 4.0  # with what it takes to end the others, below the five seconds in which a lost node is noticed
+    silence = 3.0  # longer than on one host: a network may pause
 
     def __init__(self, config: EngineConfig, name: str = "") -> None:
         super().__init__(config, name)
@@ -236,6 +236,12 @@ class RayRank(RankProcess):
         end = time.monotonic() + seconds
         if not self.wait(seconds):
             return None
+        try:
+            os.read(self._life.fileno(), 1)
+        except TimeoutError:
+            return f"{self._where} is out of reach: its host, or the network, is lost{self._output.last_words()}"
+        except OSError:  # reset, by a process that has ended
+            pass
         why = self._why_ended(self.rank.number, max(0.0, end - time.monotonic()))
         return f"{self._where} has ended" + (f": {why}" if why else "") + self._output.last_words()
 

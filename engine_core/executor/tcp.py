@@ -12,7 +12,7 @@ from typing import Any
 
 _PROOF_SECONDS = 5
 """For the other end to prove that it knows the key."""
-_LOST_MILLISECONDS = 4000
+_LOST_MILLISECONDS = 3000
 """After which a host that acknowledges nothing is gone."""
 
 

@@ -185,7 +185,7 @@ def test_a_rank_that_dies_leaves_its_last_words(cluster: Any) -> None:
 
 
 @pytest.mark.parametrize(("sign", "seconds", "words"), [
-    (signal.SIGKILL, 1.0, "has ended"), (signal.SIGSTOP, NOTICED, "has not beaten for 4.0 s"),
+    (signal.SIGKILL, 1.0, "has ended"), (signal.SIGSTOP, NOTICED, "has not beaten for 3.0 s"),
 ])  # fmt: skip
 def test_a_rank_that_is_killed_or_stopped_ends_all(
     cluster: Any, sign: signal.Signals, seconds: float, words: str
