@@ -33,6 +33,8 @@ OF_RAY_AND_DOCKER = {
     "--include-dashboard",
     "--node-ip-address",
     "--pid",
+    "--ppid",
+    "--profile",
     "--shm-size",
 }
 FLAG = re.compile(r"(?<!\S)--[a-z-]+")
