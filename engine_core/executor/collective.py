@@ -152,11 +152,14 @@ class CollectiveExecutor(Executor):
                 stage.bytes = max(profile.step_peak for profile in profiles)
                 if on_host:
                     self.step_bytes = sum(profile.step_peak for profile in profiles)
-                stage.detail = self._by_rank([each.describe(cache.gpu_memory_utilization) for each in profiles])
-            sizes = [
-                size_by_profile(profile, cache, limits, model.bytes_per_block)
-                for profile, model in zip(profiles, models, strict=True)
-            ]
+                sizes = [
+                    size_by_profile(profile, cache, limits, model.bytes_per_block)
+                    for profile, model in zip(profiles, models, strict=True)
+                ]
+                tightest = min(range(len(sizes)), key=lambda number: sizes[number].num_blocks)
+                stage.detail = profiles[tightest].describe(cache.gpu_memory_utilization)
+                if len(sizes) > 1:
+                    stage.detail = f"{self._names[tightest]} has the least room: {stage.detail}"
         fewest = min(each.num_blocks for each in sizes)
         return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout)
 

@@ -24,7 +24,7 @@ from services.cli.commands._capacity import (
     size,
 )
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
-from services.common.config.errors import FatalError
+from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.flags import Command
 from services.common.config.options import build, settings_of
 from services.common.process.memory import collection_paused
@@ -276,7 +276,9 @@ def _outlines(config: EngineConfig) -> tuple[Checkpoint, LanguageModel, dict[str
         model.tensors()  # refuses what an engine refuses before it loads them
         divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
         parts = {str(rank): model_outline(divided, rank) for rank in ranks_on_one_host(config.parallel)}
-    except (CheckpointError, ConfigError) as error:
+    except ConfigError as error:
+        raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
+    except CheckpointError as error:
         raise FatalError(str(error)) from None
     return checkpoint, model, parts
 
