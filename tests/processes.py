@@ -51,6 +51,8 @@ class Process:
         self.kind = name.partition("-")[0]
         self.flags = flags
         """Of incarnations that start from now on."""
+        self.is_supervised = False
+        """Whether something starts it again when it has ended."""
         self._process: subprocess.Popen[bytes] | None = None
         self._hung_until = 0.0
 
@@ -119,7 +121,7 @@ class Process:
         end = time.monotonic() + START_TIMEOUT
         async with Endpoint(self.address).open() as channel:
             while await check_health(channel, seconds=1.0) != "SERVING":
-                waiting = self.alive and time.monotonic() < end
+                waiting = (self.alive or self.is_supervised) and time.monotonic() < end
                 assert waiting, f"{self.name} does not serve:\n{self.log.read_text()[-4000:]}"
                 await asyncio.sleep(0.05)
 

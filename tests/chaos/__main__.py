@@ -26,11 +26,21 @@ def main() -> int:
         "--pauses", type=int, default=5, help="times that each fault happens alone, to see its pause (default: 5)"
     )
     parser.add_argument("--kind", choices=list(KINDS), default=None, help="of the model (default: the bundled one)")
+    parser.add_argument(
+        "--ranks", action="store_true", help="engines of two ranks, of two stages and of one process; ranks fail, too"
+    )
     given = parser.parse_args()
     seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
     options = Options(
-        seed, given.seconds, given.rolling, given.concurrency, pauses=given.pauses, kind=given.kind, keep=given.keep
+        seed,
+        given.seconds,
+        given.rolling,
+        given.concurrency,
+        pauses=given.pauses,
+        ranks=given.ranks,
+        kind=given.kind,
+        keep=given.keep,
     )
     report = asyncio.run(run(options))
     print("\n".join(report.lines()))

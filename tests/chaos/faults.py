@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tests.chaos import ranks
 from tests.chaos.fleet import Fleet
 from tests.chaos.relay import Wire
 
@@ -25,10 +26,17 @@ class Kind(StrEnum):
     DELAY = "delay"
     HOLD = "hold"
     DRAIN = "drain"
+    RANK_KILL = "kill of a rank"
+    RANK_STOP = "stop of a rank"
+    RANK_CUT = "cut of a rank"
 
 
 PER_MINUTE = {Kind.KILL: 12.0, Kind.HANG: 5.0, Kind.CUT: 8.0, Kind.DELAY: 4.0, Kind.HOLD: 2.0, Kind.DRAIN: 1.5}
 """Ten minutes have 120 kills and 50 hangs."""
+OF_RANKS_PER_MINUTE = {Kind.RANK_KILL: 4.0, Kind.RANK_STOP: 3.0, Kind.RANK_CUT: 3.0}
+"""Besides, where engines have several ranks."""
+STOP_OF_A_RANK = 2.0
+"""Seconds: it is not noticed while the engine starts."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ def schedule(seed: int, seconds: float, fleet: Fleet) -> list[Fault]:
     """Spread the faults of each kind evenly over ``seconds``."""
     random_ = random.Random(seed)
     faults = []
-    for kind, rate in PER_MINUTE.items():
+    for kind, rate in (PER_MINUTE | (OF_RANKS_PER_MINUTE if fleet.ranks else {})).items():
         count = round(rate * seconds / 60)
         faults += [(kind, (index + random_.random()) * seconds / count) for index in range(count)]
     faults.sort(key=lambda fault: fault[1])
@@ -61,6 +69,7 @@ class _Targets:
         self._random = random_
         self._wires = sorted(fleet.wires)
         self._names = fleet.names
+        self._ranked = sorted(fleet.ranks)
         self._died_at: dict[str, float] = {}
 
     def fault(self, kind: Kind, at: float) -> Fault:
@@ -80,6 +89,8 @@ class _Targets:
                 return Fault(at, kind, random_.choice(self._wires), random_.uniform(1, 5), random_.uniform(0.02, 0.5))
             case Kind.HOLD:
                 return Fault(at, kind, random_.choice(self._wires), random_.choice([1.0, 4.0, 18.0]))
+            case Kind.RANK_KILL | Kind.RANK_STOP | Kind.RANK_CUT:
+                return Fault(at, kind, random_.choice(self._ranked), STOP_OF_A_RANK)
 
     def _process(self, at: float) -> str:
         (kind,) = self._random.choices(list(_SHARES), list(_SHARES.values()))
@@ -119,6 +130,12 @@ class Injector:
                 process.start()
             case Kind.HANG:
                 await process.hang(fault.seconds)
+            case Kind.RANK_KILL:
+                ranks.kill_one(process)
+            case Kind.RANK_STOP:
+                await ranks.stop_one(process, fault.seconds)
+            case Kind.RANK_CUT:
+                ranks.cut_one(process)
 
     async def _disturb(self, wire: Wire, fault: Fault) -> None:
         match fault.kind:

@@ -28,14 +28,17 @@ class Fleet:
         model: Sequence[str] = (str(MODEL),),
         patience: float = 120.0,
         releases: Mapping[str, Release] | None = None,
+        ranks: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """``model``: the flags that name it to engines; ``patience``: the processors', in seconds.
 
-        ``releases``: what processes run, by their names. Default: all run this tree.
+        ``releases``: what processes run, by their names. Default: all run this tree. ``ranks``: the flags of engines
+        of several ranks, by their names.
         """
         self._directory = directory
         self._model = model
         self._patience = patience
+        self.ranks = ranks or {}
         counts = {"engine": engines, "detokenizer": detokenizers, "processor": processors}
         self.names = {kind: [f"{kind}-{index}" for index in range(count)] for kind, count in counts.items()}
         self.wires: dict[str, Wire] = {}
@@ -49,7 +52,7 @@ class Fleet:
     def _flags(self, name: str) -> list[str]:
         kind = name.partition("-")[0]
         if kind == "engine":
-            return engine_flags(self._model)
+            return [*engine_flags(self._model), *self.ranks.get(name, ())]
         flags = [*COMMON_FLAGS, "--engines", self._wires(name, "engine")]
         if kind == "processor":
             # So many engines are killed that the limit for poisonous requests would hit innocent ones.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ringline import AsyncClient
 
-from tests.chaos.faults import Fault, Injector, Kind
+from tests.chaos.faults import OF_RANKS_PER_MINUTE, Fault, Injector, Kind
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import ClosedLoop
 from tests.chaos.outcome import Gap
@@ -52,6 +52,12 @@ async def inject_each(fleet: Fleet, repeats: int, seed: int) -> list[SingleFault
                 await _inject(fleet, name, kind)
                 await fleet.processes[name].wait_serving()
                 await asyncio.sleep(REST)
+        for kind in OF_RANKS_PER_MINUTE if fleet.ranks else ():
+            name = random_.choice(sorted(fleet.ranks))
+            faults.append(SingleFault("rank", kind, time.monotonic()))
+            await _inject(fleet, name, kind)
+            await asyncio.sleep(REST)  # meanwhile it has ended, and was started again
+            await fleet.processes[name].wait_serving()
     return faults
 
 

@@ -97,10 +97,11 @@ class Report:
                 f"{one.service} {one.kind}": {"faults": one.faults, **_quantiles(one.seconds)} for one in self.pauses
             },
             "prefill_ms": None if self.prefill is None else _prefill_json(self.prefill),
-            "left": {name: asdict(held) for name, held in self.left.items()},
+            "left": {name: held if isinstance(held, list) else asdict(held) for name, held in self.left.items()},
             "exit_codes": self.exit_codes,
             "suspected": self.logs.suspected,
             "trusted_again": self.logs.trusted_again,
+            "rank_failures": self.logs.rank_failures,
             "log_errors": self.logs.errors,
         }
 
@@ -117,6 +118,9 @@ class Report:
             cost = ", ".join(f"{name} {value}" for name, value in _prefill_json(self.prefill).items())
             lines.append(f"first token of a prompt on an idle ring: {cost}")
         lines.append(f"peers suspected {self.logs.suspected} times, trusted again {self.logs.trusted_again} times")
+        if self.logs.rank_failures:
+            ends = ", ".join(f"{count} × {cause}" for cause, count in self.logs.rank_failures.items())
+            lines.append(f"engines ended with their ranks: {ends}")
         lines.append(f"left behind: {self.left or 'no ledgers, no blocks, no requests'}")
         lines += [f"PROBLEM {problem}" for problem in self.problems]
         return lines

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos import ranks
 from tests.chaos.faults import Injector, schedule
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import CUT_SHARE, ClosedLoop, connect, record_answers
@@ -19,7 +20,7 @@ from tests.chaos.outcome import Outcome
 from tests.chaos.pauses import measure, prefill_cost
 from tests.chaos.report import Phase, Report, quantile
 from tests.chaos.workload import pool
-from tests.processes import HeldResources
+from tests.processes import HeldResources, alive
 from tests.ring import MODEL
 
 CLIENTS = 3
@@ -47,6 +48,8 @@ class Options:
     per_kind: int = 4
     """Requests of each kind in the pool."""
     engines: int = 3
+    ranks: bool = False
+    """Whether the first engine has two tensor-parallel ranks and the second one two stages; ranks fail, too."""
     kind: str | None = None
     """Of the model, one of ``models.KINDS``; None: the bundled one."""
     keep: Path | None = None
@@ -59,7 +62,14 @@ async def run(options: Options) -> Report:
         directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringline-chaos-")))
         directory.mkdir(parents=True, exist_ok=True)
         model = MODEL if options.kind is None else make(options.kind, directory / "model")
-        fleet = await stack.enter_async_context(Fleet(directory, engines=options.engines, model=[str(model)]))
+        fleet = await stack.enter_async_context(
+            Fleet(
+                directory,
+                engines=options.engines,
+                model=[str(model)],
+                ranks=ranks.OPTIONS if options.ranks else None,
+            )
+        )
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
         specs = pool(options.seed, options.per_kind)
         answers = await record_answers(clients[0], specs, options.concurrency)
@@ -75,12 +85,13 @@ async def run(options: Options) -> Report:
             pause=options.pause,
             cut_share=CUT_SHARE,
         )
-        if options.pauses:
-            start = time.monotonic()
-            report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
-            report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
-        if options.seconds:
-            await _chaos(options, fleet, load, report)
+        async with ranks.restarted(fleet) as seen:
+            if options.pauses:
+                start = time.monotonic()
+                report.pauses = await measure(fleet, load, options.pauses, options.seed, NOTICED * report.calm_gap)
+                report.add(Phase("single faults", time.monotonic() - start, load.next_phase()))
+            if options.seconds:
+                await _chaos(options, fleet, load, report)
         load.pause = options.rolling_pause
         for number in range(1, options.rolling + 1):
             await _rolling_restart(fleet, load, report, number)
@@ -90,6 +101,8 @@ async def run(options: Options) -> Report:
         # Processors first: one whose engine is gone would log that its requests were cut off.
         for name in reversed(fleet.processes):
             await _drain(fleet, name, report)
+        if orphans := sorted(filter(alive, seen)):
+            report.left["ranks"] = orphans
         report.logs = read_logs(process.log for process in fleet.processes.values())
     return report
 

@@ -180,6 +180,15 @@ def test_a_rank_whose_link_is_cut_ends_all() -> None:
         assert failure.wait().startswith("rank tp1/2 pp0/1")
 
 
+def test_the_collection_of_garbage_after_the_start_is_no_failure() -> None:
+    with scripted(serving=False) as executor:
+        failure = Failure(executor)
+        executor.collective_rpc("warm_up")
+        executor.start_steps()
+        time.sleep(1.0)
+        assert failure.errors == []
+
+
 def test_a_machine_that_stands_still_is_no_failure() -> None:
     with scripted() as executor:
         failure = Failure(executor)
