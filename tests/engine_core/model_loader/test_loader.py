@@ -125,7 +125,7 @@ def test_a_table_stays_in_the_16_bits_in_which_it_is_stored(tmp_path: Path) -> N
     assert torch.equal(rows, weight[IDS].float())
 
 
-@pytest.mark.parametrize("name", ["qwen2-tied", "phi3", "glm", "gpt_oss", "gemma4_text"])
+@pytest.mark.parametrize("name", ["qwen2-tied", "phi3-window", "glm", "gpt_oss", "gemma4_text"])
 def test_a_checkpoint_on_disk_has_the_digest_of_one_that_is_loaded(name: str, tmp_path: Path) -> None:
     checkpoint = open_at(save_model(make_model(configuration(name)), tmp_path))
     digest = WeightsDigest()
