@@ -119,6 +119,8 @@ class RankMonitor:
             for rank in self._silent:
                 self._silent[rank] += 1
                 seconds = round((self._silent[rank] - 1) * BEAT_INTERVAL, 1)
-                if seconds >= _STARVED or (seconds >= self._silence and not rank.wants_to_run()):
+                # In this order: a beat that comes after the last reading is seen, or that it is still to be sent.
+                is_silent = seconds >= self._silence and not rank.wants_to_run() and not rank.connections.signs.poll()
+                if is_silent or seconds >= _STARVED:
                     return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import select
 import socket
 import time
 from collections import Counter
@@ -36,13 +35,15 @@ from engine_core.executor.ray_messages import (
     PlacementRequest,
 )
 from engine_core.executor.remote import RemoteExecutor
-from engine_core.executor.tcp import TcpListener, shut
+from engine_core.executor.tcp import TcpListener, shut, wait_at_most
 from engine_core.executor.worker import DeviceReport
 
 _CONNECT_SECONDS = 30.0
 """For the cluster to answer."""
 _GRACE_SECONDS = 5.0
 """Longer than the other process waits, so that it can say what it waited for; and for it to end."""
+_MESSAGE_SECONDS = 3
+"""For the rest of a rank's sign to arrive: until then nobody watches the others."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):[0-9]{1,5}")
 # Usage statistics are a cluster's affair, and an environment that is copied to other hosts would surprise.
 _ENVIRONMENT = ("RAY_USAGE_STATS_ENABLED=0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV=0")
@@ -120,7 +121,7 @@ class RayExecutor(RemoteExecutor):
 
     def close(self) -> None:
         super().close()
-        if self._cluster is not None:
+        if self._cluster is not None and os.getpid() == self._pid:  # a forked copy does not own it
             self._cluster.close()
             self._cluster = None
 
@@ -182,13 +183,8 @@ class _Cluster:
                 ready = wait([listener, self._connection], max(0.0, end - time.monotonic()))  # type: ignore[list-item]
                 if not ready or self._connection in ready:
                     self.reply(Connected, 0.0, f"{', '.join(missing)} did not start in time: --worker-start-timeout")
-                if (connection := listener.accept()) is None:
-                    continue
-                try:
-                    hello: Hello = connection.recv()
-                except (EOFError, OSError):  # it has ended: Ray will say so
-                    connection.close()
-                    continue
+                hello: Hello
+                connection, hello = listener.accept()
                 found[hello.number][hello.kind] = connection
                 wheres[hello.number] = f"(pid {hello.pid} on {hello.host})"
             for rank, kinds, where in zip(ranks, found, wheres, strict=True):
@@ -225,6 +221,7 @@ class RayRank(RankProcess):
         """``connections``, by ``KINDS``, become its own. ``why_ended`` takes the rank's number, and seconds to wait."""
         self.rank = rank
         self.connections = RankConnections(connections["calls"], connections["signs"])
+        wait_at_most(self.connections.signs, _MESSAGE_SECONDS)
         self._where = where
         self._why_ended = why_ended
         self._life = connections["life"]
@@ -250,7 +247,7 @@ class RayRank(RankProcess):
             shut(self._life, socket.SHUT_WR)
 
     def wait(self, seconds: float) -> bool:
-        return bool(select.select([self._life], [], [], seconds)[0])
+        return bool(wait([self._life], seconds))
 
     def close(self) -> None:
         super().close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import select
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +188,8 @@ class RankActor:
         threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
         end, connections = time.monotonic() + engine.seconds, {}
         for kind in KINDS:
-            left = max(0.1, end - time.monotonic())
-            connections[kind] = connect(engine.host, engine.port, engine.key, left)
-            connections[kind].send(Hello(number, kind, platform.node(), os.getpid()))
+            hello = Hello(number, kind, platform.node(), os.getpid())
+            connections[kind] = connect(engine.host, engine.port, engine.key, hello, end - time.monotonic())
         end_with_engine(connections["life"].fileno())
         for standard in (1, 2):
             os.dup2(connections["output"].fileno(), standard)
@@ -203,8 +201,7 @@ class RankActor:
 
 def _end_with_parent() -> None:
     """End this process with the Ray node that it belongs to."""
-    parent = os.pidfd_open(os.getppid())
-    select.select([parent], [], [])
+    wait([os.pidfd_open(os.getppid())])
     os._exit(1)
 
 

@@ -169,6 +169,7 @@ class RemoteExecutor(CollectiveExecutor):
 
     def take_reply(self, step_id: int) -> StepResult:
         """Wait for the reply to the oldest step whose reply was not taken."""
+        self._require_owner()
         if not self._ranks:
             raise ExecutorError("the executor does not run: it is closed")
         ready = [each for each, _ in self._replies.poll(1000 * self._step_limit)]
@@ -181,7 +182,12 @@ class RemoteExecutor(CollectiveExecutor):
             self._results.append((step_id, reply.sampled))
         return reply.result
 
+    def _require_owner(self) -> None:
+        if os.getpid() != self._pid:
+            raise ExecutorError(f"the ranks are those of process {self._pid}: what it has forked cannot use them")
+
     def _running(self) -> list[RankProcess]:
+        self._require_owner()
         if not self._ranks:
             raise ExecutorError("the executor does not run: it was not started, or is closed")
         if self._failing.is_set():
@@ -214,6 +220,8 @@ class RemoteExecutor(CollectiveExecutor):
 
     def fail(self, error: BaseException) -> None:
         """End all ranks at once, and call the ``on_failure`` callbacks once. From any thread, even while idle."""
+        if os.getpid() != self._pid:  # a forked copy does not own the ranks
+            return
         with self._lock:
             if self._failing.is_set():
                 return

@@ -1,65 +1,124 @@
-"""Connections between the hosts of an engine. Both ends prove that they know a key; what they say is in the clear."""
+"""Connections between the hosts of an engine. Both ends prove that they know a key; what they say is in the clear.
+
+Whatever fails before the first message is read counts as a stranger's attempt. Strangers delay nobody.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import socket
 import struct
-from multiprocessing import AuthenticationError
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-_PROOF_SECONDS = 5
-"""For the other end to prove that it knows the key."""
+_PROOF_SECONDS = 5.0
+"""For the other end to prove that it knows the key, and to send its first message."""
+_MOST_PROOFS = 64
+"""At a time. Who comes then is refused, and may come again."""
+_AGAIN_SECONDS = 0.1
+"""Between two attempts to connect, or to accept."""
+_MOST_BYTES = 4096
+"""Of a message until then."""
 _LOST_MILLISECONDS = 3000
 """After which a host that acknowledges nothing is gone."""
 
 
 class TcpListener:
-    """Waits for connections of those who know its key, at any port of one address."""
+    """Takes connections of those who know its key, in threads, at any port of one address."""
 
     def __init__(self, host: str) -> None:
         """Listen at the address ``host`` alone."""
         self._socket = socket.create_server((host, 0), family=_family(host), backlog=512)
         self.port: int = self._socket.getsockname()[1]
         self.key = secrets.token_bytes(32)
+        self._proving: set[socket.socket] = set()
+        self._proven: deque[tuple[Connection[Any, Any], Any]] = deque()
+        self._count = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)  # of those proven
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._threads = ThreadPoolExecutor(1 + _MOST_PROOFS, "tcp listener")
+        self._threads.submit(self._serve)
 
     def fileno(self) -> int:
-        """Readable when somebody asks for a connection."""
-        return self._socket.fileno()
+        """Readable when ``accept`` would not wait."""
+        return self._count
 
-    def accept(self) -> Connection[Any, Any] | None:
-        """Take one; None if it was a stranger's."""
-        try:
-            connection = _connection(self._socket.accept()[0])
-        except OSError:
-            return None
-        try:
-            deliver_challenge(connection, self.key)
-            answer_challenge(connection, self.key)
-        except (OSError, EOFError, AuthenticationError):
-            connection.close()
-            return None
-        _wait_at_most(connection, 0)
-        return connection
+    def accept(self) -> tuple[Connection[Any, Any], Any]:
+        """Wait for one; with it comes its first message."""
+        os.eventfd_read(self._count)
+        return self._proven.popleft()
 
     def close(self) -> None:
-        """Idempotent. Connections stay."""
+        """Idempotent. Connections that were accepted stay."""
+        if self._closing.is_set():
+            return
+        with self._lock:
+            self._closing.set()
+            for line in (self._socket, *self._proving):
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        self._threads.shutdown()
         self._socket.close()
+        os.close(self._count)
+        for connection, _ in self._proven:
+            connection.close()
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            try:
+                line, _ = self._socket.accept()
+            except OSError:  # closed, or there are too many descriptors
+                self._closing.wait(_AGAIN_SECONDS)
+                continue
+            with self._lock:
+                if self._closing.is_set() or len(self._proving) >= _MOST_PROOFS:
+                    line.close()
+                else:
+                    self._proving.add(line)
+                    self._threads.submit(self._prove, line)
+
+    def _prove(self, line: socket.socket) -> None:
+        connection, exchange = None, _Exchange(line, time.monotonic() + _PROOF_SECONDS)
+        with suppress(Exception):  # whatever a stranger may send
+            _set_options(line)
+            deliver_challenge(exchange, self.key)  # type: ignore[arg-type]
+            answer_challenge(exchange, self.key)  # type: ignore[arg-type]
+            first = pickle.loads(exchange.recv_bytes(_MOST_BYTES))
+            connection = _connection(line)
+        with self._lock:  # ``close`` must not shut a descriptor that another file has by now
+            line.close()
+            self._proving.remove(line)
+            if connection is not None:
+                self._proven.append((connection, first))
+                os.eventfd_write(self._count, 1)
 
 
-def connect(host: str, port: int, key: bytes, timeout: float) -> Connection[Any, Any]:
-    """Connect to a ``TcpListener``. Raises ``OSError`` and ``AuthenticationError``."""
-    connection = _connection(socket.create_connection((host, port), timeout))
-    try:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
-    except BaseException:
-        connection.close()
-        raise
-    _wait_at_most(connection, 0)
-    return connection
+def connect(host: str, port: int, key: bytes, first: Any, seconds: float) -> Connection[Any, Any]:
+    """Connect to a ``TcpListener``, and send it the ``first`` message. Comes again when refused, for ``seconds``.
+
+    Raises ``OSError`` and ``AuthenticationError``.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with socket.create_connection((host, port), max(_AGAIN_SECONDS, end - time.monotonic())) as line:
+            exchange = _Exchange(line, end)
+            try:
+                _set_options(line)
+                answer_challenge(exchange, key)  # type: ignore[arg-type]
+                deliver_challenge(exchange, key)  # type: ignore[arg-type]
+                exchange.send_bytes(pickle.dumps(first))
+                return _connection(line)
+            except (EOFError, ConnectionError) as error:
+                if time.monotonic() + _AGAIN_SECONDS > end:
+                    raise TimeoutError(f"{host}:{port} refuses connections") from error
+        time.sleep(_AGAIN_SECONDS)
 
 
 def shut(connection: Connection[Any, Any], how: int) -> None:
@@ -68,24 +127,58 @@ def shut(connection: Connection[Any, Any], how: int) -> None:
         line.shutdown(how)
 
 
+def wait_at_most(connection: Connection[Any, Any], seconds: int) -> None:
+    """Let reads fail, with ``OSError``, in which nothing arrives for ``seconds``."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
+
+
+class _Exchange:
+    """What a proof needs of a ``Connection``. One end holds for all messages, however slowly bytes come."""
+
+    def __init__(self, line: socket.socket, end: float) -> None:
+        self._line = line
+        self._end = end
+
+    def send_bytes(self, message: bytes) -> None:
+        self._wait_until_end()
+        self._line.sendall(struct.pack("!i", len(message)) + message)
+
+    def recv_bytes(self, most: int) -> bytes:
+        (size,) = struct.unpack("!i", self._read(4))
+        if not 0 <= size <= most:
+            raise OSError(f"a message of {size} bytes: expected at most {most}")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        message = b""
+        while len(message) < size:
+            self._wait_until_end()
+            if not (part := self._line.recv(size - len(message))):
+                raise EOFError
+            message += part
+        return message
+
+    def _wait_until_end(self) -> None:
+        if (left := self._end - time.monotonic()) <= 0:
+            raise TimeoutError("no proof in time")
+        self._line.settimeout(left)
+
+
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _connection(line: socket.socket) -> Connection[Any, Any]:
-    line.setblocking(True)
+def _set_options(line: socket.socket) -> None:
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages are small, and waited for
     # Else a host that is gone without a word would be waited for, for minutes; also where nothing is being sent.
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         line.setsockopt(socket.IPPROTO_TCP, option, 1)
-    connection: Connection[Any, Any] = Connection(line.detach())
-    _wait_at_most(connection, _PROOF_SECONDS)
-    return connection
 
 
-def _wait_at_most(connection: Connection[Any, Any], seconds: int) -> None:
-    """Later reads fail after ``seconds``; 0: never."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
+def _connection(line: socket.socket) -> Connection[Any, Any]:
+    """Takes over what ``line`` has."""
+    line.setblocking(True)
+    return Connection(line.detach())

@@ -21,6 +21,7 @@ import pytest
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, EngineError, ExecutorError
 from engine_core.executor import ray as ray_executor
+from engine_core.executor import tcp
 from engine_core.executor.ray import RayExecutor
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
@@ -34,8 +35,8 @@ pytestmark = pytest.mark.distributed
 ON_EACH = [{"num_cpus": 1}, {"num_cpus": 2}]
 """The engine is on the first: a stage of two ranks is on the other."""
 STORE_BYTES = 80 << 20
-NOTICED = 5.0
-"""Seconds in which a lost node is noticed."""
+SECONDS = 30.0
+"""Enough for what happens at once, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +90,18 @@ def held() -> tuple[list[str], int]:
 
 
 class Failure:
-    """When an executor failed, and with what."""
+    """With what an executor failed."""
 
     def __init__(self, executor: Any) -> None:
         self._failed = threading.Event()
         executor.on_failure(self._note)
-        self._start = time.monotonic()
 
     def _note(self, error: BaseException) -> None:
-        self._error, self._seconds = error, time.monotonic() - self._start
+        self._error = error
         self._failed.set()
 
-    def wait(self, seconds: float = 1.0) -> str:
-        assert self._failed.wait(20)
-        assert self._seconds < seconds, (self._seconds, self._error)
+    def wait(self) -> str:
+        assert self._failed.wait(SECONDS)
         return str(self._error)
 
 
@@ -110,7 +109,7 @@ def pids(executor: Any) -> list[int]:
     return [rank.pid for rank in executor.ranks]
 
 
-def wait_for(what: Any, seconds: float = 10.0) -> None:
+def wait_for(what: Any, seconds: float = SECONDS) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
@@ -163,7 +162,7 @@ def test_calls_and_steps_are_answered_and_ranks_know_their_host(cluster: Any) ->
         assert titles == [f"ringline engine scripted rank tp{tp}/2 pp0/1" for tp in range(2)]
         children = pids(executor)
         executor.close()
-        wait_for(lambda: not any(map(alive, children)), 1.0)
+        wait_for(lambda: not any(map(alive, children)))
 
 
 def test_stages_are_spread_over_nodes(cluster: Any) -> None:
@@ -181,28 +180,50 @@ def test_a_rank_that_dies_leaves_its_last_words(cluster: Any) -> None:
             ExecutorError, match=r"^rank tp1/2 pp0/1 \(pid \d+ on \S+\) has ended.*; its last lines: the last words$"
         ):
             executor.collective_rpc("do", 1, "exit", 3)
-        failure.wait(10)
+        failure.wait()
 
 
-@pytest.mark.parametrize(("sign", "seconds", "words"), [
-    (signal.SIGKILL, 1.0, "has ended"), (signal.SIGSTOP, NOTICED, "has not beaten for 3.0 s"),
-])  # fmt: skip
-def test_a_rank_that_is_killed_or_stopped_ends_all(
-    cluster: Any, sign: signal.Signals, seconds: float, words: str
-) -> None:
+@pytest.mark.parametrize(("sign", "words"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has not beaten for 3.")])
+def test_a_rank_that_is_killed_or_stopped_ends_all(cluster: Any, sign: signal.Signals, words: str) -> None:
     with scripted(cluster) as executor:
         children, failure = pids(executor), Failure(executor)
         os.kill(children[1], sign)
-        assert words in failure.wait(seconds)
-        wait_for(lambda: not any(map(alive, children)), 1.0)
+        assert words in failure.wait()
+        wait_for(lambda: not any(map(alive, children)))
+
+
+def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(cluster) as executor:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: 1)
+            executor.fail(ExecutorError("no reply"))
+            executor.close()
+        assert not executor._cluster._process.wait(1.0)
+        executor.submit(plan(1)).result()
+
+
+def test_strangers_do_not_delay_the_start(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "_PROOF_SECONDS", 1000.0)
+    strangers = []
+
+    class Besieged(tcp.TcpListener):
+        def __init__(self, host: str) -> None:
+            super().__init__(host)
+            strangers.extend(socket.create_connection((host, self.port)) for _ in range(10))
+
+    monkeypatch.setattr(ray_executor, "TcpListener", Besieged)
+    with scripted(cluster) as executor:
+        executor.submit(plan(1)).result()
+        for each in strangers:
+            each.close()
 
 
 def test_the_end_of_what_speaks_to_ray_ends_all(cluster: Any) -> None:
     with scripted(cluster) as executor:
         children, failure = pids(executor), Failure(executor)
         executor._cluster._process.kill()
-        assert "was killed by SIGKILL" in failure.wait(NOTICED)
-        wait_for(lambda: not any(map(alive, children)), 1.0)
+        assert "was killed by SIGKILL" in failure.wait()
+        wait_for(lambda: not any(map(alive, children)))
 
 
 def test_a_node_that_is_lost_ends_all(cluster: Any) -> None:
@@ -211,8 +232,8 @@ def test_a_node_that_is_lost_ends_all(cluster: Any) -> None:
         with scripted(cluster) as executor:
             children, failure = pids(executor), Failure(executor)
             threading.Thread(target=cluster.remove_node, args=(node, False)).start()
-            assert "has ended" in failure.wait(NOTICED)
-            wait_for(lambda: not any(map(alive, children)), 1.0)
+            assert "has ended" in failure.wait()
+            wait_for(lambda: not any(map(alive, children)))
     finally:
         wait_for(lambda: not cluster.worker_nodes)
         add_worker_node(cluster)
@@ -238,7 +259,7 @@ def test_no_actor_outlives_an_engine_that_is_killed(cluster: Any, stopped: bool)
         if stopped:
             os.kill(children[1], signal.SIGSTOP)
         engine.kill()
-    wait_for(lambda: not any(map(alive, children)), 1.0)
+    wait_for(lambda: not any(map(alive, children)))
 
 
 def refusal(executor: RayExecutor) -> str:

