@@ -16,6 +16,7 @@ import pytest
 
 from tests.engine_core.executor.forked_ranks import ForkedEngine
 from tests.processes import alive
+from tests.ring import MODEL
 
 pytestmark = pytest.mark.distributed
 
@@ -43,10 +44,10 @@ def _shared_memory_is_as_before() -> Iterator[None]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sizes", [TENSORS, STAGES])
 @pytest.mark.parametrize("victim", ["engine", "rank"])
-def test_nothing_is_left_of_fifty_engines(checkpoint: Path, victim: str, sizes: str) -> None:
+def test_nothing_is_left_of_fifty_engines(victim: str, sizes: str) -> None:
     seconds = []
     for _ in range(50):
-        engine = ForkedEngine(checkpoint, sizes)
+        engine = ForkedEngine(MODEL, sizes)
         ranks = engine.ranks()
         assert len(ranks) == 2
         assert all(map(alive, [engine.pid, *ranks]))
@@ -65,10 +66,10 @@ def children(pid: int) -> set[int]:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sizes", [TENSORS, STAGES])
-def test_nothing_is_left_of_engines_that_are_killed_as_they_start(checkpoint: Path, sizes: str) -> None:
+def test_nothing_is_left_of_engines_that_are_killed_as_they_start(sizes: str) -> None:
     seconds = []
     for _ in range(10):
-        engine = ForkedEngine(checkpoint, sizes)
+        engine = ForkedEngine(MODEL, sizes)
         parent = int(Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()[1])
         time.sleep(random.uniform(0.0, LONGEST_START))
         os.kill(engine.pid, signal.SIGKILL)
