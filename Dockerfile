@@ -8,6 +8,7 @@
 # DEVICE           cpu, or cuda for an engine on NVIDIA GPUs
 # TORCH_INDEX_URL  package index that torch alone comes from, such as PyTorch's own of CPU builds; default: pip's own
 #                  index, where torch for x86-64 is the build for CUDA, which computes on a CPU too but has gigabytes
+# EXTRAS           what else an engine installs of pyproject.toml's extras: ray, for an engine on several hosts
 #
 # BuildKit is not needed; without it, too, a CPU tier is built without anything of the engine, as its stages come first.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -67,8 +68,9 @@ ARG DEVICE=cpu
 ARG TORCH_INDEX_URL
 RUN case "$DEVICE" in cpu | cuda) ;; *) echo "DEVICE is cpu or cuda"; exit 1 ;; esac \
     && pip --python /opt/ringline install --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
-RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["engine"], sep="\n")' \
-      > engine.txt \
+ARG EXTRAS
+RUN python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*(line for name in sys.argv[1:] for line in p["optional-dependencies"][name]), sep="\n")' \
+      engine $EXTRAS > engine.txt \
     && pip --python /opt/ringline install -r engine.txt
 RUN test "$DEVICE" = cpu || /opt/ringline/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit("this torch is not built for CUDA: see TORCH_INDEX_URL")'
 

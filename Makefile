@@ -19,6 +19,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
+RAY := .venv/.installed-ray
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
@@ -45,7 +46,7 @@ test-wide: setup  ## the cases that `make test` leaves out because they take min
 test-models: setup  ## every family of models in all its shapes, against transformers
 	$(TEST_ENV) .venv/bin/python -m pytest --models -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
-test-distributed: setup  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
+test-distributed: setup $(RAY)  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
@@ -150,6 +151,11 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[engine,dev]'
 	@.venv/bin/python -c 'import services.cli.main, services.engine.main'  # compiles what every engine imports
 	@touch $(RUNS) $@
+
+# The one extra that only its own tests need.
+$(RAY): $(FULL)
+	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.
 $(CPU): constraints.txt pyproject.toml clients/python/pyproject.toml | check-python

@@ -50,7 +50,9 @@ def _executor(config: EngineConfig, name: str) -> Executor:
             raise ConfigError("distributed_executor_backend", "uni", f"mp or ray for more than one rank; {ranks}")
         return UniProcExecutor(config)
     if parallel.backend == "ray":
-        raise ConfigError("distributed_executor_backend", "ray", "uni or mp: ray is not supported yet")
+        from engine_core.executor.ray import RayExecutor
+
+        return RayExecutor(config, name)
     from engine_core.executor.multiproc import MultiprocExecutor
 
     return MultiprocExecutor(config, name)

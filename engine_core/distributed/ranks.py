@@ -29,7 +29,7 @@ class Rank:
     ranks_on_host: int = 1
     """Workers that share this host's memory and cores, itself included."""
     local: int = 0
-    """Its place among them, which is the index of its GPU."""
+    """The index of its GPU, of those that its process sees."""
     expert_parallel: bool = False
     """Whether it has whole experts, instead of a part of each."""
 

@@ -5,10 +5,12 @@ Executors differ only in where their workers run.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -42,7 +44,8 @@ class CollectiveExecutor(Executor):
         """Reads no files and allocates no memory; ``start`` does."""
         self._config = config
         self._callbacks: list[Callable[[BaseException], None]] = []
-        self._failed = False
+        self._failure: BaseException | None = None
+        self._telling = threading.Lock()
         self._names = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
 
     @abstractmethod
@@ -96,14 +99,18 @@ class CollectiveExecutor(Executor):
             with progress.stage("join ranks") as stage, self.rendezvous(device) as rendezvous:
                 self.collective_rpc("join", rendezvous)
                 stage.detail = f"{len(self._names)} ranks, tensors by {rendezvous.tensor_transport}"
-        with progress.stage("load weights") as stage:
+        with progress.stage("load weights") as stage, _hashing(checkpoint if len(self._names) > 1 else None) as on_disk:
             models: list[ModelReport] = self.collective_rpc(
                 "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
             )
             model = models[0]
             require_equal([{"numerics": each.numerics} for each in models], self._names)
             stage.bytes = sum(each.weight_bytes for each in models)
-            self.model_digest = model.model_digest or self._digest_of_parts(checkpoint, models)
+            if on_disk is None:
+                assert model.model_digest is not None
+                self.model_digest = model.model_digest
+            else:
+                self.model_digest = self._digest_of_parts(*on_disk.result(), models)
             self.numerics = digest_of(self.model_digest, model.numerics)
             stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
@@ -123,16 +130,15 @@ class CollectiveExecutor(Executor):
         self.max_concurrent_steps = (2 if overlapped else 1) if alone else self._config.parallel.pipeline_parallel_size
         self.start_steps()
 
-    def _digest_of_parts(self, checkpoint: Checkpoint, models: Sequence[ModelReport]) -> str:
-        """The model digest, and proof that each rank has taken its part of that very model."""
-        weights = WeightsOnDisk(checkpoint)
+    def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
+        """The ``digest`` of the model, once it is proved that each rank has taken its part of that very model."""
         for name, model in zip(self._names, models, strict=True):
             if (other := weights.first_other(model.taken)) is not None:
                 raise CheckpointError(
-                    f"{name} has loaded another {other} than this host has in {checkpoint.path}: give every host of "
-                    "the engine the same checkpoint"
+                    f"{name} has loaded another {other} than this host has: give every host of the engine the same "
+                    "checkpoint"
                 )
-        return weights.digest()
+        return digest
 
     def _size_cache(self, models: Sequence[ModelReport], on_host: bool, progress: StartupProgress) -> KVCacheConfig:
         """The largest cache that fits on every worker."""
@@ -147,11 +153,14 @@ class CollectiveExecutor(Executor):
                 stage.bytes = max(profile.step_peak for profile in profiles)
                 if on_host:
                     self.step_bytes = sum(profile.step_peak for profile in profiles)
-                stage.detail = self._by_rank([each.describe(cache.gpu_memory_utilization) for each in profiles])
-            sizes = [
-                size_by_profile(profile, cache, limits, model.bytes_per_block)
-                for profile, model in zip(profiles, models, strict=True)
-            ]
+                sizes = [
+                    size_by_profile(profile, cache, limits, model.bytes_per_block)
+                    for profile, model in zip(profiles, models, strict=True)
+                ]
+                tightest = min(range(len(sizes)), key=lambda number: sizes[number].num_blocks)
+                stage.detail = profiles[tightest].describe(cache.gpu_memory_utilization)
+                if len(sizes) > 1:
+                    stage.detail = f"{self._names[tightest]} has the least room: {stage.detail}"
         fewest = min(each.num_blocks for each in sizes)
         return replace(sizes[0], num_blocks=fewest, layout=models[0].kv_cache_layout)
 
@@ -186,7 +195,7 @@ class CollectiveExecutor(Executor):
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
         """Run ``compute``, a part of a step; the first failure ends the executor."""
-        if self._failed:
+        if self._failure is not None:
             raise ExecutorError("the executor does not run: it has failed")
         try:
             return compute()
@@ -201,10 +210,39 @@ class CollectiveExecutor(Executor):
 
     def fail(self, error: BaseException) -> None:
         """Stop computing, and call the ``on_failure`` callbacks once. Callable from any thread, even while idle."""
-        if not self._failed:
-            self._failed = True
-            for callback in self._callbacks:
-                callback(error)
+        with self._telling:
+            if self._failure is not None:
+                return
+            self._failure = error
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        self._callbacks.append(callback)
+        with self._telling:
+            self._callbacks.append(callback)
+            failure = self._failure
+        if failure is not None:
+            callback(failure)
+
+
+@contextmanager
+def _hashing(checkpoint: Checkpoint | None) -> Iterator[Future[tuple[WeightsOnDisk, str]] | None]:
+    """Its weights and the model digest, which a thread computes meanwhile; it stops when the block ends."""
+    if checkpoint is None:
+        yield None
+        return
+    stop, found = threading.Event(), Future[tuple[WeightsOnDisk, str]]()
+
+    def compute() -> None:
+        try:
+            weights = WeightsOnDisk(checkpoint)
+            found.set_result((weights, weights.digest(stop)))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=compute, name="hash weights", daemon=True).start()
+    try:
+        yield found
+    finally:
+        stop.set()

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import EngineError
@@ -65,6 +66,7 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
 
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
     """Until the executor asks for the end (True), or a step fails (False)."""
+    send = connections.calls.send if worker.takes_one_step else _Replies(connections).put
     while (message := connections.calls.recv()) is not None:
         if isinstance(message, Call):
             _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
@@ -76,18 +78,23 @@ def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
             signs.tell(Raised(portable(error), message.plan.step_id))
             return False
         if reply is not None:
-            connections.calls.send(reply)
+            send(reply)
     return True
 
 
 def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
     method = getattr(worker, call.method)
-    if not call.reports_progress:
-        result = method(*call.arguments)
-        if call.method == "warm_up":  # before the executor hears of its end, as no beat is sent meanwhile
-            gc.collect()
-            gc.freeze()  # what is there now stays: a later collection need not visit it, which takes a while
-        return result
+    if call.reports_progress:
+        return method(*call.arguments, _throttled(reply))
+    result = method(*call.arguments)
+    if call.method == "warm_up":  # what is there now stays, and a later collection need not visit it: no beat waits
+        gc.collect()
+        gc.freeze()
+    return result
+
+
+def _throttled(reply: Callable[[Any], None]) -> Callable[[int, int], None]:
+    """Replies with progress, but not too often."""
     told = 0.0
 
     def report(done: int, total: int) -> None:
@@ -96,7 +103,7 @@ def _call(worker: Worker, call: Call, reply: Callable[[Any], None]) -> Any:
             told = time.monotonic()
             reply(Progress(done, total))
 
-    return method(*call.arguments, report)
+    return report
 
 
 def _compute(worker: Worker, step: Step) -> StepReply | None:
@@ -122,6 +129,25 @@ def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], No
             traceback.print_exc()
         connections.calls.send(Raised(portable(error)))
         return None
+
+
+class _Replies:
+    """Sends replies to steps in a thread. While further steps come, the executor may read none, and write what this
+    process must read: if both only wrote, both would wait for ever.
+    """
+
+    def __init__(self, connections: RankConnections) -> None:
+        self._connections = connections
+        self._waiting: SimpleQueue[StepReply] = SimpleQueue()
+        threading.Thread(target=self._send, name="replies", daemon=True).start()
+
+    def put(self, reply: StepReply) -> None:
+        self._waiting.put(reply)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the executor is gone, which whoever reads sees, too
+            while True:
+                self._connections.calls.send(self._waiting.get())
 
 
 class _Signs:

@@ -14,11 +14,10 @@ from engine_core.errors import ExecutorError
 from engine_core.executor.rank_connection import BEAT, BEAT_INTERVAL, Raised
 from engine_core.executor.rank_process import RankProcess
 
-_SILENT_TICKS = 7
-"""Ticks of the monitor, each of ``BEAT_INTERVAL``, in which a rank that serves must have beaten. Ticks, not seconds:
-where the machine stood still, the monitor did, too."""
 _CAUSE_TICKS = 4
 """Ticks that the rank which failed first has to say so, once another has said that it misses one."""
+_STARVED = 5.0
+"""Seconds of silence that are allowed to a rank that wants to run: it may only wait for a processor."""
 _ENDING_SECONDS = 0.3
 """For the system to tell how a process has ended whose connections are closed."""
 
@@ -26,11 +25,16 @@ _ENDING_SECONDS = 0.3
 class RankMonitor:
     """Watches the processes of ranks, from their start on; beats only once ``expect_beats`` was called."""
 
-    def __init__(self, ranks: Sequence[RankProcess], failed: Callable[[ExecutorError], None]) -> None:
-        """``failed`` is called once, in the monitor's thread, which then ends."""
+    def __init__(self, ranks: Sequence[RankProcess], failed: Callable[[ExecutorError], None], silence: float) -> None:
+        """``failed`` is called once, in the monitor's thread, which then ends.
+
+        A rank that serves must have beaten within ``silence`` seconds, counted in ticks of the monitor: where the
+        machine stood still, the monitor did, too.
+        """
         self._failed = failed
         self._silent = dict.fromkeys(ranks, 0)
-        """Ticks since the last beat."""
+        """Ticks, each of ``BEAT_INTERVAL``, since the last beat."""
+        self._silence = silence
         self._expects_beats = False
         self._secondary: tuple[ExecutorError, int] | None = None
         """The complaint of a rank that misses another, and how many more ticks it waits for the cause."""
@@ -61,6 +65,14 @@ class RankMonitor:
         os.close(self._wake_read)
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # nobody would watch any more
+            failure = ExecutorError(f"the ranks cannot be watched: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._failed(failure)
+
+    def _watch(self) -> None:
         next_tick = time.monotonic() + BEAT_INTERVAL
         while True:
             ready = [each for each, _ in self._poll.poll(max(0.0, 1000 * (next_tick - time.monotonic())))]
@@ -106,7 +118,7 @@ class RankMonitor:
         if self._expects_beats:
             for rank in self._silent:
                 self._silent[rank] += 1
-                if self._silent[rank] > _SILENT_TICKS:
-                    seconds = _SILENT_TICKS * BEAT_INTERVAL
+                seconds = round((self._silent[rank] - 1) * BEAT_INTERVAL, 1)
+                if seconds >= _STARVED or (seconds >= self._silence and not rank.wants_to_run()):
                     return ExecutorError(f"{rank} has not beaten for {seconds:.1f} s: it hangs, or is cut off")
         return None

@@ -23,6 +23,10 @@ class RankProcess(ABC):
     def ending(self, seconds: float) -> str | None:
         """How it ended, and its last words, as the end of a sentence; None if that is not known within ``seconds``."""
 
+    def wants_to_run(self) -> bool:
+        """Whether it computes, or would if it had a processor; False if that is not known. A stopped one does not."""
+        return False
+
     @abstractmethod
     def kill(self) -> None:
         """End it now, whatever it does. Idempotent; from any thread."""

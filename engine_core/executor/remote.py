@@ -54,12 +54,16 @@ _STEP_FLOOR, _STEP_FACTOR = 60.0, 20.0
 class RemoteExecutor(CollectiveExecutor):
     """One process per rank."""
 
+    silence = 0.7
+    """Seconds without a beat after which a rank counts as lost."""
+
     def __init__(self, config: EngineConfig, name: str = "") -> None:
         """``name``: of the engine, for the titles of its ranks."""
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
             raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
-        self._name = name or f"pid {os.getpid()}"
+        self._pid = os.getpid()
+        self._name = name or f"pid {self._pid}"
         self._ranks: list[RankProcess] = []
         self._monitor: RankMonitor | None = None
         self._results: list[tuple[int, Sampled]] = []
@@ -73,6 +77,10 @@ class RemoteExecutor(CollectiveExecutor):
     def start_ranks(self) -> Sequence[RankProcess]:
         """Start the processes, by rank. What it raises must leave none behind. Raises ``EngineError``."""
 
+    def config_of(self, rank: Rank) -> EngineConfig:
+        """What the worker of a rank is made with."""
+        return self._config
+
     def title(self, rank: Rank) -> str:
         """Of the process of a rank."""
         return f"ringline engine {self._name} rank {rank}"
@@ -85,10 +93,10 @@ class RemoteExecutor(CollectiveExecutor):
         with progress.stage("start ranks") as stage:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
             self._ranks = list(self.start_ranks())
-            self._monitor = RankMonitor(self._ranks, self.fail)
+            self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
-                self._send(rank, pickle.dumps(RankStart(self._config, rank.rank, self.title(rank.rank))))
+                self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
             reports: list[RankReport] = self._collect("start", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.ranks = [
@@ -114,10 +122,12 @@ class RemoteExecutor(CollectiveExecutor):
         while waiting:
             ready = wait([*waiting, self._wake], max(0.0, end - time.monotonic()))
             if self._wake in ready:
-                raise self._failure()
+                raise self._why()
             if not ready:
                 late = ", ".join(map(str, waiting.values()))
-                raise complaint or ExecutorError(
+                if complaint is not None:
+                    raise ExecutorError(str(complaint)) from complaint
+                raise ExecutorError(
                     f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: the log has its last "
                     "lines; raise the timeout if it is only slow"
                 )
@@ -127,9 +137,7 @@ class RemoteExecutor(CollectiveExecutor):
                 if isinstance(reply, Progress):
                     progress[rank] = reply
                     if on_progress is not None and len(progress) == len(self._ranks):
-                        on_progress(
-                            sum(each.done for each in progress.values()), sum(each.total for each in progress.values())
-                        )
+                        on_progress(*map(sum, zip(*progress.values(), strict=True)))
                 elif not isinstance(reply, Raised):
                     results[rank] = reply.value if isinstance(reply, Returned) else reply
                     del waiting[connection]  # type: ignore[arg-type]
@@ -139,7 +147,7 @@ class RemoteExecutor(CollectiveExecutor):
                 else:
                     raise reply.error
         if complaint is not None:
-            raise complaint
+            raise ExecutorError(str(complaint)) from complaint
         return [results[rank] for rank in self._ranks]
 
     def start_steps(self) -> None:
@@ -148,6 +156,8 @@ class RemoteExecutor(CollectiveExecutor):
         for descriptor in (self._sampler.connections.calls.fileno(), self._wake):
             self._replies.register(descriptor, select.POLLIN)
         self._step_limit = max(_STEP_FLOOR, _STEP_FACTOR * self.largest_step_seconds)
+        for rank in self._ranks:
+            rank.connections.limit_sending(self._step_limit)
         self._monitor.expect_beats()
 
     def submit(self, plan: StepPlan) -> PendingResult:
@@ -165,7 +175,7 @@ class RemoteExecutor(CollectiveExecutor):
         if not ready:
             self.fail(ExecutorError(f"no reply to step {step_id} within {self._step_limit:.0f} s: the ranks hang"))
         if not ready or self._wake in ready:
-            raise self._failure()
+            raise self._why()
         reply: StepReply = self._receive(self._sampler)
         if len(self._ranks) > 1:
             self._results.append((step_id, reply.sampled))
@@ -179,7 +189,7 @@ class RemoteExecutor(CollectiveExecutor):
         return self._ranks
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
-        """Blocks while a rank does not read, which ends with its failure."""
+        """Waits while a rank does not read, at most as long as a step may take."""
         with suppress(OSError):
             rank.connections.calls.send_bytes(message)
             return
@@ -194,9 +204,9 @@ class RemoteExecutor(CollectiveExecutor):
         """The reason why a connection does not work, which the monitor finds."""
         self._failing.wait(_CAUSE_SECONDS)
         self.fail(ExecutorError("a rank has lost its connection to the engine"))
-        return self._failure()
+        return self._why()
 
-    def _failure(self) -> BaseException:
+    def _why(self) -> BaseException:
         """What has made the executor fail, once everyone has been told."""
         self._told.wait(_CAUSE_SECONDS)
         assert self._error is not None
@@ -221,7 +231,7 @@ class RemoteExecutor(CollectiveExecutor):
             rank.wait(_KILL_SECONDS)
 
     def close(self) -> None:
-        if self._monitor is None:
+        if self._monitor is None or os.getpid() != self._pid:  # a forked copy does not own the ranks
             return
         self._monitor.stop()
         self._monitor = None

@@ -19,7 +19,7 @@ from engine_core.forward_context import ForwardContext, IntermediateTensors, Lay
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
-from engine_core.models.language_model import LanguageModel, group_of_layers
+from engine_core.models.language_model import StagedModel, group_of_layers
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.ops.base import DecoderStack
 
@@ -31,7 +31,7 @@ class DecoderLayer(Protocol):
         """[R, H] of the wanted rows of ``hidden`` [T, H], or [T, H] of all; writes to the layer's cache."""
 
 
-class CausalLM(LanguageModel):
+class CausalLM(StagedModel):
     """An embedding, layers that its family makes, a norm and a head; or one of several stages of that.
 
     The first stage has the embedding, with the head if that is the same table, and the last one norm and head.

@@ -150,30 +150,6 @@ class LanguageModel(ABC):
         [R, H] of the rows that are wanted, or [T, H] of all.
         """
 
-    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
-        """What the first layer here takes of ``input_ids`` [T] int64 at ``positions`` [T] int64.
-
-        In a stage that is not the first it is made up, of the ids alone: to measure and to test the stage by itself.
-        """
-        raise NotImplementedError
-
-    def forward_stage(
-        self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
-    ) -> torch.Tensor:
-        """What ``forward`` makes of tokens, of what the first layer here is ``given`` of them.
-
-        [T, H] without the last norm where other stages follow.
-        """
-        raise NotImplementedError
-
-    def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
-        """Shapes of the ``IntermediateTensors`` that the stage before sends for a step of ``rows``."""
-        raise NotImplementedError
-
-    def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
-        """What the next stage takes, of what this one was ``given`` and the ``hidden`` states it has made of that."""
-        raise NotImplementedError
-
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
@@ -242,6 +218,34 @@ class LanguageModel(ABC):
         owners = self.config.cache_owners
         self._owners = tuple(owners[index] if owners[index] in indices else index for index in indices)
         self._caching_layers = tuple(sorted(set(self._owners)))
+
+
+class StagedModel(LanguageModel):
+    """A model that can be one of several stages of consecutive layers."""
+
+    @abstractmethod
+    def first_input(self, input_ids: torch.Tensor, positions: torch.Tensor) -> IntermediateTensors:
+        """What the first layer here takes of ``input_ids`` [T] int64 at ``positions`` [T] int64.
+
+        In a stage that is not the first it is made up, of the ids alone: to measure and to test the stage by itself.
+        """
+
+    @abstractmethod
+    def forward_stage(
+        self, given: IntermediateTensors, positions: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """What ``forward`` makes of tokens, of what the first layer here is ``given`` of them.
+
+        [T, H] without the last norm where other stages follow.
+        """
+
+    @abstractmethod
+    def received_shapes(self, rows: int) -> list[tuple[int, ...]]:
+        """Shapes of the ``IntermediateTensors`` that the stage before sends for a step of ``rows``."""
+
+    @abstractmethod
+    def for_next_stage(self, given: IntermediateTensors, hidden: torch.Tensor) -> IntermediateTensors:
+        """What the next stage takes, of what this one was ``given`` and the ``hidden`` states it has made of that."""
 
 
 def group_of_layers(groups: Sequence[KVCacheGroup]) -> list[int]:

@@ -81,10 +81,14 @@ class NativeLinear(LinearOp):
             raise MemoryError("no memory for the inputs of a linear layer")
 
     def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """The first NaN where there is one. No outputs are written."""
-        places = torch.empty(x.shape[0], dtype=torch.int64)
+        return self.greatest(x)[0]
+
+    def greatest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first NaN where there is one. No other outputs are written."""
+        places, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
+        self._arguments.greatest = values.data_ptr()
         self._call(self._kernels.argmax, x.contiguous(), places)
-        return places
+        return places, values
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         found = torch.empty(len(indices), self.in_features, dtype=self._weights.packed.dtype)

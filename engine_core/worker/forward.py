@@ -14,7 +14,7 @@ import torch
 from engine_core.distributed.collectives import StageLinks
 from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kernels.capture import BufferPool, outputs_in
-from engine_core.models.language_model import LanguageModel
+from engine_core.models.language_model import LanguageModel, StagedModel
 from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]
@@ -64,7 +64,10 @@ class HostForward:
         ``links`` are to the neighbours of a model that is one of several stages; without them it runs by itself.
         """
         self._model = model
-        self._links = links
+        self._stage: tuple[StagedModel, StageLinks] | None = None
+        if links is not None:
+            assert isinstance(model, StagedModel)  # no other has links
+            self._stage = model, links
         self._logits = BufferPool(logits_rows)
 
     def __call__(
@@ -74,23 +77,9 @@ class HostForward:
             inputs.input_ids[torch.from_numpy(pending.rows)] = pending.token_ids[torch.from_numpy(pending.indices)]
         wanted = None if rows is None else torch.from_numpy(rows)
         context = ForwardContext(kv_caches, inputs.metadata, wanted)
-        if self._links is None:
+        if self._stage is None:
             return self._model.forward(inputs.input_ids, inputs.positions, context)
-        return self._forward_linked(self._links, inputs, context)
-
-    def _forward_linked(self, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
-        """Receive before the layers, send after them."""
-        model = self._model
-        if model.is_first_stage:
-            given = model.first_input(inputs.input_ids, inputs.positions)
-        else:
-            shapes = model.received_shapes(len(inputs.input_ids))
-            given = IntermediateTensors(*(links.receive(shape, model.dtype) for shape in shapes))
-        hidden = model.forward_stage(given, inputs.positions, context)
-        if not model.has_head:
-            for tensor in model.for_next_stage(given, hidden).tensors():
-                links.send(tensor)
-        return hidden
+        return _forward_stage(*self._stage, inputs, context)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with outputs_in(self._logits):
@@ -99,6 +88,20 @@ class HostForward:
     def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
         with outputs_in(self._logits):
             return self._model.argmax(hidden)
+
+
+def _forward_stage(model: StagedModel, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
+    """Receive before the layers, send after them."""
+    if model.is_first_stage:
+        given = model.first_input(inputs.input_ids, inputs.positions)
+    else:
+        shapes = model.received_shapes(len(inputs.input_ids))
+        given = IntermediateTensors(*(links.receive(shape, model.dtype) for shape in shapes))
+    hidden = model.forward_stage(given, inputs.positions, context)
+    if not model.has_head:
+        for tensor in model.for_next_stage(given, hidden).tensors():
+            links.send(tensor)
+    return hidden
 
 
 class TimedForward:

@@ -7,10 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.compose import ranks, run
 from tests.compose.engine import Failed, Stack, Unusable, compose_command, free_ports
-from tests.compose.run import STEPS, say, try_steps
+from tests.compose.run import say, try_steps
 
 PORTS = 6
+STEPS = run.STEPS | ranks.STEPS
 
 
 def main() -> int:
@@ -26,7 +28,7 @@ def main() -> int:
         say(f"with {' '.join(compose)}")
         with tempfile.TemporaryDirectory(prefix="ringline-compose-") as directory:
             stack = Stack(Path(directory), free_ports(PORTS), given.build_network, compose)
-            try_steps(stack, Path(directory), given.step or STEPS)
+            try_steps(stack, Path(directory), STEPS, given.step or STEPS)
     except Unusable as error:
         print(error, file=sys.stderr)
         return 2

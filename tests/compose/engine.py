@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-METRICS = {"processor": 60051, "detokenizer": 60071, "engine": 60061}
-KINDS = tuple(METRICS)
+KINDS = ("processor", "detokenizer", "engine")
+ENGINES = ("engine", "engine-tp2", "engine-ray")
+"""All that answer to the name engine; those after the first are of profiles."""
+PROFILES = ("tp2", "ray")
+METRICS = {"processor": 60051, "detokenizer": 60071, **dict.fromkeys(ENGINES, 60061)}
 PREFIX, TAG = "ringline", "compose-test"
 START_TIMEOUT = 240.0
 HISTORY = "{{.Size}} {{.CreatedBy}}"
@@ -81,13 +84,15 @@ class Stack:
     compose: list[str] = field(default_factory=compose_command)
     overrides: tuple[str, ...] = ()
     """Files beside compose.yaml that change it."""
+    profiles: tuple[str, ...] = ()
     project: str = field(default_factory=lambda: f"ringline-test-{os.getpid()}")
 
     def __post_init__(self) -> None:
         self._files = [word for name in ("compose.yaml", *self.overrides) for word in ("-f", str(ROOT / name))]
         if self.build_network is not None:  # docker-compose 1.29 knows no flag for it
             override = self.directory / "build.json"
-            build = {kind: {"build": {"network": self.build_network}} for kind in KINDS}
+            built = (*KINDS, *ENGINES, "ray-head")
+            build = {kind: {"build": {"network": self.build_network}} for kind in built}
             override.write_text(json.dumps({"services": build}))
             self._files += ["-f", str(override)]
 
@@ -99,7 +104,8 @@ class Stack:
             "RINGLINE_PUBLISH": f"127.0.0.1:{self.ports[0]}-{self.ports[-1]}",
             "RINGLINE_METRICS_PUBLISH": f"127.0.0.1:{self.ports[-1] + 1}-{self.ports[-1] + len(self.ports)}",
         }
-        return run(*self.compose, "-p", self.project, *self._files, *arguments, env=env, timeout=timeout)
+        profiles = [word for name in self.profiles for word in ("--profile", name)]
+        return run(*self.compose, "-p", self.project, *self._files, *profiles, *arguments, env=env, timeout=timeout)
 
     @property
     def addresses(self) -> list[str]:
@@ -129,7 +135,8 @@ class Stack:
     def wait_linked(self, counts: dict[str, int]) -> None:
         """Return when every processor is linked to ``counts`` engines and detokenizers."""
         end = time.monotonic() + START_TIMEOUT
-        wanted = {f"ringline_{kind}s": float(counts[kind]) for kind in ("engine", "detokenizer")}
+        engines = sum(counts.get(kind, 0) for kind in ENGINES)
+        wanted = {"ringline_engines": float(engines), "ringline_detokenizers": float(counts["detokenizer"])}
         while True:
             found = [
                 {name: gauges.get(name) for name in wanted}
@@ -141,13 +148,21 @@ class Stack:
                 raise Failed(f"the processors have {found}, not {wanted}")
             time.sleep(0.5)
 
+    def wait_restarted(self, container: str, before: int) -> None:
+        """Return when a container was restarted since ``before`` restarts."""
+        end = time.monotonic() + START_TIMEOUT
+        while int(inspect(container, "{{.RestartCount}}")) <= before:
+            if time.monotonic() > end:
+                raise Failed(f"it does not start again:\n{run('docker', 'logs', '--tail', '20', container)}")
+            time.sleep(0.2)
+
     def _healthy(self, kind: str) -> int:
         states = [inspect(container, "{{.State.Health.Status}}") for container in self.containers(kind)]
         return states.count("healthy")
 
     def busiest(self, kind: str) -> tuple[str, float]:
         """The container of a service with the most requests, and their number."""
-        gauge = "vllm:num_requests_running" if kind == "engine" else "ringline_live_requests"
+        gauge = "vllm:num_requests_running" if kind in ENGINES else "ringline_live_requests"
         loads = {container: self._gauges(kind, container).get(gauge, 0.0) for container in self.containers(kind)}
         return max(loads.items(), key=lambda item: item[1])
 
@@ -199,6 +214,13 @@ def stop_service(container: str, image: str) -> None:
     _, *processes = run("docker", "top", container, "-o", "pid,ppid").splitlines()
     (service,) = (pid for pid, parent in map(str.split, processes) if parent == first)
     _signal(service, signal.SIGSTOP, image)
+
+
+def kill_process(container: str, title: str, image: str) -> None:
+    """Kill the process of a container whose command line has ``title``."""
+    _, *processes = run("docker", "top", container, "-o", "pid,args").splitlines()
+    (process,) = (line.split()[0] for line in processes if title in line)
+    _signal(process, signal.SIGKILL, image)
 
 
 def _signal(process: str, number: signal.Signals, image: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +13,9 @@ from ringline import Client, Options, Unavailable
 
 from tests.chaos.load import ClosedLoop, Tally, connect, record_answers
 from tests.chaos.workload import pool
-from tests.compose.engine import KINDS, Failed, Stack, inspect, kill, own_bytes, run, stop_service
+from tests.compose.engine import KINDS, PROFILES, Failed, Stack, inspect, kill, own_bytes, run, stop_service
 
+Step = Callable[[Stack, Path], None]
 CPU_TIERS = ("processor", "detokenizer")
 LARGEST_CPU_TIER = 130 * 10**6
 """Bytes that the image of a CPU tier may add to its base: it has neither torch nor a compiler."""
@@ -62,9 +63,9 @@ def check(holds: bool, text: str) -> None:
 def build(stack: Stack) -> None:
     """Build the images, and check their sizes."""
     start = time.monotonic()
-    stack("build", timeout=3600)
+    replace(stack, profiles=PROFILES)("build", timeout=3600)
     say(f"built in {time.monotonic() - start:.0f} s")
-    for kind in KINDS:
+    for kind in (*KINDS, "engine-ray"):
         size, own = int(inspect(stack.image(kind), "{{.Size}}")), own_bytes(stack.image(kind))
         say(f"  {stack.image(kind)}: {size / 10**6:.0f} MB, of which {own / 10**6:.0f} MB are not its base's")
         if kind in CPU_TIERS and own > LARGEST_CPU_TIER:
@@ -222,7 +223,7 @@ def scale(stack: Stack) -> None:
     asyncio.run(disturb(stack))
 
 
-STEPS: dict[str, Callable[[Stack, Path], None]] = {
+STEPS: dict[str, Step] = {
     "build": lambda stack, _: build(stack),
     "one": lambda stack, _: use_one(stack),
     "hang": lambda stack, _: hang(stack),
@@ -232,13 +233,13 @@ STEPS: dict[str, Callable[[Stack, Path], None]] = {
 """In this order. Each starts what it needs, beside what the one before left running."""
 
 
-def try_steps(stack: Stack, directory: Path, names: Collection[str]) -> None:
-    """Run the named steps in order, and remove everything that they started."""
+def try_steps(stack: Stack, directory: Path, steps: Mapping[str, Step], names: Collection[str]) -> None:
+    """Run the named ``steps`` in order, and remove everything that they started."""
     try:
-        for name, step in STEPS.items():
+        for name, step in steps.items():
             if name in names:
                 step(stack, directory)
     finally:
-        stack("down", "--remove-orphans", "--volumes", "--timeout", "10")
+        replace(stack, profiles=PROFILES)("down", "--remove-orphans", "--volumes", "--timeout", "10")
     left = run("docker", "ps", "-aq", "--filter", f"label=com.docker.compose.project={stack.project}")
     check(not left, "torn down: no container is left")

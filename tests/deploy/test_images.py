@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -52,6 +53,10 @@ def by_default(text: str) -> str:
 
 COMPOSE, GPU, TLS = read("compose.yaml"), read("compose.gpu.yaml"), read("compose.tls.yaml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+OF_RANKS = ("engine-tp2", "engine-ray")
+"""Engines of profiles."""
 
 
 def seconds(text: str) -> float:
@@ -181,9 +186,9 @@ def test_a_service_is_built_from_its_target(kind: str) -> None:
 
 @pytest.mark.parametrize("compose", [COMPOSE, GPU, TLS], ids=["compose", "gpu", "tls"])
 def test_what_a_service_is_told_it_understands(compose: dict[str, Any]) -> None:
-    for kind in PORTS:
+    for kind in (*PORTS, *OF_RANKS):
         variables = set(compose["services"].get(kind, {}).get("environment", ()))
-        assert variables <= known_variables() | FOREIGN_VARIABLES
+        assert {name for name in variables if not name.startswith("RAY_")} <= known_variables() | FOREIGN_VARIABLES
     in_images = re.findall(r"\b(RINGLINE_\w+)=", (ROOT / "Dockerfile").read_text())
     assert set(in_images) <= known_variables()
 
@@ -221,6 +226,39 @@ def test_docker_compose_1_29_knows_every_word() -> None:
             assert not {"develop", "extends", "include", "attach", "pull_policy"} & set(service)
             assert "start_interval" not in service.get("healthcheck", ())
             assert all(isinstance(port, str) for port in service.get("ports", ()))
+
+
+@pytest.mark.parametrize("kind", OF_RANKS)
+def test_engines_of_several_ranks_are_engines_like_any_other(kind: str) -> None:
+    """Found by the same name, with the same options and limits; only where a profile asks for them."""
+    service, engine = SERVICES[kind], SERVICES["engine"]
+    assert service["networks"] == {"default": {"aliases": ["engine"]}}
+    assert service["profiles"] == [kind.removeprefix("engine-")]
+    assert service["environment"].items() >= engine["environment"].items()
+    for name in ("volumes", "mem_limit", "cpus", "pids_limit", "stop_grace_period"):
+        assert service[name] == engine[name]
+    assert TLS["services"][kind] == TLS["services"]["engine"]
+
+
+def test_nodes_of_a_ray_cluster_have_ray_and_room_for_its_objects() -> None:
+    (line,) = (line for line in stages()["engine-packages"].all("RUN") if "$EXTRAS" in line)
+    assert "engine $EXTRAS" in line
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    head, engine = SERVICES["ray-head"], SERVICES["engine-ray"]
+    for service in (head, engine):
+        assert service["build"]["target"] == "engine"
+        assert service["build"]["args"]["EXTRAS"] in extras
+        assert by_default(service["image"]) == "ringline-engine-ray:latest"
+        command = " ".join(service["entrypoint"])
+        (objects,) = re.findall(r"--object-store-memory=(\d+)", command)
+        assert int(objects) < int(service["shm_size"].removesuffix("m")) * 2**20
+        assert "--disable-usage-stats" in command
+        assert service["environment"].items() >= {"RAY_USAGE_STATS_ENABLED": "0"}.items()
+    assert head["healthcheck"] == {"disable": True}  # nothing of ours listens there
+    address = engine["environment"]["RINGLINE_RAY_ADDRESS"]
+    assert f"--address={address} " in engine["entrypoint"][-1]
+    assert f"--port={address.partition(':')[2]}" in head["entrypoint"]
+    assert engine["entrypoint"][-1].endswith("&& exec ringline supervise engine")  # so that it is the first process
 
 
 def test_a_gpu_is_asked_for() -> None:

@@ -26,6 +26,17 @@ GREEDY = " --temperature 0"
 """Else an answer may be empty: its first token may be the end."""
 SMALL_LOAD = " --input-len 8 --output-len 4"
 NOT_OURS = {"--scale", "--scheduling-policy"}
+OF_RAY_AND_DOCKER = {
+    "--address",
+    "--disable-usage-stats",
+    "--head",
+    "--include-dashboard",
+    "--node-ip-address",
+    "--pid",
+    "--ppid",
+    "--profile",
+    "--shm-size",
+}
 FLAG = re.compile(r"(?<!\S)--[a-z-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
@@ -133,7 +144,11 @@ def flags_of_scripts(folder: str) -> set[str]:
 def test_commands_and_flags_that_are_named_exist() -> None:
     known, wrong = options_of_all() | NOT_OURS, []
     of_benchmarks = flags_of_scripts("benchmarks")
-    of_scripts = {"failover.md": flags_of_scripts("tests/chaos"), "security.md": flags_of_scripts("tests/fuzz")}
+    of_others = {
+        "distributed.md": OF_RAY_AND_DOCKER,
+        "failover.md": flags_of_scripts("tests/chaos"),
+        "security.md": flags_of_scripts("tests/fuzz"),
+    }
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for document, code in inline_code():
         words = code.split()
@@ -141,7 +156,7 @@ def test_commands_and_flags_that_are_named_exist() -> None:
             wrong += [f"{document.name}: {word}" for word in unknown_to_script(code)]
             continue
         here = known | of_benchmarks if document.parent.name == "benchmarks" else known
-        here = here | of_scripts.get(document.name, set())
+        here = here | of_others.get(document.name, set())
         missing = [flag for flag in FLAG.findall(code) if flag not in here]
         if words[0] == "ringline" and len(words) > 1 and words[1] not in (*COMMANDS, *known):
             missing.append(words[1])

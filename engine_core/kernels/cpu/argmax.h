@@ -46,6 +46,7 @@ public:
             for (int thread = 1; thread < threads_; ++thread)
                 if (of(thread)[row].precedes(greatest)) greatest = of(thread)[row];
             static_cast<int64_t*>(args_.output)[row] = greatest.output;
+            if (args_.greatest) args_.greatest[row] = greatest.value;
         }
     }
 

@@ -24,7 +24,7 @@ from services.cli.commands._capacity import (
     size,
 )
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_extra
-from services.common.config.errors import FatalError
+from services.common.config.errors import ExitCode, FatalError, unusable_option
 from services.common.config.flags import Command
 from services.common.config.options import build, settings_of
 from services.common.process.memory import collection_paused
@@ -128,13 +128,15 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
     """An option of the engine."""
     setting = _OF_ENGINE[name]
     kind: click.Choice[str] | click.IntRange
+    text = f"The engine's {setting.flag}."
+    if isinstance(setting.default, bool):
+        return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
         kind = click.Choice(setting.choices)
     else:
         low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
     is_set = setting.default is not None
-    text = f"The engine's {setting.flag}."
     return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
 
 
@@ -182,6 +184,7 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("max_num_seqs")
 @_engine_option("tensor_parallel_size")
 @_engine_option("pipeline_parallel_size")
+@_engine_option("enable_expert_parallel")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,
@@ -276,7 +279,9 @@ def _outlines(config: EngineConfig) -> tuple[Checkpoint, LanguageModel, dict[str
         model.tensors()  # refuses what an engine refuses before it loads them
         divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
         parts = {str(rank): model_outline(divided, rank) for rank in ranks_on_one_host(config.parallel)}
-    except (CheckpointError, ConfigError) as error:
+    except ConfigError as error:
+        raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
+    except CheckpointError as error:
         raise FatalError(str(error)) from None
     return checkpoint, model, parts
 

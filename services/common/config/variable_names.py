@@ -49,6 +49,13 @@ ENGINE_OPTIONS = (
     "kernel_cache_dir",
     "enforce_eager",
     "deterministic",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "distributed_executor_backend",
+    "enable_expert_parallel",
+    "worker_start_timeout",
+    "ray_address",
+    "ray_namespace",
 )
 """Names of the options of ``engine_core.config``. The CPU tiers may not import it, but know its variables, because
 services may share one environment. A test compares the names with the declarations."""

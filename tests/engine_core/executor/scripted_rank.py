@@ -37,6 +37,7 @@ class ScriptedWorker:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.takes_one_step = rank.pp_size == 1
         self._seen: list[Any] = []
         self._in_step: tuple[Any, ...] | None = None
 
@@ -103,7 +104,7 @@ def main() -> None:
 
 
 @contextmanager
-def scripted(tp: int = 2, pp: int = 1, serving: bool = True, timeout: float = 20.0) -> Iterator[Any]:
+def scripted(tp: int = 2, pp: int = 1, serving: bool = True) -> Iterator[Any]:
     """An executor with such ranks, started as far as the first call, or as far as steps; closed at the end."""
     from engine_core.executor.remote import RemoteExecutor  # only here: a rank needs no torch
 
@@ -111,7 +112,7 @@ def scripted(tp: int = 2, pp: int = 1, serving: bool = True, timeout: float = 20
         def start_ranks(self) -> list[ScriptedRank]:
             return [ScriptedRank(rank, self.title(rank)) for rank in ranks_on_one_host(parallel)]
 
-    parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp, worker_start_timeout=timeout)
+    parallel = ParallelConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp)
     executor = ScriptedExecutor(EngineConfig(parallel=parallel), "scripted")
     executor.largest_step_seconds = 0.0
     try:

@@ -17,11 +17,15 @@ from engine_core.executor.rank_connection import BEAT, Raised, RankConnections
 from engine_core.executor.rank_monitor import RankMonitor
 from engine_core.executor.rank_process import RankProcess
 
+SILENCE = 0.7
+"""Seconds."""
+
 
 class Connected(RankProcess):
     """A rank of which there are only connections."""
 
     ended = None
+    busy = False
 
     def __init__(self, number: int) -> None:
         self.rank = Rank(number, 2)
@@ -30,6 +34,9 @@ class Connected(RankProcess):
 
     def ending(self, seconds: float) -> str | None:
         return None
+
+    def wants_to_run(self) -> bool:
+        return self.busy
 
     def kill(self) -> None: ...
 
@@ -41,7 +48,7 @@ class Watched:
     def __init__(self) -> None:
         self.ranks = [Connected(number) for number in range(2)]
         self.errors: SimpleQueue[ExecutorError] = SimpleQueue()
-        self.monitor = RankMonitor(self.ranks, self.errors.put)
+        self.monitor = RankMonitor(self.ranks, self.errors.put, SILENCE)
         self.monitor.start()
 
     def error(self) -> str:
@@ -76,16 +83,25 @@ def test_a_rank_that_closes_its_connection_is_named(watched: Watched) -> None:
     assert watched.error() == "rank tp1/2 pp0/1 has lost its connection to the engine"
 
 
-def test_silence_is_a_failure_only_where_beats_are_expected(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_monitor, "_SILENT_TICKS", 3)
+def test_silence_is_a_failure_only_where_beats_are_expected(watched: Watched) -> None:
     time.sleep(0.6)
     assert watched.errors.empty()
     watched.monitor.expect_beats()
-    end = time.monotonic() + 0.6
+    end = time.monotonic() + 1.0
     while time.monotonic() < end:
         watched.ranks[0].signs.send_bytes(BEAT)
         time.sleep(0.05)
-    assert watched.error() == "rank tp1/2 pp0/1 has not beaten for 0.3 s: it hangs, or is cut off"
+    assert watched.error() == "rank tp1/2 pp0/1 has not beaten for 0.7 s: it hangs, or is cut off"
+
+
+def test_a_rank_that_may_only_wait_for_a_processor_has_more_time(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_monitor, "_STARVED", 1.2)
+    for rank in watched.ranks:
+        rank.busy = True
+    watched.monitor.expect_beats()
+    assert watched.error().endswith("has not beaten for 1.2 s: it hangs, or is cut off")
 
 
 def test_beats_that_waited_while_the_machine_stood_still_count(

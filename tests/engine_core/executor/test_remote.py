@@ -114,8 +114,11 @@ def test_an_exception_that_cannot_be_pickled_says_the_same() -> None:
 def test_a_call_that_takes_too_long_names_rank_stage_and_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_CLOSE_SECONDS", 0.2)
     late = r"^rank tp1/2 pp0/1 did not finish do within --worker-start-timeout=1 s: "
-    with scripted(serving=False, timeout=1.0) as executor, pytest.raises(ExecutorError, match=late):
-        executor.collective_rpc("do", 1, "sleep", 60)
+    with scripted(serving=False) as executor:
+        hasty = ParallelConfig(tensor_parallel_size=2, worker_start_timeout=1.0)
+        monkeypatch.setattr(executor, "_config", EngineConfig(parallel=hasty))
+        with pytest.raises(ExecutorError, match=late):
+            executor.collective_rpc("do", 1, "sleep", 60)
 
 
 def test_a_rank_that_dies_during_a_call_leaves_its_last_words() -> None:
@@ -212,6 +215,14 @@ def test_closing_is_bounded_whatever_a_rank_does(monkeypatch: pytest.MonkeyPatch
         assert not any(map(alive, children))
         with pytest.raises(ExecutorError, match="it was not started, or is closed"):
             executor.collective_rpc("echo")
+
+
+def test_a_copy_in_a_forked_process_leaves_the_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted() as executor:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: 1)
+            executor.close()
+        assert executor.submit(plan(1)).result().step_id == 1
 
 
 PARENT = """

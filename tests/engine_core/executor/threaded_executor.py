@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy.typing as npt
 
 from engine_core.config import EngineConfig
 from engine_core.distributed.ranks import Rank
+from engine_core.distributed.rendezvous import Rendezvous, open_rendezvous
 from engine_core.executor.collective import CollectiveExecutor
-from engine_core.executor.worker import ModelReport, Worker
+from engine_core.executor.worker import DeviceReport, ModelReport, Worker
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
@@ -40,6 +42,8 @@ class ThreadedExecutor(CollectiveExecutor):
 
     spare_blocks: int | None = None
     """Blocks of the cache besides those of the longest sequence; None: as many as there is memory for."""
+    tensor_transport: str | None = None
+    """How the ranks of a stage exchange tensors; None: as the device would have it."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -69,6 +73,11 @@ class ThreadedExecutor(CollectiveExecutor):
         if self.spare_blocks is None:
             return sized
         return replace(sized, num_blocks=self._limits.max_blocks_per_seq + self.spare_blocks)
+
+    def rendezvous(self, device: DeviceReport) -> AbstractContextManager[Rendezvous]:
+        if self.tensor_transport is None:
+            return super().rendezvous(device)
+        return open_rendezvous("127.0.0.1", self.tensor_transport, 1)
 
     def start_steps(self) -> None: ...
 

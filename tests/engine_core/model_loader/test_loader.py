@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.digest import RankDigest, WeightsDigest
+from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.models.causal_lm import CausalLM
+from tests.engine_core.distributed.ranks import shared
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import CASES, make_model, save_model
@@ -118,3 +123,42 @@ def test_a_table_stays_in_the_16_bits_in_which_it_is_stored(tmp_path: Path) -> N
     rows = model.embed_tokens(IDS)
     assert rows.dtype == torch.float32
     assert torch.equal(rows, weight[IDS].float())
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "phi3-window", "glm", "gpt_oss", "gemma4_text"])
+def test_a_checkpoint_on_disk_has_the_digest_of_one_that_is_loaded(name: str, tmp_path: Path) -> None:
+    checkpoint = open_at(save_model(make_model(configuration(name)), tmp_path))
+    digest = WeightsDigest()
+    build_model(checkpoint, digest=digest)
+    assert WeightsOnDisk(checkpoint).digest(Event()) == checkpoint.digest(digest)
+
+
+def test_what_a_rank_has_taken_of_another_checkpoint_is_named(tmp_path: Path) -> None:
+    made = make_model(CASES["llama-gqa"])
+    checkpoint = open_at(save_model(made, tmp_path / "ours"))
+    with torch.no_grad():
+        made.model.layers[1].mlp.down_proj.weight[40, 3] += 1
+    other = open_at(save_model(made, tmp_path / "theirs"))
+    differing = []
+    for tp in range(2):
+        digest = RankDigest()
+        build_model(shared(other, 2), digest=digest, rank=Rank(tp, 2))
+        differing.append(WeightsOnDisk(checkpoint).first_other(digest.taken))
+        assert WeightsOnDisk(other).first_other(digest.taken) is None
+    assert differing == [None, "model.layers.1.mlp.down_proj.weight"]  # the second rank has outputs 32 to 63
+
+
+def test_ranks_take_all_rows_between_them_and_none_twice(tmp_path: Path) -> None:
+    checkpoint = open_at(save_model(make_model(CASES["llama-mha-tied-biases"]), tmp_path))
+    taken: dict[str, list[tuple[int, int]]] = {}
+    for tp in range(2):
+        digest = RankDigest()
+        build_model(shared(checkpoint, 2), digest=digest, rank=Rank(tp, 2))
+        for each in digest.taken:
+            taken.setdefault(each.name, []).append((each.start, each.start + each.count))
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        if name.endswith(("norm.weight", "layernorm.weight")):
+            assert taken[name] == [(0, tensor.nbytes)] * 2
+        else:
+            (start, middle), (after, end) = sorted(taken[name])
+            assert (start, middle, end) == (0, after, tensor.nbytes), name

@@ -13,13 +13,13 @@ from engine_core.forward_context import ForwardContext
 from engine_core.layers.part_factory import PartFactory
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
-from engine_core.models.language_model import LanguageModel
+from engine_core.models.language_model import StagedModel
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.selector import choose_quant_method
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of
 
 
-def load_stages(checkpoint: Checkpoint, count: int) -> list[LanguageModel]:
+def load_stages(checkpoint: Checkpoint, count: int) -> list[StagedModel]:
     """Each with its own weights alone."""
     layers, attention = layers_of(checkpoint), chosen_attention()
     assert isinstance(layers, NativeBackend)
@@ -35,7 +35,7 @@ def load_stages(checkpoint: Checkpoint, count: int) -> list[LanguageModel]:
 class Pipeline:
     """Passes on what each stage gives the next, as links would: copies."""
 
-    def __init__(self, stages: Sequence[LanguageModel]) -> None:
+    def __init__(self, stages: Sequence[StagedModel]) -> None:
         self.stages = stages
         self.kv_cache_groups = stages[0].kv_cache_groups
         self._factory: PartFactory = stages[0]._factory

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, OPTConfig, PretrainedConfig, Qwen3MoeConfi
 from engine_core.distributed.ranks import Rank, cut_layers
 from engine_core.errors import ConfigError
 from engine_core.model_loader.loader import model_outline
-from engine_core.models.language_model import LanguageModel
+from engine_core.models.language_model import StagedModel
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
 from tests.engine_core.models.driver import BLOCK_SIZE, CPU, Driver, build_model, chosen_attention, open_at
@@ -112,7 +112,7 @@ def test_a_stage_is_profiled_and_tested_by_itself(checkpoint: tuple[str, Path]) 
             assert len(chosen_attention().allocate(one.kv_cache_spec(BLOCK_SIZE), 1, CPU)) == 1
 
 
-def _made_up(stage: LanguageModel, ids: list[int]) -> torch.Tensor:
+def _made_up(stage: StagedModel, ids: list[int]) -> torch.Tensor:
     return stage.first_input(torch.tensor(ids), torch.arange(len(ids))).hidden
 
 

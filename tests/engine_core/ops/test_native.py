@@ -107,6 +107,8 @@ def test_argmax_is_where_products_are_greatest(
             x = numbers(rows, k, dtype=dtype, seed=rows)
             expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
             assert head.argmax(x).tolist() == expected.tolist()
+            places, values = head.greatest(x)
+            assert torch.equal(values, head(x, dtype=torch.float32)[torch.arange(len(x)), places])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

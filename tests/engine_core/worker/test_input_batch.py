@@ -73,11 +73,18 @@ class Driver:
     def blocks(self, count: int) -> list[list[int]]:
         return [[self.rng.randrange(1000) for _ in range(count)] for _ in LIMITS.kv_cache_groups]
 
+    def unheard(self) -> list[int]:
+        """Sequences whose newest token is not committed."""
+        return self.pending[2] if self.pending else []
+
+    def may_be_planned(self, seq_id: int) -> bool:
+        return True
+
     def release_some(self) -> list[int]:
         released = [seq_id for seq_id in self.running if self.rng.random() < 0.15]
         for seq_id in released:
             seq = self.running.pop(seq_id)
-            if self.pending and seq_id in self.pending[2]:
+            if seq_id in self.unheard():
                 seq.tokens.pop()  # nobody has heard of it
             if self.rng.random() < 0.5 and len(seq.tokens) < 39:
                 seq.computed, seq.blocks = 0, [[], []]
@@ -104,10 +111,11 @@ class Driver:
             released.append(seq_id)
             del self.running[seq_id]
         new = [self.introduce() for _ in range(self.rng.randint(0, LIMITS.max_num_seqs - len(self.running)))]
-        if not self.running:
+        if not any(map(self.may_be_planned, self.running)):
             new.append(self.introduce())
         fresh = {sequence.seq_id for sequence in new}
-        order = [i for i in self.running if i in fresh or self.rng.random() < 0.8] or list(self.running)
+        order = [i for i in self.running if i in fresh or (self.may_be_planned(i) and self.rng.random() < 0.8)]
+        order = order or [i for i in self.running if self.may_be_planned(i)]
         self.rng.shuffle(order)
         num_tokens, samples, added = [], [], {}
         for seq_id in order:
@@ -178,6 +186,59 @@ class Driver:
         for seq_id, seq in self.running.items():
             slot = self.batch._slot_of[seq_id]
             assert self.batch.token_ids[slot, : len(seq.tokens)].tolist() == seq.tokens
+
+
+class Following(Driver):
+    """A rank that is told some steps late what another one has sampled; until then no such sequence is in a step."""
+
+    def __init__(self, seed: int, late: int) -> None:
+        super().__init__(seed)
+        self.steps_late = late
+        self.due: list[tuple[StepInputs, np.ndarray, dict[int, Sequence]]] = []
+        """Of each step, oldest first: inputs, tokens, and whose they are unless they were released since."""
+
+    def unheard(self) -> list[int]:
+        return [seq_id for _, _, whose in self.due for seq_id in whose]
+
+    def may_be_planned(self, seq_id: int) -> bool:
+        return seq_id not in self.unheard()
+
+    def release_some(self) -> list[int]:
+        released = super().release_some()
+        for _, _, whose in self.due:
+            for seq_id in released:
+                whose.pop(seq_id, None)
+        return released
+
+    def step(self) -> None:
+        while self.due and (len(self.due) > self.steps_late or not any(map(self.may_be_planned, self.running))):
+            self.bring()
+        super().step()
+
+    def commit(self) -> None:
+        if self.pending is not None:
+            inputs, token_ids, sampled = self.pending
+            self.pending = None
+            self.due.append((inputs, token_ids, {seq_id: self.running[seq_id] for seq_id in sampled}))
+
+    def bring(self) -> None:
+        inputs, token_ids, whose = self.due.pop(0)
+        self.batch.commit(inputs, token_ids)
+        for seq_id, seq in whose.items():
+            if seq_id in self.running:  # rather than full
+                slot = self.batch._slot_of[seq_id]
+                assert self.batch.token_ids[slot, : len(seq.tokens)].tolist() == seq.tokens
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_tokens_that_are_brought_steps_later_leave_the_batch_as_it_should_be(late: int) -> None:
+    for seed in range(20):
+        driver = Following(seed, late)
+        most = 0
+        for _ in range(60):
+            driver.step()
+            most = max(most, len(driver.due))
+        assert most == late + 1
 
 
 def test_inputs_equal_a_rebuilt_batch_through_random_lives() -> None:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig
+from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, MixtralConfig, OlmoConfig, PretrainedConfig
 
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
 from services.cli.commands._capacity import MIN_CPU_TIERS, Demand, Impossible, Memory, Plan, blocks_of, plan_ring
 from services.cli.commands.plan import GPUS, blocks_per_sequence
 from services.cli.main import cli
-from services.common.config.errors import FatalError
+from services.common.config.errors import ExitCode, FatalError
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of, open_at
 from tests.engine_core.scheduling.harness import Harness
 from tests.ring import MODEL
@@ -189,6 +189,66 @@ def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> N
     olmo = OlmoConfig(**sizes, architectures=["OlmoForCausalLM"], dtype="bfloat16")
     olmo.save_pretrained(tmp_path / "olmo")
     assert json.loads(ringline_plan(str(tmp_path / "olmo"), *HARDWARE, "--json"))["memory"]["weights"] > 1e6
+
+
+def test_what_each_rank_takes_is_told() -> None:
+    """Of four query heads and two of keys and values: half on each of two ranks, one of each where there are four."""
+    load = (str(MODEL), *HARDWARE, "--json")
+    one = json.loads(ringline_plan(*load))
+    assert [*one["ranks"].values()] == [one["memory"]]
+    two = json.loads(ringline_plan(*load, "--tensor-parallel-size", "2"))
+    four = json.loads(ringline_plan(*load, "--tensor-parallel-size", "4"))
+    assert [*two["ranks"]] == ["tp0/2 pp0/1", "tp1/2 pp0/1"]
+    for rank in two["ranks"].values():
+        assert 1 / 2 <= rank["weights"] / one["memory"]["weights"] < 1.01 / 2
+        assert rank["block"] == one["memory"]["block"] / 2
+    assert {rank["block"] for rank in four["ranks"].values()} == {one["memory"]["block"] / 2}  # replicated
+    assert two["model"] == one["model"], "the model stays one"
+    assert two["capacity"]["gap"] < one["capacity"]["gap"]
+    text = ringline_plan(*load[:-1], "--tensor-parallel-size", "2")
+    assert "ranks      tp0/2 pp0/1: weights 2.71 MB, KV cache " in text
+    assert "\nrank       3.6 GB: weights 2.71 MB, " in text
+
+
+def test_the_tightest_rank_decides() -> None:
+    """Of five layers the first stage has three; each stage has the table, as embedding or as head."""
+    figures = json.loads(ringline_plan(str(MODEL), *HARDWARE, "--json", "--pipeline-parallel-size", "2"))
+    first, last = figures["ranks"].values()
+    assert first["block"] == last["block"] * 3 / 2
+    assert first["weights"] > last["weights"]
+    assert figures["memory"] == first
+
+
+def test_ranks_may_have_whole_experts(tmp_path: Path) -> None:
+    """Of three, one rank has two."""
+    experts = MixtralConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=1, max_position_embeddings=512, pad_token_id=0,
+        dtype="bfloat16", architectures=["MixtralForCausalLM"],
+    )  # fmt: skip
+    experts.save_pretrained(tmp_path)
+    load = (str(tmp_path), *HARDWARE, "--input-len", "64", "--tensor-parallel-size", "2", "--json")
+    parts, whole = (
+        [rank["weights"] for rank in json.loads(ringline_plan(*load, *flags))["ranks"].values()]
+        for flags in ((), ("--enable-expert-parallel",))
+    )
+    expert = 3 * 64 * 96 * 2
+    assert parts[0] == parts[1]
+    assert sorted(whole) == [parts[0] - expert, parts[0] + expert]  # half an expert in each of two layers
+
+
+@pytest.mark.parametrize(
+    ("flags", "accepted"),
+    [
+        (("--tensor-parallel-size", "3"), "a divisor of num_attention_heads=4"),
+        (("--pipeline-parallel-size", "6"), "at most 5: the model has 5 layers"),
+    ],
+)
+def test_sizes_that_an_engine_refuses_are_refused(flags: tuple[str, str], accepted: str) -> None:
+    result = CliRunner().invoke(cli, ["plan", str(MODEL), *HARDWARE, *flags])
+    assert isinstance(result.exception, FatalError)
+    assert str(result.exception) == f"{flags[0]}={flags[1]} is not usable: expected {accepted}"
+    assert result.exception.code == ExitCode.USAGE
 
 
 def test_experts_windows_and_the_groups_of_the_cache_are_told(tmp_path: Path) -> None:

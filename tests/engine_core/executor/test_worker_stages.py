@@ -51,12 +51,17 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @contextmanager
 def in_stages(
-    directory: Path, stages: int, drafter: Drafter | None = None, spare_blocks: int | None = None, **options: object
+    directory: Path,
+    stages: int,
+    drafter: Drafter | None = None,
+    spare_blocks: int | None = None,
+    tensor_transport: str | None = None,
+    **options: object,
 ) -> Iterator[tuple[EngineCore, ThreadedExecutor]]:
     options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 4 << 20, "max_num_batched_tokens": 32} | options
     config = configure(model=str(directory), pipeline_parallel_size=stages, num_threads=1, **options)
     executor = ThreadedExecutor(config)
-    executor.spare_blocks = spare_blocks
+    executor.spare_blocks, executor.tensor_transport = spare_blocks, tensor_transport
     executor.start(StartupProgress())
     try:
         yield EngineCore(config, executor, drafter=drafter), executor
@@ -114,6 +119,17 @@ def test_so_they_do_with_drafts(directory: Path, whole: tuple[dict[object, objec
         for (name, _), (tokens, *_) in whole[0].items()  # type: ignore[misc, has-type]
     ]
     with in_stages(directory, 2, ScriptedDrafter(lambda: iter(texts), 199, "half")) as (core, _):
+        assert run(core) == whole[0]
+
+
+@pytest.mark.parametrize("directory", ["llama"], indirect=True)  # the other has no heads for two ranks
+@pytest.mark.parametrize(("stages", "tensor_transport"), [(1, "gloo"), (2, None), (2, "gloo")])
+def test_so_do_the_ranks_of_stages(
+    directory: Path, whole: tuple[object, str], stages: int, tensor_transport: str | None
+) -> None:
+    """Two ranks share each layer, over memory or over gloo."""
+    with in_stages(directory, stages, tensor_transport=tensor_transport, tensor_parallel_size=2) as (core, executor):
+        assert executor.numerics == whole[1]
         assert run(core) == whole[0]
 
 

@@ -1,0 +1,212 @@
+"""What speaks to Ray: a process beside the engine, which makes the placement group and the actors, and the actors.
+
+It is a process of its own because a Ray driver may end with its cluster, takes the process's signal handlers, and may
+wait for a cluster that does not answer for as long as it likes. When it ends, however that comes, Ray ends the actors
+and removes the placement group. No other module imports ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util import get_node_ip_address
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from engine_core.errors import ConfigError, EngineError, ExecutorError
+from engine_core.executor.process_title import set_process_title
+from engine_core.executor.rank_connection import Raised, RankConnections
+from engine_core.executor.rank_loop import run_rank
+from engine_core.executor.ray_messages import (
+    KINDS,
+    ActorEnded,
+    Connected,
+    EngineAddress,
+    Hello,
+    Place,
+    Placed,
+    PlacementRequest,
+)
+from engine_core.executor.tcp import connect
+from engine_core.executor.worker_main import end_with_engine
+
+_ANSWER_SECONDS = 5.0
+"""For an address to answer at all."""
+
+
+def main() -> None:
+    """Serve one executor until its end. The arguments are those of a ``ChildProcess``."""
+    calls, pipe = map(int, sys.argv[1:3])
+    title = sys.argv[3]
+    set_process_title(title)
+    end_with_engine(pipe)
+    executor: Connection[Any, Any] = Connection(calls)
+    group: PlacementGroup | None = None
+    try:
+        with suppress(EOFError):
+            request: PlacementRequest = executor.recv()
+            connect_to_cluster(request)
+            executor.send(Connected())
+            group, placed, gpus = place(request)
+            executor.send(placed)
+            start_actors(request, executor.recv(), group, gpus, executor.send)
+            executor.recv()
+    except EngineError as error:
+        executor.send(Raised(error))
+    except Exception as error:  # as text: to read one of Ray's, the executor would have to import it
+        executor.send(Raised(ExecutorError(f"Ray: {type(error).__name__}: {_one_line(error)}")))
+    if group is not None:
+        remove_placement_group(group)
+    os._exit(0)  # not ray.shutdown(), after which the thread below would connect anew; Ray ends the job all the same
+
+
+def connect_to_cluster(request: PlacementRequest) -> None:
+    """Become a driver of the cluster. Raises ``ConfigError``; may hang where what answers is no cluster."""
+    address = request.address
+    try:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  Ray prints what it hears of nodes; what matters is raised
+        if address is not None:
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        ray.init(
+            address or "auto",
+            namespace=request.namespace,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+        )
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        raise ConfigError(
+            "ray_address",
+            address,
+            "the address of a Ray cluster to which this host belongs (ray start --head, or ray start --address=… on "
+            f"this host): {_one_line(error)}",
+        ) from None
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ray has taken them; they are for the engine, which drains
+        signal.signal(number, signal.SIG_IGN)
+
+
+def place(request: PlacementRequest) -> tuple[PlacementGroup, Placed, int]:
+    """Reserve a bundle for each stage; also returns the GPUs of a rank. Raises ``ConfigError``, ``ExecutorError``."""
+    nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    totals = {each: node["Resources"] for each, node in nodes.items()}
+    has_gpus = any("GPU" in resources for resources in totals.values())
+    gpus = 1 if request.device == "cuda" or (request.device == "auto" and has_gpus) else 0
+    bundle = {"CPU": float(request.cpus * request.tp_size)} | ({"GPU": float(request.tp_size)} if gpus else {})
+    needed = " and ".join(f"{amount:g} {name}s" for name, amount in bundle.items())
+    needed = f"room for {request.pp_size} stage(s), each with {needed} of one Ray node"
+
+    def found() -> str:
+        free = available_resources_per_node()
+        return "; ".join(
+            f"{node['NodeManagerAddress']} ({node['NodeManagerHostname']}) has "
+            + " and ".join(
+                f"{free.get(each, {}).get(name, 0):g} of {node['Resources'].get(name, 0):g} {name}s free"
+                for name in bundle
+            )
+            for each, node in nodes.items()
+        )
+
+    stages = [
+        int(min(resources.get(name, 0) // amount for name, amount in bundle.items())) for resources in totals.values()
+    ]
+    if sum(stages) < request.pp_size:
+        option, value = ("pipeline", request.pp_size) if any(stages) else ("tensor", request.tp_size)
+        expected = f"{needed} (--num-threads is what a rank takes of CPUs); {found()}"
+        raise ConfigError(f"{option}_parallel_size", value, expected)
+    # A CPU's memory and cores are the node's; a GPU's are its own, and stages on one node are close to each other.
+    group = placement_group([bundle] * request.pp_size, strategy="PACK" if gpus else "SPREAD")
+    if not group.wait(request.seconds):
+        raise ExecutorError(
+            f"the Ray cluster has not had {needed} within --worker-start-timeout={request.seconds:g} s; {found()}"
+        )
+    chosen = [nodes[node] for _, node in sorted(placement_group_table(group)["bundles_to_node_id"].items())]
+    places = [Place(each["NodeID"], each["NodeManagerHostname"], int(each["Resources"]["CPU"])) for each in chosen]
+    own = get_node_ip_address()
+    alone = all(each["NodeManagerAddress"] == own for each in chosen)
+    return group, Placed("127.0.0.1" if alone else own, places), gpus
+
+
+def start_actors(
+    request: PlacementRequest,
+    engine: EngineAddress,
+    group: PlacementGroup,
+    gpus: int,
+    send: Callable[[ActorEnded], None],
+) -> None:
+    """Start a rank in each; a thread tells of those that end."""
+    runs = {}
+    for number, title in enumerate(request.titles):
+        actor = ray.remote(RankActor).options(
+            name=f"{title} {engine.key.hex()[:8]}",
+            num_cpus=request.cpus,
+            num_gpus=gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number // request.tp_size),
+        )
+        runs[actor.remote().run.remote(engine, number)] = number
+
+    def watch() -> None:
+        while runs:
+            [ended], _ = ray.wait(list(runs))
+            number, why = runs.pop(ended), "it has ended"
+            try:
+                ray.get(ended)
+            except Exception as error:
+                # Without who the actor was, which we know, and without guesses.
+                why = _one_line(error).rpartition("The actor is dead because ")[2].partition(" Some common causes")[0]
+            with suppress(OSError):
+                send(ActorEnded(number, why))
+
+    threading.Thread(target=watch, name="actors", daemon=True).start()
+
+
+class RankActor:
+    """A rank in an actor's process."""
+
+    def run(self, engine: EngineAddress, number: int) -> None:
+        """Be the rank ``number`` of an engine; ends this process."""
+        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+        end, connections = time.monotonic() + engine.seconds, {}
+        for kind in KINDS:
+            left = max(0.1, end - time.monotonic())
+            connections[kind] = connect(engine.host, engine.port, engine.key, left)
+            connections[kind].send(Hello(number, kind, platform.node(), os.getpid()))
+        end_with_engine(connections["life"].fileno())
+        for standard in (1, 2):
+            os.dup2(connections["output"].fileno(), standard)
+        sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        run_rank(RankConnections(connections["calls"], connections["signs"]))
+        sys.stderr.flush()
+        os._exit(0)  # nothing that a library does at exit may keep the engine waiting
+
+
+def _end_with_parent() -> None:
+    """End this process with the Ray node that it belongs to."""
+    parent = os.pidfd_open(os.getppid())
+    select.select([parent], [], [])
+    os._exit(1)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
