@@ -174,7 +174,10 @@ class ProcessGroupCollectives(TensorCollectives):
                 work.wait(timedelta(seconds=_LOOK_SECONDS))
                 return gathered
             except RuntimeError as error:
-                if work.is_completed() or time.monotonic() > deadline:
+                if work.is_completed():  # it has failed, or ended just after the wait
+                    _wait(work)
+                    return gathered
+                if time.monotonic() > deadline:
                     raise _failure(error) from error
         _abandoned.append(group)
         raise RankFailedError("another rank has failed: this one was told to end")

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socketpair
 from typing import IO, Any
+from weakref import WeakSet
 
 import engine_core
 
@@ -21,6 +22,18 @@ _TAIL_LINES = 20
 _LINE_BYTES = 1 << 16
 _OUTPUT_SECONDS = 0.2
 """For the last output of a process that has ended to be read."""
+
+
+_living: WeakSet[ChildProcess] = WeakSet()
+
+
+def _let_go() -> None:
+    """In a forked copy of this process, which must not keep children alive whose parent is gone."""
+    for child in _living:
+        child.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class ChildProcess:
@@ -62,13 +75,14 @@ class ChildProcess:
         """A descriptor that becomes readable when the process has ended; None once it is closed."""
         assert self._process.stdout is not None
         self._output = ForwardedOutput(name, self._process.stdout)
+        _living.add(self)
 
     def ending(self, seconds: float) -> str | None:
         """How it ended, and its last words, as the end of a sentence; None if it has not ended within ``seconds``."""
         if not self.wait(seconds):
             return None
         code = self._process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {_name(-code)}" if code < 0 else f"ended with exit code {code}"
         return f"(pid {self.pid}) {how}{self._output.last_words()}"
 
     def kill(self) -> None:
@@ -83,15 +97,27 @@ class ChildProcess:
             return False
         return True
 
-    def close(self) -> None:
-        """Close all descriptors, which ends it. Idempotent."""
+    def let_go(self) -> None:
+        """Close the descriptors whose other ends the child watches. Idempotent."""
         for connection in self.connections:
             connection.close()
         if self.ended is not None:
             os.close(self.ended)
             os.close(self._life)
             self.ended = None
+
+    def close(self) -> None:
+        """Close all descriptors, which ends it. Idempotent."""
+        self.let_go()
         self._output.close()
+
+
+def _name(number: int) -> str:
+    """Of a signal; those for real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class ForwardedOutput:

@@ -5,11 +5,12 @@ Executors differ only in where their workers run.
 
 from __future__ import annotations
 
+import threading
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -43,7 +44,8 @@ class CollectiveExecutor(Executor):
         """Reads no files and allocates no memory; ``start`` does."""
         self._config = config
         self._callbacks: list[Callable[[BaseException], None]] = []
-        self._failed = False
+        self._failure: BaseException | None = None
+        self._telling = threading.Lock()
         self._names = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
 
     @abstractmethod
@@ -97,8 +99,7 @@ class CollectiveExecutor(Executor):
             with progress.stage("join ranks") as stage, self.rendezvous(device) as rendezvous:
                 self.collective_rpc("join", rendezvous)
                 stage.detail = f"{len(self._names)} ranks, tensors by {rendezvous.tensor_transport}"
-        with progress.stage("load weights") as stage, ThreadPoolExecutor(1, "hash weights") as thread:
-            on_disk = thread.submit(_hashed, checkpoint) if len(self._names) > 1 else None
+        with progress.stage("load weights") as stage, _hashing(checkpoint if len(self._names) > 1 else None) as on_disk:
             models: list[ModelReport] = self.collective_rpc(
                 "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
             )
@@ -194,7 +195,7 @@ class CollectiveExecutor(Executor):
 
     def guard(self, step_id: int, compute: Callable[[], _T]) -> _T:
         """Run ``compute``, a part of a step; the first failure ends the executor."""
-        if self._failed:
+        if self._failure is not None:
             raise ExecutorError("the executor does not run: it has failed")
         try:
             return compute()
@@ -209,15 +210,39 @@ class CollectiveExecutor(Executor):
 
     def fail(self, error: BaseException) -> None:
         """Stop computing, and call the ``on_failure`` callbacks once. Callable from any thread, even while idle."""
-        if not self._failed:
-            self._failed = True
-            for callback in self._callbacks:
-                callback(error)
+        with self._telling:
+            if self._failure is not None:
+                return
+            self._failure = error
+            callbacks = list(self._callbacks)
+        for callback in callbacks:
+            callback(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        self._callbacks.append(callback)
+        with self._telling:
+            self._callbacks.append(callback)
+            failure = self._failure
+        if failure is not None:
+            callback(failure)
 
 
-def _hashed(checkpoint: Checkpoint) -> tuple[WeightsOnDisk, str]:
-    weights = WeightsOnDisk(checkpoint)
-    return weights, weights.digest()
+@contextmanager
+def _hashing(checkpoint: Checkpoint | None) -> Iterator[Future[tuple[WeightsOnDisk, str]] | None]:
+    """Its weights and the model digest, which a thread computes meanwhile; it stops when the block ends."""
+    if checkpoint is None:
+        yield None
+        return
+    stop, found = threading.Event(), Future[tuple[WeightsOnDisk, str]]()
+
+    def compute() -> None:
+        try:
+            weights = WeightsOnDisk(checkpoint)
+            found.set_result((weights, weights.digest(stop)))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=compute, name="hash weights", daemon=True).start()
+    try:
+        yield found
+    finally:
+        stop.set()

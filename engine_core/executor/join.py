@@ -21,13 +21,16 @@ from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.distributed.shm import ShmCollectives
 from engine_core.kernels.library import load_kernels
 
+_ANSWER_SECONDS = 3600.0
+"""For an answer of another rank: longer than any step. The executor judges sooner whether one hangs, or never joins."""
+
 
 def join(
     rendezvous: Rendezvous, rank: Rank, device: torch.device, timeout: float
 ) -> tuple[TensorCollectives | None, StageLinks | None]:
     """What the ranks of this stage do together, and the links to the stages beside it; None where there are no others.
 
-    ``timeout``: seconds for the others to come, and later for each of their answers. Raises ``RankFailedError``.
+    ``timeout``: seconds for the others to come. Raises ``RankFailedError``.
     """
     collectives: TensorCollectives | None = None
     links: StageLinks | None = None
@@ -36,7 +39,7 @@ def join(
         collectives = ShmCollectives.join(key, rank.tp, rank.tp_size, timeout, load_kernels())
     elif rank.tp_size > 1:
         group = _group(rendezvous, f"stage {rank.pp}", rank.tp, rank.tp_size, timeout)
-        collectives = ProcessGroupCollectives(group, timeout)
+        collectives = ProcessGroupCollectives(group, _ANSWER_SECONDS)
     if rank.pp_size > 1:
         group = _group(rendezvous, f"links {rank.tp}", rank.pp, rank.pp_size, timeout)
         links = ProcessGroupLinks(group, device)
@@ -53,8 +56,8 @@ def _group(rendezvous: Rendezvous, name: str, rank: int, size: int, timeout: flo
         raise RankFailedError(f"the engine's meeting point at {host}:{port} does not answer: {error}") from error
     name = f"{rendezvous.key} {name}"
     if rendezvous.tensor_transport == "nccl":
-        return nccl_group(store, name, rank, size, timeout)
-    return gloo_group(store, name, rank, size, own, timeout)
+        return nccl_group(store, name, rank, size, _ANSWER_SECONDS)
+    return gloo_group(store, name, rank, size, own, _ANSWER_SECONDS)
 
 
 def _address_towards(host: str, port: int) -> str:

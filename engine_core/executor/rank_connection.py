@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -108,6 +109,12 @@ class RankConnections:
         for connection in (self.calls, self.signs):
             with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
+
+    def limit_sending(self, seconds: float) -> None:
+        """Let a call that the other side does not read fail after that long."""
+        whole = int(seconds)
+        with socket.socket(fileno=os.dup(self.calls.fileno())) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", whole, 0))
 
     def close(self) -> None:
         """Idempotent."""

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import EngineError
@@ -65,6 +66,7 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
 
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
     """Until the executor asks for the end (True), or a step fails (False)."""
+    send = connections.calls.send if worker.takes_one_step else _Replies(connections).put
     while (message := connections.calls.recv()) is not None:
         if isinstance(message, Call):
             _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
@@ -76,7 +78,7 @@ def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
             signs.tell(Raised(portable(error), message.plan.step_id))
             return False
         if reply is not None:
-            connections.calls.send(reply)
+            send(reply)
     return True
 
 
@@ -127,6 +129,25 @@ def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], No
             traceback.print_exc()
         connections.calls.send(Raised(portable(error)))
         return None
+
+
+class _Replies:
+    """Sends replies to steps in a thread. While further steps come, the executor may read none, and write what this
+    process must read: if both only wrote, both would wait for ever.
+    """
+
+    def __init__(self, connections: RankConnections) -> None:
+        self._connections = connections
+        self._waiting: SimpleQueue[StepReply] = SimpleQueue()
+        threading.Thread(target=self._send, name="replies", daemon=True).start()
+
+    def put(self, reply: StepReply) -> None:
+        self._waiting.put(reply)
+
+    def _send(self) -> None:
+        with suppress(OSError):  # the executor is gone, which whoever reads sees, too
+            while True:
+                self._connections.calls.send(self._waiting.get())
 
 
 class _Signs:

@@ -65,6 +65,14 @@ class RankMonitor:
         os.close(self._wake_read)
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # nobody would watch any more
+            failure = ExecutorError(f"the ranks cannot be watched: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._failed(failure)
+
+    def _watch(self) -> None:
         next_tick = time.monotonic() + BEAT_INTERVAL
         while True:
             ready = [each for each, _ in self._poll.poll(max(0.0, 1000 * (next_tick - time.monotonic())))]

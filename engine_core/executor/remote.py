@@ -91,8 +91,8 @@ class RemoteExecutor(CollectiveExecutor):
 
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
-            self._ranks = list(self.start_ranks())
             self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
+            self._ranks = list(self.start_ranks())
             self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
@@ -122,10 +122,12 @@ class RemoteExecutor(CollectiveExecutor):
         while waiting:
             ready = wait([*waiting, self._wake], max(0.0, end - time.monotonic()))
             if self._wake in ready:
-                raise self._failure()
+                raise self._why()
             if not ready:
                 late = ", ".join(map(str, waiting.values()))
-                raise complaint or ExecutorError(
+                if complaint is not None:
+                    raise ExecutorError(str(complaint)) from complaint
+                raise ExecutorError(
                     f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: the log has its last "
                     "lines; raise the timeout if it is only slow"
                 )
@@ -145,7 +147,7 @@ class RemoteExecutor(CollectiveExecutor):
                 else:
                     raise reply.error
         if complaint is not None:
-            raise complaint
+            raise ExecutorError(str(complaint)) from complaint
         return [results[rank] for rank in self._ranks]
 
     def start_steps(self) -> None:
@@ -154,6 +156,8 @@ class RemoteExecutor(CollectiveExecutor):
         for descriptor in (self._sampler.connections.calls.fileno(), self._wake):
             self._replies.register(descriptor, select.POLLIN)
         self._step_limit = max(_STEP_FLOOR, _STEP_FACTOR * self.largest_step_seconds)
+        for rank in self._ranks:
+            rank.connections.limit_sending(self._step_limit)
         self._monitor.expect_beats()
 
     def submit(self, plan: StepPlan) -> PendingResult:
@@ -172,7 +176,7 @@ class RemoteExecutor(CollectiveExecutor):
         if not ready:
             self.fail(ExecutorError(f"no reply to step {step_id} within {self._step_limit:.0f} s: the ranks hang"))
         if not ready or self._wake in ready:
-            raise self._failure()
+            raise self._why()
         reply: StepReply = self._receive(self._sampler)
         if len(self._ranks) > 1:
             self._results.append((step_id, reply.sampled))
@@ -191,7 +195,7 @@ class RemoteExecutor(CollectiveExecutor):
         return self._ranks
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
-        """Blocks while a rank does not read, which ends with its failure."""
+        """Waits while a rank does not read, at most as long as a step may take."""
         with suppress(OSError):
             rank.connections.calls.send_bytes(message)
             return
@@ -206,9 +210,9 @@ class RemoteExecutor(CollectiveExecutor):
         """The reason why a connection does not work, which the monitor finds."""
         self._failing.wait(_CAUSE_SECONDS)
         self.fail(ExecutorError("a rank has lost its connection to the engine"))
-        return self._failure()
+        return self._why()
 
-    def _failure(self) -> BaseException:
+    def _why(self) -> BaseException:
         """What has made the executor fail, once everyone has been told."""
         self._told.wait(_CAUSE_SECONDS)
         assert self._error is not None

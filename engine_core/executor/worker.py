@@ -115,6 +115,11 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._kv_caches: list[torch.Tensor] = []
 
+    @property
+    def takes_one_step(self) -> bool:
+        """Whether no step is sent to it before the result of the one before is taken."""
+        return self.rank.pp_size == 1 and not self._config.scheduler.async_scheduling
+
     def lacks_kernels(self) -> bool:
         """Whether native kernels are needed that have to be compiled first."""
         return is_for_cpu(self._config.device) and not self._library.is_built()

@@ -23,7 +23,9 @@ def end_with_engine(pipe: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe], [], [], 0)[0]:  # it was gone before
+    gone = select.poll()
+    gone.register(pipe)
+    if gone.poll(0):  # it was gone before
         os._exit(1)
 
 

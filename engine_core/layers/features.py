@@ -75,13 +75,18 @@ class LinearShape:
 
 
 def rows_of(names: tuple[str, ...], counts: tuple[int, ...], taken: Sequence[range]) -> tuple[TensorRows, ...]:
-    """Where the ``taken`` rows are, if tensors of that many rows lie one after the other."""
-    pieces = []
+    """Where the ``taken`` rows are, if tensors of that many rows lie one after the other.
+
+    Neighbouring rows of a tensor are one piece: who takes them all takes the tensor as it is.
+    """
+    pieces: list[TensorRows] = []
     for wanted in taken:
         first = 0
         for name, count in zip(names, counts, strict=True):
             rows = range(max(0, wanted.start - first), min(count, wanted.stop - first))
-            if rows:
+            if rows and pieces and pieces[-1].name == name and pieces[-1].rows.stop == rows.start:
+                pieces[-1] = TensorRows(name, count, range(pieces[-1].rows.start, rows.stop))
+            elif rows:
                 pieces.append(TensorRows(name, count, rows))
             first += count
     return tuple(pieces)

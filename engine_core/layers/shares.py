@@ -126,7 +126,11 @@ class Shares:
         return ExpertsSplit.of(shape, self.collectives, expert_parallel=self.rank.expert_parallel)
 
     def of_tokens(self, vocab_size: int) -> TokenShares:
-        return TokenShares(tuple(cut(vocab_size, self.rank.tp_size, UNIT)), self.rank.tp, self.collectives)
+        """Of the rows of a table; where there are too few for all ranks, each has them all."""
+        parts = cut(vocab_size, self.rank.tp_size, UNIT)
+        if not all(parts):
+            return TokenShares((range(vocab_size),), 0, None)
+        return TokenShares(tuple(parts), self.rank.tp, self.collectives)
 
     def gather(self, widths: Sequence[int]) -> GatheredOutputs | None:
         """How ranks' outputs of these padded widths come together; None where one rank has them all."""

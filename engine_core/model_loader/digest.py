@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -32,8 +33,11 @@ class TakenBytes:
     digest: bytes
 
     @classmethod
-    def of(cls, name: str, start: int, data: memoryview) -> TakenBytes:
-        return cls(name, start, len(data), xxhash.xxh3_128_digest(data))
+    def of(cls, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> TakenBytes:
+        """Of a tensor of that type and shape."""
+        digest = xxhash.xxh3_128(_kind(dtype, shape))
+        digest.update(data)
+        return cls(name, start, len(data), digest.digest())
 
 
 class RankDigest(Digest):
@@ -43,7 +47,7 @@ class RankDigest(Digest):
         self.taken: list[TakenBytes] = []
 
     def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
-        self.taken.append(TakenBytes.of(name, start, data))
+        self.taken.append(TakenBytes.of(name, dtype, shape, start, data))
 
 
 class WeightsDigest(Digest):
@@ -59,6 +63,8 @@ class WeightsDigest(Digest):
         """Time that hashing took."""
 
     def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+        if start != 0 or len(data) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"{len(data)} bytes from byte {start} on are not all of {name}")
         began = time.perf_counter()
         digest = xxhash.xxh3_128(_kind(dtype, shape))
         row_bytes = len(data) // shape[0] if shape and data else 1

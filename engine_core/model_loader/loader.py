@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -86,10 +87,10 @@ class WeightsOnDisk:
             device = torch.device("cpu")
             self._weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, None, self._digest)
 
-    def digest(self) -> str:
-        """The model digest: that of a process that loads all of them."""
+    def digest(self, stop: threading.Event) -> str:
+        """The model digest: that of a process that loads all of them. Of no use once ``stop`` is set."""
         if self._weights is not None:
-            self._weights.hash_all()
+            self._weights.hash_all(stop)
         return self._checkpoint.digest(self._digest)
 
     def first_other(self, taken: Sequence[TakenBytes]) -> str | None:

@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import mmap
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -141,16 +142,21 @@ class SafetensorsWeights:
             )
         self._files.clear()  # all of both was read
 
-    def hash_all(self) -> None:
-        """Add all tensors to the digest, taking none."""
+    def hash_all(self, stop: threading.Event) -> None:
+        """Add all tensors to the digest, taking none; until ``stop`` is set."""
         for name in self._expected.shapes:
+            if stop.is_set():
+                return
             self._unmap_if_many()
             self._count(name, 0, self._tensors[name].nbytes)
 
     def differs(self, taken: TakenBytes) -> bool:
         """Whether these bytes are others here."""
+        stored = self._tensors[taken.name]
         content = self._content(taken.name)[taken.start : taken.start + taken.count]
-        return TakenBytes.of(taken.name, taken.start, content) != taken
+        return stored.dtype is None or taken != TakenBytes.of(
+            taken.name, stored.dtype, stored.shape, taken.start, content
+        )
 
     def take(self, *tensors: str | TensorRows) -> torch.Tensor:
         views = self._views(tensors)

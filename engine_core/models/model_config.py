@@ -191,6 +191,12 @@ class ArchitectureConfig(ModelShape):
     """Logits x become c · tanh(x / c)."""
     mixture: Mixture | None = None
 
+    def _require_shares(self, size: int, expert_parallel: bool) -> None:
+        ModelShape._require_shares(self, size, expert_parallel)
+        if expert_parallel and self.mixture is not None and self.mixture.shape.num_experts < size:
+            accepted = f"at most {self.mixture.shape.num_experts}, the number of experts, with --enable-expert-parallel"
+            raise ConfigError("tensor_parallel_size", size, accepted)
+
     def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
         widths = ModelShape._shared_widths(self, expert_parallel)
         if (mixture := self.mixture) is None:

@@ -62,6 +62,7 @@ class CpuPlatform(Platform):
         if threads is None:
             threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
         torch.set_num_threads(threads)
+        self._ranks_on_host = rank.ranks_on_host
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)
@@ -91,7 +92,8 @@ class CpuPlatform(Platform):
         return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
-        wanted, usable = num_blocks * self.attention.bytes_per_block(spec), usable_memory()
+        wanted = num_blocks * self.attention.bytes_per_block(spec)
+        usable = usable_memory() // self._ranks_on_host
         if now and wanted > usable:
             raise RuntimeError(f"only {size(usable)} are free")
         caches = self.attention.allocate(spec, num_blocks, self.torch_device)

@@ -175,7 +175,8 @@ class CudaPlatform(Platform):
 
         Raises ``ConfigError``.
         """
-        torch.cuda.set_device(rank.local)
+        if rank.world_size > 1:
+            torch.cuda.set_device(rank.local)
         properties = torch.cuda.get_device_properties()
         capability = (properties.major, properties.minor)
         has_triton = importlib.util.find_spec("triton") is not None
@@ -185,7 +186,8 @@ class CudaPlatform(Platform):
         from engine_core.ops.gpu import GpuBackend
 
         model = checkpoint.config
-        heads = HeadsOfModel(model.num_heads, model.num_kv_heads, model.head_dim, checkpoint.dtype)
+        num_kv_heads = max(1, model.num_kv_heads // rank.tp_size)
+        heads = HeadsOfModel(model.num_heads // rank.tp_size, num_kv_heads, model.head_dim, checkpoint.dtype)
         demand = Demand(
             heads, limits.block_size, limits.max_model_len, config.deterministic, model.is_plainly_attending
         )

@@ -128,13 +128,15 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
     """An option of the engine."""
     setting = _OF_ENGINE[name]
     kind: click.Choice[str] | click.IntRange
+    text = f"The engine's {setting.flag}."
+    if isinstance(setting.default, bool):
+        return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
         kind = click.Choice(setting.choices)
     else:
         low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
     is_set = setting.default is not None
-    text = f"The engine's {setting.flag}."
     return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
 
 
@@ -182,6 +184,7 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("max_num_seqs")
 @_engine_option("tensor_parallel_size")
 @_engine_option("pipeline_parallel_size")
+@_engine_option("enable_expert_parallel")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def plan(
     model: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from engine_core.request import Finish, SamplingParams
 from engine_core.startup import StartedEngine
 from engine_core.validation import MAX_LOGPROBS
 from tests.engine_core.engines import Outcome, run, started
-from tests.engine_core.executor.forked_ranks import ForkedRank
+from tests.engine_core.executor.forked_ranks import LOCAL_RANK, ForkedRank
 from tests.engine_core.models.families.gemma4 import EXPERTS, FULL, GEMMA, PER_LAYER, THETAS, WINDOW
 from tests.engine_core.models.families.latent import LATENT
 from tests.engine_core.models.tiny_models import SIZES
@@ -199,13 +199,6 @@ def engine_of(model: Path, dtype: str, ranks: Ranks | None, *, forked: bool = Tr
     options |= {"max_model_len": 96, "max_num_seqs": 8, "max_num_batched_tokens": 48}
     patient = mock.patch.object(rank_monitor, "_SILENT_TICKS", 100)  # other tests may take all processors
     with patient, mock.patch.object(CollectiveExecutor, "_size_cache", size_cache):
-        local = "engine_core.executor.multiproc.LocalRank"
-        rank_type = mock.patch(local, ForkedRank) if forked else mock.patch(local, wraps=_local_rank())
+        rank_type = mock.patch(LOCAL_RANK, ForkedRank) if forked else nullcontext()
         with rank_type, started(model, **options, **(ranks.options() if ranks is not None else {})) as engine:
             yield engine
-
-
-def _local_rank() -> Any:
-    from engine_core.executor.local_rank import LocalRank
-
-    return LocalRank

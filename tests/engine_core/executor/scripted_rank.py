@@ -37,6 +37,7 @@ class ScriptedWorker:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
+        self.takes_one_step = rank.pp_size == 1
         self._seen: list[Any] = []
         self._in_step: tuple[Any, ...] | None = None
 

@@ -79,6 +79,8 @@ def test_heads_are_divided_or_replicated(tmp_path: Path) -> None:
         assert {spec.shape[1] for spec in config.cache_specs} == {2}
 
 
-def test_whole_experts_may_be_narrow(tmp_path: Path) -> None:
+def test_whole_experts_may_be_narrow_but_there_is_one_for_each_rank(tmp_path: Path) -> None:
     parallel = {"tensor_parallel_size": 4, "enable_expert_parallel": True}
-    assert opened(Qwen3MoeConfig(**SIZES | MOE), tmp_path, **parallel).tensor_parallel_size == 4
+    assert opened(Qwen3MoeConfig(**SIZES | MOE | {"num_experts": 4}), tmp_path, **parallel).tensor_parallel_size == 4
+    with pytest.raises(ConfigError, match="=4 is not usable: expected at most 3, the number of experts, with --enable"):
+        opened(Qwen3MoeConfig(**SIZES | MOE), tmp_path, **parallel)

@@ -154,7 +154,7 @@ class FakeCuda:
 def test_a_context_is_of_the_budget(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else is taken, budget and context together never exceed the share that was asked for."""
     cuda = FakeCuda(monkeypatch)
-    device = CudaPlatform(DeviceConfig(enforce_eager=True), checkpoint, LIMITS, Rank(local=3))
+    device = CudaPlatform(DeviceConfig(enforce_eager=True), checkpoint, LIMITS, Rank())
     monkeypatch.setattr(CudaPlatform, "_run_largest_step", lambda *args: None)
     monkeypatch.setattr(CudaPlatform, "_one_block", lambda *args: [])
     cuda.used += 17 * GIB
@@ -170,8 +170,14 @@ def test_a_step_is_computed_on_its_device_in_whatever_thread(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda(monkeypatch)
-    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank(local=3)).make_current()
-    assert cuda.current == [3, torch.device("cuda", 3)]
+    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank()).make_current()
+    assert cuda.current == [torch.device("cuda", 3)], "the caller's choice of a device stays"
+
+
+def test_each_of_several_ranks_has_a_device(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank(1, 2, ranks_on_host=2, local=1))
+    assert cuda.current == [1]
 
 
 @pytest.mark.parametrize(("capability", "warned"), [((8, 0), False), ((9, 0), False), ((8, 6), True), ((12, 0), True)])
@@ -179,7 +185,7 @@ def test_a_gpu_for_which_no_kernel_was_compiled_is_warned_of(
     capability: tuple[int, int], warned: bool, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FakeCuda(monkeypatch, capability)
-    told = CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank(local=3)).describe()
+    told = CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank()).describe()
     number = ".".join(map(str, capability))
     assert ("WARNING" in told) == warned
     assert (f"never for {number}: compare some answers" in told) == warned

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, OlmoConfig, PretrainedConfig
+from transformers import DeepseekV2Config, GptOssConfig, LlamaConfig, MixtralConfig, OlmoConfig, PretrainedConfig
 
 from engine_core.kv_cache_interface import group_layers
 from engine_core.model_loader.loader import make_model
@@ -217,6 +217,24 @@ def test_the_tightest_rank_decides() -> None:
     assert first["block"] == last["block"] * 3 / 2
     assert first["weights"] > last["weights"]
     assert figures["memory"] == first
+
+
+def test_ranks_may_have_whole_experts(tmp_path: Path) -> None:
+    """Of three, one rank has two."""
+    experts = MixtralConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=1, max_position_embeddings=512, pad_token_id=0,
+        dtype="bfloat16", architectures=["MixtralForCausalLM"],
+    )  # fmt: skip
+    experts.save_pretrained(tmp_path)
+    load = (str(tmp_path), *HARDWARE, "--input-len", "64", "--tensor-parallel-size", "2", "--json")
+    parts, whole = (
+        [rank["weights"] for rank in json.loads(ringline_plan(*load, *flags))["ranks"].values()]
+        for flags in ((), ("--enable-expert-parallel",))
+    )
+    expert = 3 * 64 * 96 * 2
+    assert parts[0] == parts[1]
+    assert sorted(whole) == [parts[0] - expert, parts[0] + expert]  # half an expert in each of two layers
 
 
 @pytest.mark.parametrize(
