@@ -24,7 +24,7 @@ def end_with_engine(pipe: int) -> None:
     fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     gone = select.poll()
-    gone.register(pipe)
+    gone.register(pipe, select.POLLIN)  # of the ranks of Ray it is a socket, and can be written
     if gone.poll(0):  # it was gone before
         os._exit(1)
 
