@@ -20,8 +20,8 @@ import pytest
 
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
 from engine_core.errors import ConfigError, EngineError, ExecutorError
+from engine_core.executor import child_process, rank_monitor, remote, tcp
 from engine_core.executor import ray as ray_executor
-from engine_core.executor import tcp
 from engine_core.executor.ray import RayExecutor
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
@@ -173,6 +173,15 @@ def test_stages_are_spread_over_nodes(cluster: Any) -> None:
         executor.submit(plan(1)).result()
 
 
+@pytest.fixture
+def time_for_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a rank's end, its last words and the cause of a failure to be known. None of these is waited for in full."""
+    monkeypatch.setattr(remote, "_CAUSE_SECONDS", SECONDS)
+    monkeypatch.setattr(rank_monitor, "_ENDING_SECONDS", SECONDS)
+    monkeypatch.setattr(child_process, "_OUTPUT_SECONDS", SECONDS)
+
+
+@pytest.mark.usefixtures("time_for_causes")
 def test_a_rank_that_dies_leaves_its_last_words(cluster: Any) -> None:
     with scripted(cluster) as executor:
         failure = Failure(executor)
