@@ -19,7 +19,6 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from engine_core.executor import rank_monitor
 from engine_core.executor.collective import CollectiveExecutor
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.logprobs import Logprobs
@@ -197,8 +196,7 @@ def engine_of(model: Path, dtype: str, ranks: Ranks | None, *, forked: bool = Tr
 
     options = {**DTYPES[dtype], "num_threads": 1, "block_size": BLOCK_SIZE}
     options |= {"max_model_len": 96, "max_num_seqs": 8, "max_num_batched_tokens": 48}
-    patient = mock.patch.object(rank_monitor, "_SILENT_TICKS", 100)  # other tests may take all processors
-    with patient, mock.patch.object(CollectiveExecutor, "_size_cache", size_cache):
+    with mock.patch.object(CollectiveExecutor, "_size_cache", size_cache):
         rank_type = mock.patch(LOCAL_RANK, ForkedRank) if forked else nullcontext()
         with rank_type, started(model, **options, **(ranks.options() if ranks is not None else {})) as engine:
             yield engine
