@@ -61,7 +61,7 @@ class RemoteExecutor(CollectiveExecutor):
         """``name``: of the engine, for the titles of its ranks."""
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
-            raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
+            raise ConfigError("async_scheduling", True, "no value with more than one rank, as it is for one alone")
         self._pid = os.getpid()
         self._name = name or f"pid {self._pid}"
         self._ranks: list[RankProcess] = []
@@ -97,7 +97,7 @@ class RemoteExecutor(CollectiveExecutor):
             self._monitor.start()
             for rank in self._ranks:
                 self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
-            reports: list[RankReport] = self._collect("start", None)
+            reports: list[RankReport] = self._collect("start ranks", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.ranks = [
                 RankPlace(str(each.rank), report.host, report.pid)
@@ -128,8 +128,8 @@ class RemoteExecutor(CollectiveExecutor):
                 if complaint is not None:
                     raise ExecutorError(str(complaint)) from complaint
                 raise ExecutorError(
-                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: the log has its last "
-                    "lines; raise the timeout if it is only slow"
+                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: raise it if that is "
+                    "only slow, as on a busy machine"
                 )
             for connection in ready:
                 rank = waiting[connection]  # type: ignore[index]
