@@ -6,6 +6,7 @@ repaired.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
@@ -91,8 +92,12 @@ class RemoteExecutor(CollectiveExecutor):
 
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
-            self._ranks = list(self.start_ranks())
+            try:
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
+                self._ranks = list(self.start_ranks())
+            except OSError as error:
+                limit = " (ulimit -n)" if error.errno == errno.EMFILE else ""
+                raise ExecutorError(f"the ranks cannot be started: {error.strerror}{limit}") from error
             self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
