@@ -159,7 +159,7 @@ class ProcessGroupCollectives(TensorCollectives):
         """[size, …]: every rank's ``x`` […], of equal shapes."""
         group = self._group
         if group is None or self._aborted.is_set():
-            raise RankFailedError("this rank has left the others, or was told to")
+            raise RankFailedError("this rank has left the others")
         gathered = x.new_empty(self.size, *x.shape)
         try:
             work = group._allgather_base(_bytes(gathered), _bytes(x.contiguous()))
@@ -180,7 +180,7 @@ class ProcessGroupCollectives(TensorCollectives):
                 if time.monotonic() > deadline:
                     raise _failure(error) from error
         _abandoned.append(group)
-        raise RankFailedError("another rank has failed: this one was told to end")
+        raise RankFailedError("another rank has failed, so this one ends")
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

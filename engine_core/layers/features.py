@@ -79,6 +79,8 @@ def rows_of(names: tuple[str, ...], counts: tuple[int, ...], taken: Sequence[ran
 
     Neighbouring rows of a tensor are one piece: who takes them all takes the tensor as it is.
     """
+    if taken == [range(sum(counts))]:
+        return tuple(TensorRows(name, count, range(count)) for name, count in zip(names, counts, strict=True))
     pieces: list[TensorRows] = []
     for wanted in taken:
         first = 0
