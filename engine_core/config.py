@@ -107,14 +107,14 @@ class CacheConfig(_Section):
     gpu_memory_utilization: float = option(
         0.9,
         "Share of the device's memory that weights, activations and KV cache may take together (on a CPU: of "
-        "the memory that this process may use).",
+        "the memory that this process may use). Several ranks of a host divide its memory first.",
         minimum=0.01,
         maximum=1.0,
     )
     kv_cache_memory_bytes: int | None = option(
         None,
-        "Size of the KV cache, which is then allocated at once. Default: what weights and the largest step leave of "
-        "--gpu-memory-utilization, allocated as the cache fills.",
+        "Size of the KV cache (of each rank's), which is then allocated at once. Default: what weights and the largest "
+        "step leave of --gpu-memory-utilization, allocated as the cache fills.",
         minimum=1,
         unit="bytes",
     )
@@ -147,7 +147,7 @@ class SchedulerConfig(_Section):
     async_scheduling: bool | None = option(
         None,
         "Schedule the next step while one is computed. Tokens stay the same. Default: on, except on a CPU, "
-        "where both would share the cores.",
+        "where both would share the cores, and with several ranks, which do without it.",
     )
 
     def require_step_for(self, max_model_len: int) -> None:
@@ -178,7 +178,10 @@ class DeviceConfig(_Section):
         choices=("auto", "cpu", "cuda"),
     )
     num_threads: int | None = option(
-        None, "Threads of the forward pass on a CPU; default: all cores.", minimum=1, maximum=1024
+        None,
+        "Threads of the forward pass on a CPU, of each rank; default: all cores, divided among the ranks of a host.",
+        minimum=1,
+        maximum=1024,
     )
     attention_backend: str | None = option(
         None,

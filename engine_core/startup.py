@@ -44,6 +44,9 @@ def start_engine(config: EngineConfig, progress: StartupProgress, name: str = ""
 def _executor(config: EngineConfig, name: str) -> Executor:
     """Where ``config`` lets workers run. What an executor needs is imported only for it."""
     parallel = config.parallel
+    if parallel.ray_address is not None and parallel.backend != "ray":
+        accepted = "no value without --distributed-executor-backend ray"
+        raise ConfigError("ray_address", parallel.ray_address, accepted)
     if parallel.backend == "uni":
         if parallel.world_size > 1:
             ranks = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"

@@ -29,6 +29,9 @@ _RETRY_SECONDS = 0.01
 _HELLO_SECONDS = 1.0
 """A peer that connects and says nothing does not hold up the others for longer."""
 
+_BACKLOG = 128
+"""Connections that wait: any process of the host may make some, and rank 0 only then sees whose it is."""
+
 
 def share_region(key: str, rank: int, size: int, timeout: float) -> mmap.mmap:
     """``REGION_BYTES`` of zeros that ``size`` ranks share. Raises ``RankFailedError``, ``MemoryError``."""
@@ -49,7 +52,13 @@ def share_region(key: str, rank: int, size: int, timeout: float) -> mmap.mmap:
 def _made() -> Iterator[int]:
     descriptor = os.memfd_create("ringline-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(descriptor, REGION_BYTES)
+        try:
+            os.ftruncate(descriptor, REGION_BYTES)
+        except OSError as error:
+            raise MemoryError(
+                f"{REGION_BYTES >> 30} GiB for memory that ranks share, of which little is taken, are refused "
+                f"({error.strerror}): raise the limit of a file's size (ulimit -f)"
+            ) from error
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)  # so that no rank can make another's access a fault
         yield descriptor
     finally:
@@ -64,7 +73,7 @@ def _hand_out(descriptor: int, key: str, size: int, timeout: float, deadline: fl
             listener.bind(_address(key))
         except OSError as error:
             raise RankFailedError(f"memory that ranks share cannot be offered: {error.strerror}") from error
-        listener.listen(size)
+        listener.listen(_BACKLOG)
         while missing:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
@@ -113,7 +122,7 @@ def _receive(key: str, rank: int, size: int, timeout: float, deadline: float) ->
             connection.settimeout(left)
             try:
                 connection.connect(_address(key))
-            except ConnectionRefusedError:  # it does not listen yet
+            except (ConnectionRefusedError, BlockingIOError):  # it does not listen yet, or others crowd in
                 time.sleep(min(left, _RETRY_SECONDS))
                 continue
             try:

@@ -98,7 +98,7 @@ class CollectiveExecutor(Executor):
         if len(self._names) > 1:
             with progress.stage("join ranks") as stage, self.rendezvous(device) as rendezvous:
                 self.collective_rpc("join", rendezvous)
-                stage.detail = f"{len(self._names)} ranks, tensors by {rendezvous.tensor_transport}"
+                stage.detail = self._wires(rendezvous)
         with progress.stage("load weights") as stage, _hashing(checkpoint if len(self._names) > 1 else None) as on_disk:
             models: list[ModelReport] = self.collective_rpc(
                 "load_model", on_progress=lambda done, total: progress.advance(stage, done, total)
@@ -180,6 +180,14 @@ class CollectiveExecutor(Executor):
             found = _UNSTABLE
         made, left = self._by_rank([each.made for each in ready]), self._by_rank([each.memory_left for each in ready])
         return "; ".join(part for part in (made, longest, found, left) if part)
+
+    def _wires(self, rendezvous: Rendezvous) -> str:
+        """How ranks exchange tensors, for a person."""
+        parallel, transport = self._config.parallel, rendezvous.tensor_transport
+        between = {"tensor parallel": (parallel.tensor_parallel_size, transport)}
+        between["stages"] = parallel.pipeline_parallel_size, "nccl" if transport == "nccl" else "gloo"
+        used = [f"{what} over {how}" for what, (size, how) in between.items() if size > 1]
+        return f"{parallel.world_size} ranks: {', '.join(used)}"
 
     def _by_rank(self, texts: Sequence[str]) -> str:
         """What workers say, once if all say the same."""

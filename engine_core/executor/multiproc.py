@@ -37,15 +37,18 @@ class MultiprocExecutor(RemoteExecutor):
 def require_room(config: EngineConfig) -> None:
     """Raise ``ConfigError`` for more ranks than there are processors, or GPUs, for them."""
     parallel = config.parallel
-    named = f"tensor_parallel_size × pipeline_parallel_size is {parallel.world_size}"
+    # The one that has been raised is to be lowered.
+    flag = "tensor_parallel_size" if parallel.tensor_parallel_size > 1 else "pipeline_parallel_size"
+    size = getattr(parallel, flag)
+    named = f"{parallel.world_size} ranks are tensor_parallel_size × pipeline_parallel_size"
     if not is_for_cpu(config.device):
         gpus = torch.cuda.device_count()
         if 0 < gpus < parallel.world_size:  # without any, the device is what cannot be had, and a worker says so
             accepted = f"at most one rank for each of {gpus} GPUs; {named}"
-            raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, accepted)
+            raise ConfigError(flag, size, accepted)
     elif config.device.num_threads is None and parallel.world_size > usable_cpus():
         accepted = (
-            f"at most one rank for each of {usable_cpus()} usable processors; {named} (with --num-threads, ranks may "
-            "share processors)"
+            f"at most one rank for each of {usable_cpus()} usable processors, or --num-threads 1, with which ranks may "
+            f"share them; {named}"
         )
-        raise ConfigError("tensor_parallel_size", parallel.tensor_parallel_size, accepted)
+        raise ConfigError(flag, size, accepted)

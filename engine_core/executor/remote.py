@@ -6,6 +6,7 @@ repaired.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
@@ -61,7 +62,7 @@ class RemoteExecutor(CollectiveExecutor):
         """``name``: of the engine, for the titles of its ranks."""
         super().__init__(config)
         if config.parallel.world_size > 1 and config.scheduler.async_scheduling:
-            raise ConfigError("async_scheduling", True, "False with more than one rank, whose stages overlap steps")
+            raise ConfigError("async_scheduling", True, "no value with more than one rank, as it is for one alone")
         self._pid = os.getpid()
         self._name = name or f"pid {self._pid}"
         self._ranks: list[RankProcess] = []
@@ -91,13 +92,17 @@ class RemoteExecutor(CollectiveExecutor):
 
     def start_workers(self, checkpoint: Checkpoint, progress: StartupProgress) -> None:
         with progress.stage("start ranks") as stage:
-            self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
-            self._ranks = list(self.start_ranks())
+            try:
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC)  # readable once the executor has failed
+                self._ranks = list(self.start_ranks())
+            except OSError as error:
+                limit = " (ulimit -n)" if error.errno == errno.EMFILE else ""
+                raise ExecutorError(f"the ranks cannot be started: {error.strerror}{limit}") from error
             self._monitor = RankMonitor(self._ranks, self.fail, self.silence)
             self._monitor.start()
             for rank in self._ranks:
                 self._send(rank, pickle.dumps(RankStart(self.config_of(rank.rank), rank.rank, self.title(rank.rank))))
-            reports: list[RankReport] = self._collect("start", None)
+            reports: list[RankReport] = self._collect("start ranks", None)
             require_equal([report.identity for report in reports], [str(rank) for rank in self._ranks])
             self.ranks = [
                 RankPlace(str(each.rank), report.host, report.pid)
@@ -128,8 +133,8 @@ class RemoteExecutor(CollectiveExecutor):
                 if complaint is not None:
                     raise ExecutorError(str(complaint)) from complaint
                 raise ExecutorError(
-                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: the log has its last "
-                    "lines; raise the timeout if it is only slow"
+                    f"{late} did not finish {stage} within --worker-start-timeout={timeout:g} s: raise it if that is "
+                    "only slow, as on a busy machine"
                 )
             for connection in ready:
                 rank = waiting[connection]  # type: ignore[index]

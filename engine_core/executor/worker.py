@@ -148,9 +148,15 @@ class Worker:
         )
 
     def join(self, rendezvous: Rendezvous) -> None:
-        """Connect to the other ranks; all of them call it at the same time. Raises ``RankFailedError``."""
+        """Connect to the other ranks; all of them call it at the same time.
+
+        Raises ``RankFailedError``, ``OutOfMemoryError``.
+        """
         timeout = self._config.parallel.worker_start_timeout
-        self._collectives, self._links = join(rendezvous, self.rank, self.device.torch_device, timeout)
+        try:
+            self._collectives, self._links = join(rendezvous, self.rank, self.device.torch_device, timeout)
+        except MemoryError as error:
+            raise OutOfMemoryError(str(error)) from error
 
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.

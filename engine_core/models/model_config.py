@@ -193,6 +193,8 @@ class ArchitectureConfig(ModelShape):
 
     def _require_shares(self, size: int, expert_parallel: bool) -> None:
         ModelShape._require_shares(self, size, expert_parallel)
+        if expert_parallel and self.mixture is None:
+            raise ConfigError("enable_expert_parallel", True, "no value, as this model has no experts")
         if expert_parallel and self.mixture is not None and self.mixture.shape.num_experts < size:
             accepted = f"at most {self.mixture.shape.num_experts}, the number of experts, with --enable-expert-parallel"
             raise ConfigError("tensor_parallel_size", size, accepted)

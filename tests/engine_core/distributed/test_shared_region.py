@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import secrets
@@ -9,7 +10,9 @@ import socket
 import struct
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -177,3 +180,27 @@ def test_too_few_addresses_are_an_error(key: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(shared_region, "REGION_BYTES", 1 << 62)
     with pytest.raises(MemoryError, match="addresses for memory that ranks share are refused"):
         share_region(key, 0, 1, 1.0)
+
+
+def test_a_limit_of_a_files_size_is_an_error_that_names_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "ftruncate", Mock(side_effect=OSError(errno.EFBIG, "File too large")))
+    with pytest.raises(MemoryError, match=r"File too large.*ulimit -f"):
+        share_region(key, 0, 1, 1.0)
+
+
+def test_a_rank_comes_again_while_others_crowd_in(key: str, pool: ThreadPoolExecutor) -> None:
+    """A queue of connections that is full refuses one at once, as anybody on the host may fill it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as crowded, ExitStack() as crowd:
+        crowded.bind(shared_region._address(key))
+        crowded.listen(0)
+        for _ in range(2):
+            one = crowd.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            one.settimeout(0.1)
+            with suppress(OSError):
+                one.connect(shared_region._address(key))
+        second = pool.submit(share_region, key, 1, 2, 10.0)
+        time.sleep(0.2)
+        assert not second.done()
+    first = pool.submit(share_region, key, 0, 2, 10.0)
+    first.result().close()
+    second.result().close()

@@ -61,7 +61,7 @@ def test_what_the_cache_takes_is_not_this_processs(ranks: LLM) -> None:
 def test_more_ranks_than_processors_are_refused_unless_threads_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiproc, "usable_cpus", lambda: 3)
     parallel = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
-    refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors; "
+    refusal = r"^tensor_parallel_size=2 is not usable: expected at most one rank for each of 3 usable processors, "
     with pytest.raises(ConfigError, match=refusal):
         multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu"), parallel=parallel))
     multiproc.require_room(EngineConfig(device=DeviceConfig(device="cpu", num_threads=1), parallel=parallel))

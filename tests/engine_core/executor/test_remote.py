@@ -296,7 +296,7 @@ def test_what_cannot_run_is_refused_by_name() -> None:
         "tensor_parallel_size × pipeline_parallel_size is 2"
     )
     asked = refused(SchedulerConfig(async_scheduling=True), pipeline_parallel_size=2)
-    assert asked.startswith("async_scheduling=True is not usable: expected False with more than one rank")
+    assert asked.startswith("async_scheduling=True is not usable: expected no value with more than one rank")
 
 
 def test_a_rank_with_another_build_is_named() -> None:

@@ -52,6 +52,11 @@ def llama(**sizes: int) -> LlamaConfig:
             {"tensor_parallel_size": 4},
             "=4 is not usable: expected at most 3, as the inner size of experts=48 is cut in units of 16$",
         ),
+        (
+            llama(),
+            {"tensor_parallel_size": 2, "enable_expert_parallel": True},
+            "enable_expert_parallel=True is not usable: expected no value, as this model has no experts$",
+        ),
         (llama(), {"pipeline_parallel_size": 4}, "pipeline_parallel_size=4 is not usable: expected at most 3"),
         (
             GPTNeoXConfig(**SIZES),
