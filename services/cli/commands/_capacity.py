@@ -24,7 +24,7 @@ _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of one engine, in bytes; blocks of its KV cache are counted."""
+    """Memory of one engine, or of one of its ranks, in bytes; blocks of its KV cache are counted."""
 
     usable: float
     """The whole budget."""
@@ -106,14 +106,22 @@ class Impossible(Exception):
     """No number of these engines can carry the load; the text says why."""
 
 
-def plan_ring(seconds: Seconds, memory: Memory, demand: Demand, *, max_num_seqs: int, headroom: float) -> Plan:
+def plan_ring(
+    seconds: Seconds,
+    memory: Memory,
+    demand: Demand,
+    *,
+    max_num_seqs: int,
+    headroom: float,
+    rank: str | None = None,
+) -> Plan:
     """The processes that the demand needs, if an engine uses at most ``headroom`` of its capacity.
 
-    Raises ``Impossible``.
+    ``rank`` names the rank whose memory it is, of an engine of several. Raises ``Impossible``.
     """
     most = _largest(lambda count: blocks_of(memory, demand, count) <= memory.blocks, max_num_seqs)
     if most < 1:
-        raise Impossible(_shortage(memory))
+        raise Impossible(_shortage(memory, rank))
     bound = "max_num_seqs" if most == max_num_seqs else "memory"
     limit = math.inf if demand.max_gap is None else demand.max_gap
     if step(seconds, demand, most) > limit:
@@ -136,17 +144,19 @@ def blocks_of(memory: Memory, demand: Demand, sequences: int) -> int:
     return prompts * memory.prompt_blocks + (sequences - prompts) * memory.sequence_blocks
 
 
-def _shortage(memory: Memory) -> str:
+def _shortage(memory: Memory, rank: str | None) -> str:
     """Why not even one sequence fits, and what to change."""
+    where, holder, ranks = ("", "an engine", "ranks") if rank is None else (f"on rank {rank}, ", "it", "more ranks")
+    divide = f"divide the model among {ranks} (--tensor-parallel-size, --pipeline-parallel-size)"
     if memory.blocks < 1:
         return (
-            f"weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
-            f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and an "
-            f"engine gets {size(memory.usable)}: raise --memory-gb or --memory-share"
+            f"{where}weights ({size(memory.weights)}), angles ({size(memory.angles)}), largest step "
+            f"({size(memory.activations)}) and runtime ({size(memory.runtime)}) take {size(memory.taken)}, and "
+            f"{holder} gets {size(memory.usable)}: {divide}, or raise --memory-gb or --memory-share"
         )
     return (
-        f"one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} are "
-        "left for it: raise --memory-gb or --memory-share, or lower --input-len or --output-len"
+        f"{where}one request takes {size(memory.prompt_blocks * memory.block)} of KV cache, and {size(memory.cache)} "
+        f"are left for it: {divide}, raise --memory-gb or --memory-share, or lower --input-len or --output-len"
     )
 
 

@@ -229,17 +229,29 @@ def plan(
         for part in (outline, *parts.values())
     )
     ranks = dict(zip(parts, of_ranks, strict=True))
-    memory = min(of_ranks, key=lambda of_rank: of_rank.blocks)
+    tightest = min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
+    memory = ranks[tightest]
     cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
     stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
-        """While a stage computes its part of one step, others compute theirs of other steps, with other sequences."""
-        of_step = cost.step(rows / stages, sampled / stages, seen / stages, cached / stages)
+        """While a stage computes its part of one step, others compute theirs of other steps, with other sequences.
+
+        A sequence is whole in one step, so fewer sequences than stages make as many steps as there are sequences.
+        """
+        steps = min(stages, sampled)
+        of_step = cost.step(rows / steps, sampled / steps, seen / steps, cached / steps)
         return of_step.seconds(together) / efficiency
 
     try:
-        planned = plan_ring(seconds, memory, demand, max_num_seqs=config.scheduler.max_num_seqs, headroom=_HEADROOM)
+        planned = plan_ring(
+            seconds,
+            memory,
+            demand,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            headroom=_HEADROOM,
+            rank=tightest if len(ranks) > 1 else None,
+        )
     except Impossible as error:
         raise FatalError(f"this load cannot be served: {error}") from None
     token = whole.block // config.cache.block_size
@@ -248,10 +260,11 @@ def plan(
     if as_json:
         held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
         parted = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in ranks.items()}
-        shown = {"model": asdict(described), "memory": held, "ranks": parted, **asdict(planned)}
+        total = planned.engines * len(ranks)
+        shown = {"model": asdict(described), "memory": held, "ranks": parted, "total_ranks": total, **asdict(planned)}
         click.echo(json.dumps(shown, indent=2))
     else:
-        click.echo(_as_text(described, memory, ranks, demand, planned))
+        click.echo(_as_text(described, tightest, ranks, demand, planned, on_gpu=gpu is not None))
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:
@@ -259,7 +272,7 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     known = None if gpu is None else GPUS[gpu]
     given = {"--memory-gb": memory, "--bandwidth-gbs": bandwidth, "--tflops": tflops}
     if known is None and (missing := [flag for flag, value in given.items() if value is None]):
-        needed = "Give what each engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
+        needed = "Give what each rank of an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
         raise click.UsageError(needed if len(missing) == len(given) else f"{needed} Missing: {', '.join(missing)}.")
     scales = (_GB, _GB, 1e12)
     defaults = (math.nan,) * 3 if known is None else (known.memory, known.bandwidth, known.flops)
@@ -353,25 +366,26 @@ def blocks_per_sequence(
     return sum(decoding), sum(map(max, decoding, prompt))
 
 
-def _as_text(model: Model, memory: Memory, ranks: Mapping[str, Memory], demand: Demand, planned: Plan) -> str:
-    capacity, expected = planned.capacity, planned.expected
+def _as_text(
+    model: Model, tightest: str, ranks: Mapping[str, Memory], demand: Demand, planned: Plan, *, on_gpu: bool
+) -> str:
+    capacity, expected, memory = planned.capacity, planned.expected, ranks[tightest]
     held = f"{size(memory.sequence_blocks * memory.block)} for a sequence of this load"
     if memory.prompt_blocks > memory.sequence_blocks:
         held += f", {size(memory.prompt_blocks * memory.block)} while its prompt is computed"
     several = len(ranks) > 1
-    taken = "; ".join(
-        f"{name}: weights {size(each.weights)}, KV cache {size(each.cache)}" for name, each in ranks.items()
-    )
+    total = f"{planned.engines * len(ranks):,} {'GPUs' if on_gpu else 'ranks'} in all"
+    divided = f", each of {len(ranks):,} ranks ({total})" if several else ""
     return "\n".join(
         [
             f"load       {figure(demand.rate, 12)} requests/s of {demand.input_len:,} + {demand.output_len:,} tokens: "
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
-            f"needs      engines: {planned.engines:,}, processors: {planned.processors:,}, "
+            f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
             f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
-            *([f"ranks      {taken}"] if several else []),
-            f"{'rank' if several else 'engine':<10} {size(memory.usable)}: "
+            *([f"ranks      {_of_ranks(ranks)}"] if several else []),
+            f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
             f"weights {size(memory.weights)}, angles {size(memory.angles)}, "
             f"largest step {size(memory.activations)}, runtime {size(memory.runtime)}, "
             f"KV cache {size(memory.cache)} ({held})",
@@ -382,6 +396,18 @@ def _as_text(model: Model, memory: Memory, ranks: Mapping[str, Memory], demand: 
             f"{figure(expected.gap * 1e3)} ms between tokens",
         ]
     )
+
+
+def _of_ranks(ranks: Mapping[str, Memory]) -> str:
+    """What each takes; what several take alike is said once."""
+    alike: dict[str, list[str]] = {}
+    for name, each in ranks.items():
+        alike.setdefault(f"weights {size(each.weights)}, KV cache {size(each.cache)}", []).append(name)
+    texts = []
+    for taken, (first, *others) in alike.items():
+        which = "" if len(alike) == 1 else f", the first of them {first}"
+        texts.append(f"each of {1 + len(others)} ranks{which}: {taken}" if others else f"{first}: {taken}")
+    return "; ".join(texts)
 
 
 def _groups(model: Model) -> str:

@@ -130,12 +130,23 @@ def test_new_prompts_are_part_of_every_step() -> None:
         (
             {"memory": replace(MEMORY, weights=9e10)},
             r"weights \(90 GB\), angles \(20 bytes\), largest step \(50 bytes\) and runtime \(50 bytes\) take 90 GB, "
-            r"and an engine gets 1 kB: raise --memory-gb or --memory-share$",
+            r"and an engine gets 1 kB: divide the model among ranks \(--tensor-parallel-size, "
+            r"--pipeline-parallel-size\), or raise --memory-gb or --memory-share$",
         ),
         (
             {"memory": replace(MEMORY, prompt_blocks=41)},
-            "one request takes 615 bytes of KV cache, and 600 bytes are left for it: raise --memory-gb or "
-            "--memory-share, or lower --input-len or --output-len$",
+            r"one request takes 615 bytes of KV cache, and 600 bytes are left for it: divide the model among ranks "
+            r"\(--tensor-parallel-size, --pipeline-parallel-size\), raise --memory-gb or --memory-share, or lower "
+            r"--input-len or --output-len$",
+        ),
+        (
+            {"memory": replace(MEMORY, weights=9e10), "rank": "tp0/2 pp0/1"},
+            r"^on rank tp0/2 pp0/1, weights \(90 GB\), .* take 90 GB, and it gets 1 kB: divide the model among more "
+            r"ranks \(--tensor-parallel-size, ",
+        ),
+        (
+            {"memory": replace(MEMORY, prompt_blocks=41), "rank": "tp0/2 pp0/1"},
+            r"^on rank tp0/2 pp0/1, one request takes 615 bytes .*: divide the model among more ranks ",
         ),
         (
             {"demand": replace(DEMAND, max_gap=0.5)},
@@ -199,6 +210,7 @@ def test_what_each_rank_takes_is_told() -> None:
     two = json.loads(ringline_plan(*load, "--tensor-parallel-size", "2"))
     four = json.loads(ringline_plan(*load, "--tensor-parallel-size", "4"))
     assert [*two["ranks"]] == ["tp0/2 pp0/1", "tp1/2 pp0/1"]
+    assert two["total_ranks"] == 2 * two["engines"]
     for rank in two["ranks"].values():
         assert 1 / 2 <= rank["weights"] / one["memory"]["weights"] < 1.01 / 2
         assert rank["block"] == one["memory"]["block"] / 2
@@ -206,8 +218,16 @@ def test_what_each_rank_takes_is_told() -> None:
     assert two["model"] == one["model"], "the model stays one"
     assert two["capacity"]["gap"] < one["capacity"]["gap"]
     text = ringline_plan(*load[:-1], "--tensor-parallel-size", "2")
-    assert "ranks      tp0/2 pp0/1: weights 2.71 MB, KV cache " in text
-    assert "\nrank       3.6 GB: weights 2.71 MB, " in text
+    assert "needs      engines: 1, each of 2 ranks (2 ranks in all), processors: 2" in text
+    assert "\nranks      each of 2 ranks: weights 2.71 MB, KV cache " in text
+    assert "\nrank       tp0/2 pp0/1, 3.6 GB: weights 2.71 MB, " in text
+    busy = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "3")
+    gpus = (str(MODEL), "--gpu", "h100", "--rate", "1e5", *busy)
+    text, engines = ringline_plan(*gpus), json.loads(ringline_plan(*gpus, "--json"))["engines"]
+    assert engines > 1
+    assert f"needs      engines: {engines}, each of 6 ranks ({6 * engines} GPUs in all), " in text
+    assert "ranks      each of 2 ranks, the first of them tp0/2 pp0/3: weights " in text
+    assert "; each of 2 ranks, the first of them tp0/2 pp2/3: weights " in text
 
 
 def test_the_tightest_rank_decides() -> None:
@@ -217,6 +237,27 @@ def test_the_tightest_rank_decides() -> None:
     assert first["block"] == last["block"] * 3 / 2
     assert first["weights"] > last["weights"]
     assert figures["memory"] == first
+    text = ringline_plan(str(MODEL), *HARDWARE, "--pipeline-parallel-size", "2")
+    assert "\nranks      tp0/1 pp0/2: weights " in text
+    assert "; tp0/1 pp1/2: weights " in text
+    assert "\nrank       tp0/1 pp0/2, 3.6 GB: " in text
+
+
+@pytest.mark.parametrize("experts", [1, 16])
+def test_stages_do_not_make_a_single_stream_faster(experts: int, tmp_path: Path) -> None:
+    """A token goes through all stages one after the other, and reads of each layer what it is routed to, not less."""
+    config = MixtralConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=experts, num_experts_per_tok=1, max_position_embeddings=512,
+        pad_token_id=0, dtype="bfloat16", architectures=["MixtralForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (str(tmp_path), *HARDWARE, "--input-len", "64", "--output-len", "64", "--rate", "0.001", "--json")
+    one, eight = (json.loads(ringline_plan(*load, "--pipeline-parallel-size", stages)) for stages in ("1", "8"))
+    assert one["expected"]["sequences"] == eight["expected"]["sequences"] == 1
+    assert eight["expected"]["gap"] == one["expected"]["gap"]
+    assert eight["expected"]["gap"] > 2 * one["model"]["active_weights"] / 57e9
+    assert eight["capacity"]["tokens"] > one["capacity"]["tokens"], "many streams fill all stages"
 
 
 def test_ranks_may_have_whole_experts(tmp_path: Path) -> None:
@@ -345,9 +386,8 @@ def test_a_request_that_the_model_does_not_take_is_refused() -> None:
 def test_hardware_that_is_not_said_is_asked_for() -> None:
     result = CliRunner().invoke(cli, ["plan", str(MODEL), "--memory-gb", "4"])
     assert result.exit_code == 2
-    assert "--gpu, or --memory-gb, --bandwidth-gbs and --tflops. Missing: --bandwidth-gbs, --tflops.\n" in (
-        result.output
-    )
+    needed = "Give what each rank of an engine runs on: --gpu, or --memory-gb, --bandwidth-gbs and --tflops."
+    assert f"{needed} Missing: --bandwidth-gbs, --tflops.\n" in result.output
     assert "Missing:" not in CliRunner().invoke(cli, ["plan", str(MODEL)]).output
 
 
