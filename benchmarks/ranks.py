@@ -93,21 +93,31 @@ def compare(
     }
 
 
-def start(model: Path, ranks: int, stack: ExitStack, options: dict[str, Any]) -> tuple[dict[str, RinglineEngine], Row]:
-    """Engines of the same threads in all, and the seconds that each took to start."""
-    sizes: dict[str, dict[str, Any]] = {
-        ONE: {"num_threads": ranks},
-        TENSOR: {"tensor_parallel_size": ranks, "num_threads": 1},
-        PIPELINE: {"pipeline_parallel_size": ranks, "num_threads": 1},
-    }
-    engines, seconds = {}, {}
-    for name, size in sizes.items():
-        print(f"starting {name}", flush=True)
-        began = time.perf_counter()
-        engine = engines[name] = RinglineEngine(str(model), **size, **options)
-        stack.callback(engine.llm.close)
-        seconds[name] = time.perf_counter() - began
-    return engines, {"start": "seconds", **seconds}
+def start(model: Path, size: dict[str, Any], stack: ExitStack) -> tuple[RinglineEngine, float]:
+    """An engine, which ``stack`` closes, and the seconds that it took to start."""
+    options = {"kv_cache_memory_bytes": 512 << 20, "max_model_len": 2048, "enable_prefix_caching": False}
+    began = time.perf_counter()
+    engine = RinglineEngine(str(model), **size, **options)
+    stack.callback(engine.llm.close)
+    return engine, time.perf_counter() - began
+
+
+def compare_all(model: Path, ranks: int, rounds: int, *, experts: bool) -> list[Row]:
+    """Every engine of ranks beside the one process, two at a time: more may not fit."""
+    seeds, rows = itertools.count(100), []
+    sizes = {TENSOR: "tensor_parallel_size", PIPELINE: "pipeline_parallel_size"}
+    with ExitStack() as whole:
+        one, seconds = start(model, {"num_threads": ranks}, whole)
+        print(f"{ONE} started in {seconds:.1f} s", flush=True)
+        for name, option in sizes.items():
+            with ExitStack() as stack:
+                engine, seconds = start(model, {option: ranks, "num_threads": 1}, stack)
+                print(f"{name} started in {seconds:.1f} s", flush=True)
+                engines = {ONE: one, name: engine}
+                check_tokens(engines)
+                here = [each for each in comparisons(ranks) if each.engine == name]
+                rows += [compare(engines, each, rounds, seeds, experts=experts) for each in here]
+    return rows
 
 
 def check_tokens(engines: dict[str, RinglineEngine]) -> None:
@@ -134,13 +144,7 @@ def main() -> None:
     if given.gathers:
         rows = gather_rows(model, given.ranks, (1, 16, 1024))
     else:
-        options = {"kv_cache_memory_bytes": 512 << 20, "max_model_len": 2048, "enable_prefix_caching": False}
-        with ExitStack() as stack:
-            engines, starts = start(model, given.ranks, stack, options)
-            check_tokens(engines)
-            seeds, experts = itertools.count(100), "moe" in str(given.model)
-            rows = [compare(engines, each, given.rounds, seeds, experts=experts) for each in comparisons(given.ranks)]
-        print_table([starts], "starts")
+        rows = compare_all(model, given.ranks, given.rounds, experts="moe" in str(given.model))
     print_table(rows, f"{given.model}, {given.ranks} ranks")
     emit(given, "gathers" if given.gathers else "ranks", rows)
 

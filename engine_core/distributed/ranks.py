@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from engine_core.config import ParallelConfig
 
@@ -80,11 +80,16 @@ def cut(count: int, parts: int, unit: int = 1) -> list[range]:
     return [range(first, end) for first, end in pairwise(ends)]
 
 
-def cut_layers(owners: Sequence[int], stages: int) -> list[range] | None:
-    """Layers in ``stages`` ranges of neighbours, as equal as can be, the longer ones first; None if there are too few.
+def cut_layers(
+    owners: Sequence[int], stages: int, work: Sequence[int] | None = None, head: int = 0
+) -> list[range] | None:
+    """Layers in ``stages`` ranges of neighbours, of as equal work as can be; None if there are too few.
 
     ``owners``: for each layer, itself or the earlier one whose cache it attends over; the two are never separated.
+    ``work``: of each layer, equal unless given; ``head``: what the last stage has to do besides. Of equally good ranges
+    the longer ones come first.
     """
+    before = [0, *accumulate(work or [1] * len(owners))]
     count, needed, ends = len(owners), len(owners), []
     for layer in reversed(range(count)):
         # A stage may begin with a layer if neither it nor a later one needs what an earlier one keeps.
@@ -93,11 +98,12 @@ def cut_layers(owners: Sequence[int], stages: int) -> list[range] | None:
             ends.append(layer)
     places = [*reversed(ends), count]  # where stages may begin, and where the last one ends
     best: dict[int, tuple[int, list[range]]] = {0: (0, [])}
-    for _ in range(stages):
+    for stage in range(stages):
+        besides = head if stage == stages - 1 else 0
         longer: dict[int, tuple[int, list[range]]] = {}
         for begin, (cost, ranges) in best.items():
             for end in places:
-                found = (cost + (end - begin) ** 2, [*ranges, range(begin, end)])
+                found = (cost + (before[end] - before[begin] + besides) ** 2, [*ranges, range(begin, end)])
                 if end > begin and (end not in longer or found[0] <= longer[end][0]):
                     longer[end] = found
         best = longer

@@ -151,6 +151,14 @@ def test_layers_are_cut_as_evenly_as_shared_caches_allow(
         assert all(owners[layer] in each for each in ranges for layer in each)
 
 
+def test_the_head_is_work_of_the_last_stage() -> None:
+    """The shape of Qwen3-0.6B, whose head has the weights of ten layers."""
+    for stages, lengths in ((2, [19, 9]), (3, [13, 12, 3])):
+        ranges = cut_layers(range(28), stages, [157] * 28, 1556)
+        assert ranges is not None
+        assert [len(each) for each in ranges] == lengths
+
+
 def test_most_layers_in_most_stages_are_cut_at_once() -> None:
     ranges = cut_layers(range(1000), 64)
     assert ranges is not None
