@@ -13,13 +13,12 @@ from engine_core.distributed.ranks import UNIT, cut_layers
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.kv_cache_interface import AttentionSpec, KVCacheGroup, LayerCacheSpec, group_layers
 from engine_core.layers.rotary import MOST_POSITIONS, RopeParameters
+from engine_core.models.stage_work import work_of_head, work_of_layers
 from engine_core.ops.activation import Activation, read_activation
 from engine_core.ops.base import ExpertsShape, Routing
 
 _MOST, MOST_LAYERS = 2**24, 4096
 """Limits of any size, and of layers."""
-_SEQUENCES = 16
-"""Of a step, for which stages are balanced: so many meet a part of the experts."""
 _MOST_EXPERTS = 4096
 """The most experts of a layer, each of which has tensors of its own."""
 
@@ -73,8 +72,7 @@ class ModelShape:
         """The layers of each of ``stages``, which take about the same time. Raises ``ConfigError`` where there are too
         few.
         """
-        work = [self._weights_read(layer) for layer in range(self.num_layers)]
-        ranges = cut_layers(self.cache_owners, stages, work, self.vocab_size * self.hidden_size)
+        ranges = cut_layers(self.cache_owners, stages, work_of_layers(self), work_of_head(self))
         if ranges is None:
             most = next(count for count in reversed(range(stages)) if cut_layers(self.cache_owners, count))
             shared = self.num_layers - len(self.caching_layers)
@@ -83,14 +81,6 @@ class ModelShape:
                 "pipeline_parallel_size", stages, f"at most {most}: the model has {self.num_layers} layers{reason}"
             )
         return ranges
-
-    def _weights_read(self, layer: int) -> int:
-        """About how many a step of some sequences reads of a layer: what it takes beside other layers and the head."""
-        spec, hidden = self.cache_specs[layer], self.hidden_size
-        heads = 2 * self.num_heads * self.head_dim
-        if isinstance(spec, AttentionSpec):
-            heads = 2 * (self.num_heads + spec.num_kv_heads) * spec.head_dim
-        return hidden * (heads + 3 * self.intermediate_size)
 
     def within(self, max_model_len: int) -> Self:
         """The same without windows that change nothing for sequences of up to ``max_model_len``."""
@@ -211,15 +201,6 @@ class ArchitectureConfig(ModelShape):
         if expert_parallel and self.mixture is not None and self.mixture.shape.num_experts < size:
             accepted = f"at most {self.mixture.shape.num_experts}, the number of experts, with --enable-expert-parallel"
             raise ConfigError("tensor_parallel_size", size, accepted)
-
-    def _weights_read(self, layer: int) -> int:
-        total, mixture = ModelShape._weights_read(self, layer), self.mixture
-        if mixture is None or not mixture.is_sparse[layer]:
-            return total
-        shape = mixture.shape
-        met = shape.num_experts * (1 - (1 - shape.top_k / shape.num_experts) ** _SEQUENCES)
-        inner = round(met * shape.intermediate_size) + (mixture.shared_size or 0)
-        return total + 3 * self.hidden_size * (inner - self.intermediate_size)
 
     def _shared_widths(self, expert_parallel: bool) -> dict[str, int]:
         widths = ModelShape._shared_widths(self, expert_parallel)

@@ -52,6 +52,8 @@ def load(directory: Path, dtype: str, size: int, rank: int, expert_parallel: boo
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize(("size", "expert_parallel"), [(2, False), (4, False), (4, True)])
 def test_a_rank_keeps_and_reads_its_share(directory: Path, dtype: str, size: int, expert_parallel: bool) -> None:
+    if expert_parallel and "experts" not in directory.name:
+        pytest.skip("it has no experts")
     stored = sum(len(path.read_bytes()) for path in directory.glob("*.safetensors"))
     kept = load(directory, dtype, 1, 0, expert_parallel=False).weight_bytes
     reports = [load(directory, dtype, size, rank, expert_parallel) for rank in range(size)]

@@ -1,0 +1,57 @@
+"""How much work each layer of a model is in a step, so that the stages of a pipeline take about the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec
+
+_SEQUENCES = 16
+"""Of a step, for which stages are balanced: so many meet a part of the experts."""
+
+
+class Layers(Protocol):
+    """What is read of a ``ModelShape``, and of its ``mixture``, if it has one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def cache_specs(self) -> Sequence[LayerCacheSpec]: ...
+
+
+def work_of_layers(config: Layers) -> list[int]:
+    """About how many weights a step of some sequences reads of each layer."""
+    return [_attention(config, layer) + _feed_forward(config, layer) for layer in range(config.num_layers)]
+
+
+def work_of_head(config: Layers) -> int:
+    """Likewise."""
+    return config.vocab_size * config.hidden_size
+
+
+def _attention(config: Layers, layer: int) -> int:
+    spec = config.cache_specs[layer]
+    if isinstance(spec, AttentionSpec):
+        return config.hidden_size * 2 * (config.num_heads + spec.num_kv_heads) * spec.head_dim
+    return config.hidden_size * 2 * config.num_heads * config.head_dim
+
+
+def _feed_forward(config: Layers, layer: int) -> int:
+    mixture = getattr(config, "mixture", None)
+    inner = config.intermediate_size
+    if mixture is not None and mixture.is_sparse[layer]:
+        shape = mixture.shape
+        met = shape.num_experts * (1 - (1 - shape.top_k / shape.num_experts) ** _SEQUENCES)
+        inner = round(met * shape.intermediate_size) + (mixture.shared_size or 0)
+    return 3 * config.hidden_size * inner
