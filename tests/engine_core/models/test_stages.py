@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, OPTConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_core.distributed.ranks import Rank, cut_layers
 from engine_core.errors import ConfigError
@@ -75,9 +77,16 @@ def test_stages_compute_the_bits_of_one_process(checkpoint: tuple[str, Path], op
         assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
 
 
+def save_config(name: str, directory: Path) -> None:
+    """As a model that is saved names its class."""
+    config = copy.deepcopy(CONFIGS[name])
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(directory)
+
+
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_every_tensor_is_in_one_stage_and_a_tied_table_in_two(name: str, count: int, tmp_path: Path) -> None:
-    CONFIGS[name].save_pretrained(tmp_path)
+    save_config(name, tmp_path)
     checkpoint = open_at(tmp_path, load_format="dummy")
     stages = [set(model_outline(checkpoint, Rank(pp=stage, pp_size=count)).tensors()) for stage in range(count)]
     tied = stages[0] & stages[-1]
@@ -89,7 +98,7 @@ def test_every_tensor_is_in_one_stage_and_a_tied_table_in_two(name: str, count: 
 
 @pytest.mark.parametrize(("name", "count"), CASES)
 def test_a_stage_has_room_for_its_own_layers_at_the_places_of_all_groups(name: str, count: int, tmp_path: Path) -> None:
-    CONFIGS[name].save_pretrained(tmp_path)
+    save_config(name, tmp_path)
     checkpoint = open_at(tmp_path, load_format="dummy")
     whole = model_outline(checkpoint)
     stages = [model_outline(checkpoint, Rank(pp=stage, pp_size=count)) for stage in range(count)]
@@ -117,7 +126,7 @@ def _made_up(stage: StagedModel, ids: list[int]) -> torch.Tensor:
 
 
 def test_what_a_stage_alone_makes_up_depends_on_each_rows_id(tmp_path: Path) -> None:
-    CONFIGS["llama"].save_pretrained(tmp_path)
+    save_config("llama", tmp_path)
     stage = load_stages(open_at(tmp_path, load_format="dummy"), 2)[1]
     hidden = _made_up(stage, [5, 9, 5])
     assert torch.equal(hidden[0], hidden[2])
@@ -177,7 +186,7 @@ def test_most_layers_in_most_stages_are_cut_at_once() -> None:
     ],
 )
 def test_more_stages_than_layers_allow_are_refused(name: str, stages: int, message: str, tmp_path: Path) -> None:
-    CONFIGS[name].save_pretrained(tmp_path)
+    save_config(name, tmp_path)
     with pytest.raises(ConfigError) as refused:
         open_at(tmp_path, load_format="dummy").config.stage_layers(stages)
     assert message.split(": ", 1)[-1] in str(refused.value)
