@@ -91,6 +91,7 @@ class CollectiveExecutor(Executor):
         with progress.stage("device") as stage:
             devices: list[DeviceReport] = self.collective_rpc("init_device")
             device = devices[0]
+            require_equal([{"tensor transport": each.tensor_transport} for each in devices], self._names)
             self.request_memory = device.request_memory
             stage.bytes = sum(each.usable_bytes for each in devices)
             stage.detail = self._by_rank([each.description for each in devices])

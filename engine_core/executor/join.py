@@ -19,24 +19,25 @@ from engine_core.distributed.process_group import (
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.distributed.shm import ShmCollectives
-from engine_core.kernels.library import load_kernels
+from engine_core.kernels.library import KernelLibrary, load_kernels
 
 _ANSWER_SECONDS = 3600.0
 """For an answer of another rank: longer than any step. The executor judges sooner whether one hangs, or never joins."""
 
 
 def join(
-    rendezvous: Rendezvous, rank: Rank, device: torch.device, timeout: float
+    rendezvous: Rendezvous, rank: Rank, device: torch.device, timeout: float, library: KernelLibrary | None = None
 ) -> tuple[TensorCollectives | None, StageLinks | None]:
     """What the ranks of this stage do together, and the links to the stages beside it; None where there are no others.
 
-    ``timeout``: seconds for the others to come. Raises ``RankFailedError``.
+    ``timeout``: seconds for the others to come. ``library``: of native kernels, for shared memory; None: the default
+    one. Raises ``RankFailedError``.
     """
     collectives: TensorCollectives | None = None
     links: StageLinks | None = None
     if rank.tp_size > 1 and rendezvous.tensor_transport == "shm":
         key = f"{rendezvous.key}-{rank.pp}"
-        collectives = ShmCollectives.join(key, rank.tp, rank.tp_size, timeout, load_kernels())
+        collectives = ShmCollectives.join(key, rank.tp, rank.tp_size, timeout, load_kernels(library=library))
     elif rank.tp_size > 1:
         group = _group(rendezvous, f"stage {rank.pp}", rank.tp, rank.tp_size, timeout)
         collectives = ProcessGroupCollectives(group, _ANSWER_SECONDS)

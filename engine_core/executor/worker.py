@@ -154,7 +154,9 @@ class Worker:
         """
         timeout = self._config.parallel.worker_start_timeout
         try:
-            self._collectives, self._links = join(rendezvous, self.rank, self.device.torch_device, timeout)
+            self._collectives, self._links = join(
+                rendezvous, self.rank, self.device.torch_device, timeout, self._library
+            )
         except MemoryError as error:
             raise OutOfMemoryError(str(error)) from error
 

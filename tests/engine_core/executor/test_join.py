@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
 from engine_core.executor import join as joining
 from engine_core.executor.join import join
+from engine_core.kernels.library import KernelLibrary
 from tests.engine_core.distributed.test_process_group import ranks
 
 CLONE_NEWNET = 0x40000000
@@ -111,3 +113,13 @@ def test_ranks_meet_over_a_network_and_miss_a_cut_cable(hosts: list[str]) -> Non
         first, second = _told(pipes[0]), _told(pipes[1])
     assert first == [[[0.0, 1.0, 1.0]], True]
     assert second == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], [[0.0, 1.0, 1.0]], True]
+
+
+def test_shared_memory_is_used_by_the_kernels_that_the_worker_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --kernel-cache-dir they may be nowhere else."""
+    path, kernels = "/a/directory/of/its/own", Mock()
+    monkeypatch.setattr(joining, "load_kernels", lambda library: {path: kernels}[library._cache])
+    joined = Mock()
+    monkeypatch.setattr(joining.ShmCollectives, "join", joined)
+    join(Rendezvous("key", None, 0, "shm"), Rank(1, 2), torch.device("cpu"), 1.0, KernelLibrary(path))
+    joined.assert_called_once_with("key-0", 1, 2, 1.0, kernels)
