@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import numpy as np
+
 from engine_core.config import ParallelConfig
 
 UNIT = 16
@@ -97,14 +99,23 @@ def cut_layers(
         if needed >= layer:
             ends.append(layer)
     places = [*reversed(ends), count]  # where stages may begin, and where the last one ends
-    best: dict[int, tuple[int, list[range]]] = {0: (0, [])}
+    done = np.array([before[place] for place in places], np.float64)
+    cost = np.where(np.arange(len(places)) == 0, 0.0, np.inf)
+    begins = []
     for stage in range(stages):
         besides = head if stage == stages - 1 else 0
-        longer: dict[int, tuple[int, list[range]]] = {}
-        for begin, (cost, ranges) in best.items():
-            for end in places:
-                found = (cost + (before[end] - before[begin] + besides) ** 2, [*ranges, range(begin, end)])
-                if end > begin and (end not in longer or found[0] <= longer[end][0]):
-                    longer[end] = found
-        best = longer
-    return best[count][1] if count in best else None
+        longer, chosen = np.full(len(places), np.inf), np.zeros(len(places), np.intp)
+        for end in range(1, len(places)):
+            found = cost[:end] + (done[end] - done[:end] + besides) ** 2
+            chosen[end] = end - 1 - found[::-1].argmin()
+            longer[end] = found[chosen[end]]
+        cost = longer
+        begins.append(chosen)
+    if not np.isfinite(cost[-1]):
+        return None
+    ranges, end = [], len(places) - 1
+    for chosen in reversed(begins):
+        begin = int(chosen[end])
+        ranges.append(range(places[begin], places[end]))
+        end = begin
+    return ranges[::-1]
