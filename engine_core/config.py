@@ -149,6 +149,13 @@ class SchedulerConfig(_Section):
         "Schedule the next step while one is computed. Tokens stay the same. Default: on, except on a CPU, "
         "where both would share the cores, and with several ranks, which do without it.",
     )
+    num_speculative_tokens: int = option(
+        8,
+        "Most draft tokens per sequence and step: tokens that a grammar forces are computed together, and take no steps "
+        "of their own. Tokens stay the same. 0: none.",
+        minimum=0,
+        maximum=64,
+    )
 
     def require_step_for(self, max_model_len: int) -> None:
         """Raise ``ConfigError`` if a prompt that is computed whole may have more tokens than a step."""

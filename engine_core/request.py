@@ -34,7 +34,10 @@ class SamplingParams:
     """Token sequences that must not be completed in the output. If these, or ``min_tokens``, leave no token to sample,
     both are ignored for that one token."""
     allowed_token_ids: tuple[int, ...] | None = None
-    """If given, only these tokens can be sampled."""
+    """If given, only these tokens can be sampled. Not together with ``grammar``."""
+    grammar: str | None = None
+    """What the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every eos token that it
+    admits ends the choice, whatever ``ignore_eos`` and ``min_tokens`` say."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1
@@ -88,6 +91,7 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     DEADLINE = "deadline"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +101,5 @@ class Finish:
     finish_reason: FinishReason
     stop_token_id: int | None = None
     """The eos or stop token that ended the choice; None if it ended otherwise."""
+    error: str | None = None
+    """Why the choice failed, for its requester; None unless the reason is ERROR."""

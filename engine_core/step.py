@@ -70,6 +70,11 @@ class StepResult:
     prompt_logprobs: dict[int, Logprobs] = field(default_factory=dict)
     """seq_id → entries for the prompt positions whose successors were computed in this step: a chunk
     that computed prompt positions [a, b) yields the entries of tokens a+1 … min(b, prompt length − 1)."""
+    draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
+    """seq_id → drafts for the next step: tokens that will probably follow those sampled, such as those that a grammar
+    forces."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """seq_id → why nothing more can be sampled for it. Its tokens are those before the failure."""
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ ENGINE_OPTIONS = (
     "policy",
     "enable_chunked_prefill",
     "async_scheduling",
+    "num_speculative_tokens",
     "load_format",
     "device",
     "num_threads",

@@ -26,9 +26,10 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from ringline.engine.v1 import engine_pb2 as ringline_dot_engine_dot_v1_dot_engine__pb2
 from ringline.types.v1 import link_pb2 as ringline_dot_types_dot_v1_dot_link__pb2
 from ringline.types.v1 import output_pb2 as ringline_dot_types_dot_v1_dot_output__pb2
+from ringline.types.v1 import part_pb2 as ringline_dot_types_dot_v1_dot_part__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)ringline/detokenizer/v1/detokenizer.proto\x12\x17ringline.detokenizer.v1\x1a\x17google/rpc/status.proto\x1a\x1fringline/engine/v1/engine.proto\x1a\x1cringline/types/v1/link.proto\x1a\x1eringline/types/v1/output.proto\";\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.ringline.types.v1.Hello\"\x84\x02\n\x11SubscribeResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.ringline.types.v1.Welcome\x12\x35\n\x07outputs\x18\x02 \x01(\x0b\x32$.ringline.detokenizer.v1.TextOutputs\x12+\n\x04load\x18\x03 \x01(\x0b\x32\x1d.ringline.detokenizer.v1.Load\x12-\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x1b.ringline.types.v1.Draining\x12/\n\x07\x65ngines\x18\x05 \x01(\x0b\x32\x1e.ringline.types.v1.PeerChanges\"\xee\x02\n\x0bTextOutputs\x12-\n\x08prefills\x18\x01 \x03(\x0b\x32\x1b.ringline.engine.v1.Prefill\x12;\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\".ringline.engine.v1.PromptLogprobs\x12\x13\n\x0brequest_ids\x18\x03 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\r\x12\x0f\n\x07\x63hoices\x18\x05 \x03(\r\x12\x17\n\x0f\x66irst_positions\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12\r\n\x05texts\x18\x08 \x03(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x33\n\x08logprobs\x18\n \x03(\x0b\x32!.ringline.engine.v1.EntryLogprobs\x12\x37\n\x08\x66inished\x18\x0b \x03(\x0b\x32%.ringline.detokenizer.v1.TextFinished\"\xe6\x01\n\x0cTextFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.ringline.types.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12!\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x12.google.rpc.StatusB\x06\n\x04stop\"5\n\x04Load\x12\x15\n\rlive_requests\x18\x01 \x01(\r\x12\x16\n\x0e\x64\x65\x63oded_tokens\x18\x02 \x01(\x04\"\xeb\x01\n\rOutputContext\x12\x10\n\x08reply_to\x18\x01 \x01(\t\x12\x19\n\x11reply_incarnation\x18\x02 \x01(\x06\x12\x13\n\x0bprompt_tail\x18\x03 \x03(\r\x12\x14\n\x0cstop_strings\x18\x04 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x06 \x01(\x08\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\t2z\n\x12\x44\x65tokenizerService\x12\x64\n\tSubscribe\x12).ringline.detokenizer.v1.SubscribeRequest\x1a*.ringline.detokenizer.v1.SubscribeResponse0\x01\x42h\n\x1b\x64\x65v.ringline.detokenizer.v1P\x01Z-ringline.dev/gen/detokenizer/v1;detokenizerv1\xaa\x02\x17Ringline.Detokenizer.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)ringline/detokenizer/v1/detokenizer.proto\x12\x17ringline.detokenizer.v1\x1a\x17google/rpc/status.proto\x1a\x1fringline/engine/v1/engine.proto\x1a\x1cringline/types/v1/link.proto\x1a\x1eringline/types/v1/output.proto\x1a\x1cringline/types/v1/part.proto\";\n\x10SubscribeRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.ringline.types.v1.Hello\"\x84\x02\n\x11SubscribeResponse\x12+\n\x07welcome\x18\x01 \x01(\x0b\x32\x1a.ringline.types.v1.Welcome\x12\x35\n\x07outputs\x18\x02 \x01(\x0b\x32$.ringline.detokenizer.v1.TextOutputs\x12+\n\x04load\x18\x03 \x01(\x0b\x32\x1d.ringline.detokenizer.v1.Load\x12-\n\x08\x64raining\x18\x04 \x01(\x0b\x32\x1b.ringline.types.v1.Draining\x12/\n\x07\x65ngines\x18\x05 \x01(\x0b\x32\x1e.ringline.types.v1.PeerChanges\"\xa2\x03\n\x0bTextOutputs\x12-\n\x08prefills\x18\x01 \x03(\x0b\x32\x1b.ringline.engine.v1.Prefill\x12;\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\".ringline.engine.v1.PromptLogprobs\x12\x13\n\x0brequest_ids\x18\x03 \x03(\t\x12\x0e\n\x06\x65pochs\x18\x04 \x03(\r\x12\x0f\n\x07\x63hoices\x18\x05 \x03(\r\x12\x17\n\x0f\x66irst_positions\x18\x06 \x03(\r\x12\x14\n\x0ctoken_counts\x18\x07 \x03(\r\x12\r\n\x05texts\x18\x08 \x03(\t\x12\x11\n\ttoken_ids\x18\t \x03(\r\x12\x33\n\x08logprobs\x18\n \x03(\x0b\x32!.ringline.engine.v1.EntryLogprobs\x12\x37\n\x08\x66inished\x18\x0b \x03(\x0b\x32%.ringline.detokenizer.v1.TextFinished\x12\x32\n\x05parts\x18\x0c \x03(\x0b\x32#.ringline.detokenizer.v1.EntryParts\"]\n\nEntryParts\x12\r\n\x05\x65ntry\x18\x01 \x01(\r\x12&\n\x05parts\x18\x02 \x03(\x0b\x32\x17.ringline.types.v1.Part\x12\x18\n\x10reasoning_tokens\x18\x03 \x01(\r\"\xa8\x02\n\x0cTextFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.ringline.types.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x06 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x07 \x01(\tH\x00\x12!\n\x05\x65rror\x18\x08 \x01(\x0b\x32\x12.google.rpc.Status\x12&\n\x05parts\x18\t \x03(\x0b\x32\x17.ringline.types.v1.Part\x12\x18\n\x10reasoning_tokens\x18\n \x01(\rB\x06\n\x04stop\"5\n\x04Load\x12\x15\n\rlive_requests\x18\x01 \x01(\r\x12\x16\n\x0e\x64\x65\x63oded_tokens\x18\x02 \x01(\x04\"\xb0\x02\n\rOutputContext\x12\x10\n\x08reply_to\x18\x01 \x01(\t\x12\x19\n\x11reply_incarnation\x18\x02 \x01(\x06\x12\x13\n\x0bprompt_tail\x18\x03 \x03(\r\x12\x14\n\x0cstop_strings\x18\x04 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\x05 \x01(\x08\x12\x1b\n\x13skip_special_tokens\x18\x06 \x01(\x08\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x08 \x01(\t\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12-\n\x05parse\x18\n \x01(\x0b\x32\x1e.ringline.types.v1.ParseParams\x12\x14\n\x0c\x63\x61ll_id_seed\x18\x0b \x01(\x0c\x32z\n\x12\x44\x65tokenizerService\x12\x64\n\tSubscribe\x12).ringline.detokenizer.v1.SubscribeRequest\x1a*.ringline.detokenizer.v1.SubscribeResponse0\x01\x42h\n\x1b\x64\x65v.ringline.detokenizer.v1P\x01Z-ringline.dev/gen/detokenizer/v1;detokenizerv1\xaa\x02\x17Ringline.Detokenizer.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,18 +37,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ringline.detokenizer.v1.det
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\033dev.ringline.detokenizer.v1P\001Z-ringline.dev/gen/detokenizer/v1;detokenizerv1\252\002\027Ringline.Detokenizer.V1'
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=190
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=249
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=252
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=512
-  _globals['_TEXTOUTPUTS']._serialized_start=515
-  _globals['_TEXTOUTPUTS']._serialized_end=881
-  _globals['_TEXTFINISHED']._serialized_start=884
-  _globals['_TEXTFINISHED']._serialized_end=1114
-  _globals['_LOAD']._serialized_start=1116
-  _globals['_LOAD']._serialized_end=1169
-  _globals['_OUTPUTCONTEXT']._serialized_start=1172
-  _globals['_OUTPUTCONTEXT']._serialized_end=1407
-  _globals['_DETOKENIZERSERVICE']._serialized_start=1409
-  _globals['_DETOKENIZERSERVICE']._serialized_end=1531
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=220
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=279
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=282
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=542
+  _globals['_TEXTOUTPUTS']._serialized_start=545
+  _globals['_TEXTOUTPUTS']._serialized_end=963
+  _globals['_ENTRYPARTS']._serialized_start=965
+  _globals['_ENTRYPARTS']._serialized_end=1058
+  _globals['_TEXTFINISHED']._serialized_start=1061
+  _globals['_TEXTFINISHED']._serialized_end=1357
+  _globals['_LOAD']._serialized_start=1359
+  _globals['_LOAD']._serialized_end=1412
+  _globals['_OUTPUTCONTEXT']._serialized_start=1415
+  _globals['_OUTPUTCONTEXT']._serialized_end=1719
+  _globals['_DETOKENIZERSERVICE']._serialized_start=1721
+  _globals['_DETOKENIZERSERVICE']._serialized_end=1843
 # @@protoc_insertion_point(module_scope)

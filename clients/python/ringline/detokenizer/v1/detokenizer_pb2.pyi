@@ -12,6 +12,7 @@ import google.rpc.status_pb2
 import ringline.engine.v1.engine_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
+import ringline.types.v1.part_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -86,8 +87,6 @@ global___SubscribeResponse = SubscribeResponse
 class TextOutputs(google.protobuf.message.Message):
     """News of many choices as packed arrays. The arrays of one entry per choice are request_ids, epochs, choices,
     first_positions, token_counts and texts; a choice has at most one entry in a frame.
-
-    Planned: typed parts of the answer (12).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -103,6 +102,7 @@ class TextOutputs(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     @property
     def prefills(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.engine.v1.engine_pb2.Prefill]:
         """Prompt progress, one per request at most."""
@@ -147,6 +147,10 @@ class TextOutputs(google.protobuf.message.Message):
     def finished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TextFinished]:
         """Ends of choices; the text before an end is in this or an earlier frame."""
 
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EntryParts]:
+        """Typed parts, for the entries that have them."""
+
     def __init__(
         self,
         *,
@@ -161,17 +165,43 @@ class TextOutputs(google.protobuf.message.Message):
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         logprobs: collections.abc.Iterable[ringline.engine.v1.engine_pb2.EntryLogprobs] | None = ...,
         finished: collections.abc.Iterable[global___TextFinished] | None = ...,
+        parts: collections.abc.Iterable[global___EntryParts] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["choices", b"choices", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "epochs", b"epochs", "finished", b"finished", "first_positions", b"first_positions", "logprobs", b"logprobs", "parts", b"parts", "prefills", b"prefills", "prompt_logprobs", b"prompt_logprobs", "request_ids", b"request_ids", "texts", b"texts", "token_counts", b"token_counts", "token_ids", b"token_ids"]) -> None: ...
 
 global___TextOutputs = TextOutputs
 
 @typing.final
-class TextFinished(google.protobuf.message.Message):
-    """The end of a choice.
+class EntryParts(google.protobuf.message.Message):
+    """What one entry adds to the typed parts of its choice."""
 
-    Planned: what parsers found (9), reasoning tokens (10).
-    """
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
+    entry: builtins.int
+    """Index into the frame's arrays of entries, from 0."""
+    reasoning_tokens: builtins.int
+    """Tokens of reasoning so far, over all of the choice."""
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.part_pb2.Part]:
+        """The pieces, in order."""
+
+    def __init__(
+        self,
+        *,
+        entry: builtins.int = ...,
+        parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
+        reasoning_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entry", b"entry", "parts", b"parts", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+
+global___EntryParts = EntryParts
+
+@typing.final
+class TextFinished(google.protobuf.message.Message):
+    """The end of a choice."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -183,6 +213,8 @@ class TextFinished(google.protobuf.message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     STOP_STRING_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id."""
     epoch: builtins.int
@@ -197,9 +229,15 @@ class TextFinished(google.protobuf.message.Message):
     """An eos or stop token."""
     stop_string: builtins.str
     """A stop string."""
+    reasoning_tokens: builtins.int
+    """Tokens of reasoning, over all of the choice."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR."""
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.part_pb2.Part]:
+        """The last pieces of its typed parts."""
 
     def __init__(
         self,
@@ -212,9 +250,11 @@ class TextFinished(google.protobuf.message.Message):
         stop_token_id: builtins.int = ...,
         stop_string: builtins.str = ...,
         error: google.rpc.status_pb2.Status | None = ...,
+        parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "position", b"position", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "epoch", b"epoch", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "position", b"position", "reasoning_tokens", b"reasoning_tokens", "request_id", b"request_id", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
 global___TextFinished = TextFinished
@@ -243,10 +283,7 @@ global___Load = Load
 
 @typing.final
 class OutputContext(google.protobuf.message.Message):
-    """What a processor tells the detokenizer about a request: the content of Submit.output_context. No prompt text.
-
-    Planned: parsers (10), the state they begin in (11).
-    """
+    """What a processor tells the detokenizer about a request: the content of Submit.output_context. No prompt text."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -259,6 +296,8 @@ class OutputContext(google.protobuf.message.Message):
     MIN_TOKENS_FIELD_NUMBER: builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
+    PARSE_FIELD_NUMBER: builtins.int
+    CALL_ID_SEED_FIELD_NUMBER: builtins.int
     reply_to: builtins.str
     """Name of the subscriber that receives the text, from its Hello."""
     reply_incarnation: builtins.int
@@ -273,6 +312,8 @@ class OutputContext(google.protobuf.message.Message):
     """Digest of the tokenizer that made the prompt's ids, as in GetModel."""
     traceparent: builtins.str
     """As in Submit."""
+    call_id_seed: builtins.bytes
+    """Ids of calls are made of this, the choice and the call's number: 16 bytes, from the prompt's ids and the seed."""
     @property
     def prompt_tail(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt's last ids (at most 16): left context of the first text."""
@@ -280,6 +321,12 @@ class OutputContext(google.protobuf.message.Message):
     @property
     def stop_strings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stop strings, at most 64 of 1 to 1024 bytes, together at most 8 KiB."""
+
+    @property
+    def parse(self) -> ringline.types.v1.part_pb2.ParseParams:
+        """How the answer is divided into typed parts, every field resolved. Only a detokenizer that has the capability parse
+        may get one. Absent: not at all.
+        """
 
     def __init__(
         self,
@@ -293,7 +340,10 @@ class OutputContext(google.protobuf.message.Message):
         min_tokens: builtins.int = ...,
         tokenizer_digest: builtins.str = ...,
         traceparent: builtins.str = ...,
+        parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
+        call_id_seed: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["parse", b"parse"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["call_id_seed", b"call_id_seed", "include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "parse", b"parse", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent"]) -> None: ...
 
 global___OutputContext = OutputContext

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.rpc.status_pb2
+import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
 import ringline.types.v1.sampling_pb2
@@ -93,7 +94,7 @@ global___Command = Command
 class Submit(google.protobuf.message.Message):
     """A request for the engine. Everything is resolved; a field has a default only where its comment says so.
 
-    Planned: constraint (22), adapter (23), media (24), task (25).
+    Planned: adapter (23), media (24), task (25).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -119,6 +120,7 @@ class Submit(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     REQUIRES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -193,6 +195,12 @@ class Submit(google.protobuf.message.Message):
         FAILED_PRECONDITION (CAPABILITY_MISSING). At most 16. Default: none.
         """
 
+    @property
+    def constraint(self) -> ringline.types.v1.constraint_pb2.Constraint:
+        """The form that every choice must have, from its first token on. A Submit with one names constraint in requires. Not
+        together with sampling.allowed_token_ids. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -217,9 +225,10 @@ class Submit(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         model_digest: builtins.str = ...,
+        constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload

@@ -7,12 +7,21 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.rpc.status_pb2
+import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
+import ringline.types.v1.part_pb2
 import ringline.types.v1.sampling_pb2
+import sys
 import typing
+
+if sys.version_info >= (3, 10):
+    import typing as typing_extensions
+else:
+    import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -20,7 +29,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class GenerateRequest(google.protobuf.message.Message):
     """One request. An absent field has the default stated at the field.
 
-    Planned: constraint (17), adapter (18), task (19).
+    Planned: adapter (18), task (19).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -41,6 +50,7 @@ class GenerateRequest(google.protobuf.message.Message):
     RESUME_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     REQUIRES_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The client's id of the request, at most 128 bytes. Required on a Session, where it must be unique among the live
     requests; optional on Generate. Responses repeat it.
@@ -100,6 +110,13 @@ class GenerateRequest(google.protobuf.message.Message):
         bytes. Default: none.
         """
 
+    @property
+    def constraint(self) -> ringline.types.v1.constraint_pb2.Constraint:
+        """The form that every choice must have. A request that depends on it names constraint in requires: a server that does
+        not know this field would ignore it. Not together with sampling.allowed_token_ids. Default: none; with
+        chat.tool_choice, calls of tools.
+        """
+
     def __init__(
         self,
         *,
@@ -119,9 +136,10 @@ class GenerateRequest(google.protobuf.message.Message):
         resume: global___Resume | None = ...,
         traceparent: builtins.str = ...,
         requires: collections.abc.Iterable[builtins.str] | None = ...,
+        constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "constraint", b"constraint", "output", b"output", "priority", b"priority", "prompt", b"prompt", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_special_tokens", b"_add_special_tokens", "_priority", b"_priority", "_timeout_ms", b"_timeout_ms", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "chat", b"chat", "constraint", b"constraint", "model", b"model", "output", b"output", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stopping", b"stopping", "text", b"text", "timeout_ms", b"timeout_ms", "token_ids", b"token_ids", "traceparent", b"traceparent", "truncate_prompt_tokens", b"truncate_prompt_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_add_special_tokens", b"_add_special_tokens"]) -> typing.Literal["add_special_tokens"] | None: ...
     @typing.overload
@@ -280,10 +298,7 @@ global___Resume = Resume
 
 @typing.final
 class Chat(google.protobuf.message.Message):
-    """A conversation.
-
-    Planned: typed tools (7), tool_choice (8).
-    """
+    """A conversation."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -293,6 +308,8 @@ class Chat(google.protobuf.message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: builtins.int
     TEMPLATE_NAME_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: builtins.int
     tools_json: builtins.str
     """Tools the model may call: a JSON array, as the model's template expects it (usually of
     {"type": "function", "function": {"name", "description", "parameters"}}). Default: none.
@@ -309,6 +326,16 @@ class Chat(google.protobuf.message.Message):
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChatMessage]:
         """At least one."""
 
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
+        """Tools that the model may call, at most 128; not together with tools_json. A request that depends on them names tools
+        in requires. Default: none.
+        """
+
+    @property
+    def tool_choice(self) -> global___ToolChoice:
+        """Which tools must be called. Default: auto."""
+
     def __init__(
         self,
         *,
@@ -318,18 +345,109 @@ class Chat(google.protobuf.message.Message):
         add_generation_prompt: builtins.bool | None = ...,
         continue_final_message: builtins.bool = ...,
         template_name: builtins.str = ...,
+        tools: collections.abc.Iterable[global___Tool] | None = ...,
+        tool_choice: global___ToolChoice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_args_json", b"template_args_json", "template_name", b"template_name", "tools_json", b"tools_json"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "tool_choice", b"tool_choice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_args_json", b"template_args_json", "template_name", b"template_name", "tool_choice", b"tool_choice", "tools", b"tools", "tools_json", b"tools_json"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]) -> typing.Literal["add_generation_prompt"] | None: ...
 
 global___Chat = Chat
 
 @typing.final
+class Tool(google.protobuf.message.Message):
+    """A tool that the model may call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: builtins.int
+    STRICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the function: 1 to 64 of [A-Za-z0-9_.-], each name once."""
+    description: builtins.str
+    """What it does, for the model."""
+    parameters_json: builtins.str
+    """JSON Schema of its arguments, an object. Default: any object."""
+    strict: builtins.bool
+    """Hold the arguments of every call to the schema, also where tool_choice leaves it to the model whether to call.
+    Calls that tool_choice demands are always held to it. Default: false.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        description: builtins.str = ...,
+        parameters_json: builtins.str = ...,
+        strict: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]) -> None: ...
+
+global___Tool = Tool
+
+@typing.final
+class ToolChoice(google.protobuf.message.Message):
+    """Which tools must be called."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    class _Mode:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _ModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[ToolChoice._Mode.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        MODE_UNSPECIFIED: ToolChoice._Mode.ValueType  # 0
+        """As MODE_AUTO; as MODE_NAMED with a name."""
+        MODE_AUTO: ToolChoice._Mode.ValueType  # 1
+        """The model decides whether to call tools."""
+        MODE_NONE: ToolChoice._Mode.ValueType  # 2
+        """None: the model is not told of the tools."""
+        MODE_REQUIRED: ToolChoice._Mode.ValueType  # 3
+        """At least one."""
+        MODE_NAMED: ToolChoice._Mode.ValueType  # 4
+        """The tool of that name, once."""
+
+    class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
+        """Read an unknown value as MODE_AUTO."""
+
+    MODE_UNSPECIFIED: ToolChoice.Mode.ValueType  # 0
+    """As MODE_AUTO; as MODE_NAMED with a name."""
+    MODE_AUTO: ToolChoice.Mode.ValueType  # 1
+    """The model decides whether to call tools."""
+    MODE_NONE: ToolChoice.Mode.ValueType  # 2
+    """None: the model is not told of the tools."""
+    MODE_REQUIRED: ToolChoice.Mode.ValueType  # 3
+    """At least one."""
+    MODE_NAMED: ToolChoice.Mode.ValueType  # 4
+    """The tool of that name, once."""
+
+    MODE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SINGLE_FIELD_NUMBER: builtins.int
+    mode: global___ToolChoice.Mode.ValueType
+    """How much is left to the model."""
+    name: builtins.str
+    """Name of the tool, with MODE_NAMED."""
+    single: builtins.bool
+    """At most one call. Default: false."""
+    def __init__(
+        self,
+        *,
+        mode: global___ToolChoice.Mode.ValueType = ...,
+        name: builtins.str = ...,
+        single: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "name", b"name", "single", b"single"]) -> None: ...
+
+global___ToolChoice = ToolChoice
+
+@typing.final
 class ChatMessage(google.protobuf.message.Message):
     """One message of a conversation.
 
-    Planned: content parts and media (6), reasoning (7).
+    Planned: content parts and media (6).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -339,6 +457,7 @@ class ChatMessage(google.protobuf.message.Message):
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    REASONING_FIELD_NUMBER: builtins.int
     role: builtins.str
     """Such as system, user, assistant, tool; not empty."""
     content: builtins.str
@@ -347,6 +466,8 @@ class ChatMessage(google.protobuf.message.Message):
     """The call that a tool's message answers, by its id. Default: none."""
     name: builtins.str
     """The speaker's name, if the template uses it. Default: none."""
+    reasoning: builtins.str
+    """The reasoning that came before an assistant's content, for templates that show it. Default: none."""
     @property
     def tool_calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolCall]:
         """Calls that an assistant made. Default: none."""
@@ -359,8 +480,9 @@ class ChatMessage(google.protobuf.message.Message):
         tool_calls: collections.abc.Iterable[global___ToolCall] | None = ...,
         tool_call_id: builtins.str = ...,
         name: builtins.str = ...,
+        reasoning: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]) -> None: ...
 
 global___ChatMessage = ChatMessage
 
@@ -454,10 +576,7 @@ global___StoppingParams = StoppingParams
 
 @typing.final
 class OutputParams(google.protobuf.message.Message):
-    """What is reported besides text and token ids.
-
-    Planned: typed parts of the answer (6).
-    """
+    """What is reported besides text and token ids."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -466,6 +585,7 @@ class OutputParams(google.protobuf.message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
     PREFILL_PROGRESS_FIELD_NUMBER: builtins.int
+    PARSE_FIELD_NUMBER: builtins.int
     logprobs: builtins.int
     """Alternatives reported per output token, in [0, 20]; 0 reports the token's own log probability alone. Default: no
     log probabilities.
@@ -478,6 +598,12 @@ class OutputParams(google.protobuf.message.Message):
     """Return the prompt's ids in Admitted. Default: false."""
     prefill_progress: builtins.bool
     """Report the progress of a prompt that takes several steps. Default: false."""
+    @property
+    def parse(self) -> ringline.types.v1.part_pb2.ParseParams:
+        """Report the answer's typed parts, too: content, reasoning, calls of tools. A request that depends on them names parse
+        in requires. Default: none; with chat.tools, as the model's chat template writes them.
+        """
+
     def __init__(
         self,
         *,
@@ -486,9 +612,10 @@ class OutputParams(google.protobuf.message.Message):
         skip_special_tokens: builtins.bool | None = ...,
         return_prompt_token_ids: builtins.bool | None = ...,
         prefill_progress: builtins.bool | None = ...,
+        parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prefill_progress", b"_prefill_progress", "_prompt_logprobs", b"_prompt_logprobs", "_return_prompt_token_ids", b"_return_prompt_token_ids", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prefill_progress", b"prefill_progress", "prompt_logprobs", b"prompt_logprobs", "return_prompt_token_ids", b"return_prompt_token_ids", "skip_special_tokens", b"skip_special_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prefill_progress", b"_prefill_progress", "_prompt_logprobs", b"_prompt_logprobs", "_return_prompt_token_ids", b"_return_prompt_token_ids", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "prefill_progress", b"prefill_progress", "prompt_logprobs", b"prompt_logprobs", "return_prompt_token_ids", b"return_prompt_token_ids", "skip_special_tokens", b"skip_special_tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prefill_progress", b"_prefill_progress", "_prompt_logprobs", b"_prompt_logprobs", "_return_prompt_token_ids", b"_return_prompt_token_ids", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "parse", b"parse", "prefill_progress", b"prefill_progress", "prompt_logprobs", b"prompt_logprobs", "return_prompt_token_ids", b"return_prompt_token_ids", "skip_special_tokens", b"skip_special_tokens"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prefill_progress", b"_prefill_progress", "_prompt_logprobs", b"_prompt_logprobs", "_return_prompt_token_ids", b"_return_prompt_token_ids", "_skip_special_tokens", b"_skip_special_tokens", "logprobs", b"logprobs", "parse", b"parse", "prefill_progress", b"prefill_progress", "prompt_logprobs", b"prompt_logprobs", "return_prompt_token_ids", b"return_prompt_token_ids", "skip_special_tokens", b"skip_special_tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload
@@ -583,7 +710,7 @@ global___GenerateResponse = GenerateResponse
 class Admitted(google.protobuf.message.Message):
     """A request as it was accepted. A resume needs this and the delivered ids.
 
-    Planned: constraint (9), adapter with its digest (10), task (11).
+    Planned: adapter with its digest (10), task (11).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -596,6 +723,7 @@ class Admitted(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     SERVER_REQUEST_ID_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """The prompt's length, tokens, ≥ 1."""
     model: builtins.str
@@ -620,6 +748,12 @@ class Admitted(google.protobuf.message.Message):
     def output(self) -> global___OutputParams:
         """Every scalar present."""
 
+    @property
+    def constraint(self) -> ringline.types.v1.constraint_pb2.Constraint:
+        """The form that every choice must have, that of tool_choice included, with after_reasoning present: a resume sends it
+        in place of both. Absent: none.
+        """
+
     def __init__(
         self,
         *,
@@ -631,9 +765,10 @@ class Admitted(google.protobuf.message.Message):
         model: builtins.str = ...,
         server_request_id: builtins.str = ...,
         model_digest: builtins.str = ...,
+        constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["constraint", b"constraint", "output", b"output", "sampling", b"sampling", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["constraint", b"constraint", "model", b"model", "model_digest", b"model_digest", "output", b"output", "prompt_token_ids", b"prompt_token_ids", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "server_request_id", b"server_request_id", "stopping", b"stopping"]) -> None: ...
 
 global___Admitted = Admitted
 
@@ -722,8 +857,6 @@ global___PrefillProgress = PrefillProgress
 class Delta(google.protobuf.message.Message):
     """Tokens of one choice and the text they complete. Atomic: at every delta before the choice's end, the text so far is
     the decoding of the ids so far (with the prompt as left context).
-
-    Planned: typed parts of the answer (6).
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -733,6 +866,7 @@ class Delta(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     choice: builtins.int
     """Index of the choice."""
     first_position: builtins.int
@@ -747,6 +881,12 @@ class Delta(google.protobuf.message.Message):
     def logprobs(self) -> ringline.types.v1.output_pb2.Logprobs:
         """If asked for: one per token."""
 
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.part_pb2.Part]:
+        """If asked for: what the text so far adds to the typed parts. They may lag behind the text by a marker that is not
+        complete.
+        """
+
     def __init__(
         self,
         *,
@@ -755,18 +895,16 @@ class Delta(google.protobuf.message.Message):
         text: builtins.str = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         logprobs: ringline.types.v1.output_pb2.Logprobs | None = ...,
+        parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["logprobs", b"logprobs"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choice", b"choice", "first_position", b"first_position", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "first_position", b"first_position", "logprobs", b"logprobs", "parts", b"parts", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
 
 global___Delta = Delta
 
 @typing.final
 class ChoiceFinished(google.protobuf.message.Message):
-    """The end of a choice; exactly one per choice.
-
-    Planned: what parsers found (7).
-    """
+    """The end of a choice; exactly one per choice."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -775,6 +913,8 @@ class ChoiceFinished(google.protobuf.message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
     STOP_STRING_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     choice: builtins.int
     """Index of the choice."""
     finish_reason: ringline.types.v1.output_pb2.FinishReason.ValueType
@@ -783,9 +923,15 @@ class ChoiceFinished(google.protobuf.message.Message):
     """An eos or stop token."""
     stop_string: builtins.str
     """A stop string."""
+    reasoning_tokens: builtins.int
+    """As in Usage, of this choice."""
     @property
     def error(self) -> google.rpc.status_pb2.Status:
         """Set if the finish reason is ERROR; its details are described at ErrorReason."""
+
+    @property
+    def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[ringline.types.v1.part_pb2.Part]:
+        """If asked for: the last pieces of the typed parts."""
 
     def __init__(
         self,
@@ -795,9 +941,11 @@ class ChoiceFinished(google.protobuf.message.Message):
         stop_token_id: builtins.int = ...,
         stop_string: builtins.str = ...,
         error: google.rpc.status_pb2.Status | None = ...,
+        parts: collections.abc.Iterable[ringline.types.v1.part_pb2.Part] | None = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["error", b"error", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choice", b"choice", "error", b"error", "finish_reason", b"finish_reason", "parts", b"parts", "reasoning_tokens", b"reasoning_tokens", "stop", b"stop", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["stop", b"stop"]) -> typing.Literal["stop_token_id", "stop_string"] | None: ...
 
 global___ChoiceFinished = ChoiceFinished
@@ -848,30 +996,31 @@ global___Refused = Refused
 
 @typing.final
 class Usage(google.protobuf.message.Message):
-    """The tokens of a request. Exact: it counts the ids delivered.
-
-    Planned: reasoning tokens (4).
-    """
+    """The tokens of a request. Exact: it counts the ids delivered."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     CACHED_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Prompt tokens, counted once for all choices."""
     cached_tokens: builtins.int
     """Of these, found in the prefix cache when the request was first admitted."""
     completion_tokens: builtins.int
     """Output tokens over all choices, resumed ones included."""
+    reasoning_tokens: builtins.int
+    """Of these, reasoning and its markers; counted where output.parse names a format of reasoning."""
     def __init__(
         self,
         *,
         prompt_tokens: builtins.int = ...,
         cached_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
+        reasoning_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage
 
