@@ -151,8 +151,8 @@ class SchedulerConfig(_Section):
     )
     num_speculative_tokens: int = option(
         8,
-        "Most draft tokens per sequence and step: tokens that a grammar forces are computed together, and take no steps "
-        "of their own. Tokens stay the same. 0: none.",
+        "Most draft tokens per sequence and step: tokens that a grammar forces are computed together, and take no "
+        "steps of their own. Tokens stay the same. 0: none.",
         minimum=0,
         maximum=64,
     )

@@ -36,8 +36,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens can be sampled. Not together with ``grammar``."""
     grammar: str | None = None
-    """What the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every eos token that it
-    admits ends the choice, whatever ``ignore_eos`` and ``min_tokens`` say."""
+    """What the output must match, in llguidance's notation: Lark, or JSON with a list of grammars. Every eos token that
+    it admits ends the choice, whatever ``ignore_eos`` and ``min_tokens`` say."""
     seed: int = 0
     """64-bit unsigned; with (choice, position, token id) it fixes the noise, whatever else is in the batch."""
     n: int = 1
