@@ -263,8 +263,15 @@ class Scheduler:
             return True
         if not seq.drafts or not seq.has_pending_token:
             return False
-        following = len(seq.drafts) - seq.num_pending
-        return self._num_drafts(seq, following, rows=len(self._lifecycle.running)) > 0
+        rows, config = len(self._lifecycle.running), self._config
+        room = min(
+            len(seq.drafts) - seq.num_pending,
+            min(config.max_num_seqs, config.max_num_batched_tokens) - rows,
+            seq.group.max_computed - seq.num_computed - 1,
+        )
+        if self._kv.pool.num_free <= self._headroom:
+            room = min(room, seq.capacity - seq.num_computed - 1)
+        return self._num_drafts(seq, room, rows) > 0
 
     def _num_drafts(self, seq: Sequence, most: int, rows: int) -> int:
         """How many drafts, of at most ``most``, a step with ``rows`` rows takes from ``seq``."""

@@ -147,6 +147,29 @@ def test_a_sequence_waits_for_a_token_only_if_drafts_follow_it():
     engine.finish()
 
 
+@pytest.mark.parametrize(
+    ("config", "max_tokens"),
+    [
+        ({"max_num_seqs": 1}, 30),
+        ({"max_num_batched_tokens": 1}, 30),
+        ({"num_speculative_tokens": 0}, 30),
+        ({"max_model_len": 4, "blocks": 2}, 30),
+        ({}, 3),
+    ],
+)
+def test_no_sequence_waits_where_no_drafts_can_be_computed(config, max_tokens):
+    """There is room for no further row, or only one further token to compute."""
+    engine = drafting("right", max_concurrent_steps=2, **config)
+    engine.add("a", 1, max_tokens=max_tokens)
+    engine.plan_ahead()
+    engine.plan_ahead()
+    engine.take_result()
+    assert len(engine.sequence("a").drafts) > 1
+    assert engine.plan_ahead().num_tokens == [1]
+    engine.take_results()
+    engine.finish()
+
+
 def test_others_are_planned_while_a_sequence_waits():
     engine = drafting("right", max_concurrent_steps=2)
     engine.add("a", 8, max_tokens=30)
