@@ -148,19 +148,20 @@ def test_a_sequence_waits_for_a_token_only_if_drafts_follow_it():
 
 
 @pytest.mark.parametrize(
-    ("config", "max_tokens"),
+    ("config", "prompt", "max_tokens"),
     [
-        ({"max_num_seqs": 1}, 30),
-        ({"max_num_batched_tokens": 1}, 30),
-        ({"num_speculative_tokens": 0}, 30),
-        ({"max_model_len": 4, "blocks": 2}, 30),
-        ({}, 3),
+        ({"max_num_seqs": 1}, 1, 30),
+        ({"max_num_batched_tokens": 1}, 1, 30),
+        ({"num_speculative_tokens": 0}, 1, 30),
+        ({"max_model_len": 4}, 1, 30),
+        ({}, 1, 3),
+        ({"max_model_len": 16, "blocks": 4}, 10, 30),
     ],
 )
-def test_no_sequence_waits_where_no_drafts_can_be_computed(config, max_tokens):
-    """There is room for no further row, or only one further token to compute."""
+def test_no_sequence_waits_where_no_drafts_can_be_computed(config, prompt, max_tokens):
+    """There is room for no further row, only one further token to compute, or no block for more."""
     engine = drafting("right", max_concurrent_steps=2, **config)
-    engine.add("a", 1, max_tokens=max_tokens)
+    engine.add("a", prompt, max_tokens=max_tokens)
     engine.plan_ahead()
     engine.plan_ahead()
     engine.take_result()
@@ -209,8 +210,10 @@ def test_drafts_are_forgotten_when_another_token_comes_or_the_sequence_is_preemp
 
     assert bring(5, drafts=[6, 7, 8, 9, 10, 11]) == ([6, 7, 8, 9, 10, 11], [6, 7, 8])
     assert bring(6, 7, 8, 9) == ([10, 11], [10, 11])
+    assert sequence.drafts_come_true == 4
     assert bring(10, drafts=[3, 2]) == ([3, 2], [3, 2])
     assert bring(7) == ([], [])
+    assert sequence.drafts_come_true == 0
     assert bring(7, drafts=[3, 2]) == ([3, 2], [3, 2])
     scheduler._lifecycle.preempt(sequence)
     assert (sequence.drafts, sequence.is_drafted, sequence.num_pending) == ([], False, 0)
