@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.text.parsing.formats import call_ids, make_parser, marker_texts
-from services.text.parsing.marks import mark
-from services.text.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
-from services.text.parsing.reasoning_meter import ReasoningMeter
+from services.text.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
