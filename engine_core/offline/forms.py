@@ -22,9 +22,7 @@ def form_of(params: Any, place: str) -> tuple[str, Any] | None:
         raise InvalidRequestError(f"{place}: {given[1]}", f"is a second form, beside {given[0]}; expected one")
     if not given:
         if params.any_whitespace:
-            raise InvalidRequestError(
-                f"{place}: any_whitespace", "is for JSON; expected json_schema or json_object"
-            )
+            raise InvalidRequestError(f"{place}: any_whitespace", "is for JSON; expected json_schema or json_object")
         return None
     name, field = given[0], f"{place}: {given[0]}"
     value = getattr(params, name)
@@ -40,11 +38,8 @@ def form_of(params: Any, place: str) -> tuple[str, Any] | None:
 def _schema_text(schema: Any, field: str) -> str:
     if isinstance(schema, str):
         return schema
-    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
     if not isinstance(schema, Mapping | bool):
-        accepted = "a dict, a JSON text, a bool or a pydantic model class"
-        raise InvalidRequestError(field, f"is of type {type(schema).__name__}; expected {accepted}")
+        raise InvalidRequestError(field, f"is of type {type(schema).__name__}; expected a dict, a JSON text or a bool")
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

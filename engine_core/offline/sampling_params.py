@@ -34,9 +34,9 @@ class SamplingParams(request.SamplingParams):
     """Keep the stop string in the text, or the text of the eos or stop token."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    json_schema: Mapping[str, Any] | str | bool | type[Any] | None = None
-    """The text is JSON that this schema accepts: a dict, a JSON text, a bool or a pydantic model class. A text has at
-    most one form: this one, ``json_object``, ``regex``, ``choice`` or ``grammar``."""
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    """The text is JSON that this schema accepts: a dict, a JSON text or a bool. A text has at most one form: this one,
+    ``json_object``, ``regex``, ``choice`` or ``grammar``."""
     json_object: bool = False
     """The text is a JSON object."""
     regex: str | None = None

@@ -123,10 +123,11 @@ def test_texts_have_their_form(llm: LLM) -> None:
     """One after the other and in a batch with free ones, whose texts do not change."""
     drawn = SamplingParams(temperature=1.0, seed=5, n=2, max_tokens=48)
     digits = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 4}
+    closed = {"type": "object", "additionalProperties": False}
     forms: dict[str, Any] = {
         "choice": ["yes", "no", "perhaps"],
         "regex": "[a-z]{3}-[0-9]{2}",
-        "json_schema": {"type": "object", "properties": {"digits": digits}, "required": ["digits"]},
+        "json_schema": {"properties": {"digits": digits}, "required": ["digits"], **closed},
         "grammar": 'start: WORD (" " WORD)~2\nWORD: /[a-z]{1,5}/',
     }
     held = [replace(drawn, **{name: form}) for name, form in forms.items()]
