@@ -73,7 +73,9 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold"): (
         "is not supported: {max_num_batched_tokens} limits how many prompt tokens a step computes"
     ),
-    ("speculative_config", "speculative_model", "num_speculative_tokens"): "is not supported yet",
+    ("speculative_config", "speculative_model"): (
+        "is not supported yet: the only drafts are tokens that a grammar forces, see {num_speculative_tokens}"
+    ),
     ("compilation_config", "O", "optimization_level", "cuda_graph_sizes", "cudagraph_capture_sizes"): _OWN_GRAPHS,
     ("max_seq_len_to_capture", "max_context_len_to_capture"): _OWN_GRAPHS,
     # Requests and answers

@@ -37,7 +37,7 @@ def blocking(address: str) -> dict:
             "generate": shown(answer),
             "refusal": refusal,
             "parsed": chosen.parsed,
-            "delivered": chosen.content,
+            "content": chosen.content,
         }
 
 
