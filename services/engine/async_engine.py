@@ -14,8 +14,8 @@ import structlog
 
 from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
-from engine_core.request import Request
 from engine_core.request import FinishReason as CoreFinishReason
+from engine_core.request import Request
 from engine_core.step import SequenceOutput
 from services.engine.engine_messages import end_of, status_of
 from services.engine.grammar_queue import EngineRequest, GrammarQueue

@@ -7,6 +7,7 @@ holds up itself. A grammar that was compiled before takes one hop to a thread.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.tenant_quota import TenantQuota
-from services.text.grammar.constraints import Constraint, ConstraintError
+from services.text.grammar.constraints import Constraint, ConstraintError, Grammar
 from services.text.grammar.grammar_text import grammar_of
 
 log = structlog.get_logger(__name__)
@@ -29,6 +30,9 @@ log = structlog.get_logger(__name__)
 THREADS = 4
 MAX_WAITING = 1024
 """Requests that wait for their grammars, of all tenants; one may have as many as it leaves free."""
+
+
+_GBNF = re.compile(r"(?m)^\s*root\s*::=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,10 @@ class GrammarQueue:
         self._quota.give_back(tenant, 1)
         if waiting.timer is not None:
             waiting.timer.cancel()
-        if (queue := self._queues.get(tenant)) is not None and queue.pop(waiting.core_id, None) and not queue:
-            del self._queues[tenant]
+        if waiting.core_id in (queue := self._queues.get(tenant, OrderedDict())):
+            del queue[waiting.core_id]
+            if not queue:
+                del self._queues[tenant]
 
     def _begin(self) -> None:
         """Give free threads the next requests, one of each tenant in turn."""
@@ -168,7 +174,7 @@ class GrammarQueue:
 
     def _outcome(self, constraint: Constraint) -> str | RequestError | Status:
         try:
-            grammar = grammar_of(constraint)
+            grammar = _grammar_of(constraint)
             self._compile(grammar)
         except ConstraintError as error:
             return InvalidRequestError(f"constraint.{error.field}".rstrip("."), error.problem)
@@ -199,3 +205,10 @@ class GrammarQueue:
             else:
                 self._owner.grammar_refused(waiting.core_id, outcome)
         self._begin()
+
+
+def _grammar_of(constraint: Constraint) -> str:
+    """The grammar of a constraint; raises ``ConstraintError``. A processor sends one in the compiler's own notation."""
+    if isinstance(constraint, Grammar) and not _GBNF.search(constraint.text):
+        return constraint.text
+    return grammar_of(constraint)

@@ -19,7 +19,7 @@ MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
-MAX_CONSTRAINT_BYTES = 1 << 20
+MAX_CONSTRAINT_BYTES = (1 << 20) + 64
 """A constraint has at most 256 KiB of text; the grammar that a processor makes of it may be larger."""
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20

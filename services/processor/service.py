@@ -19,8 +19,8 @@ from services.common.rpc.open_calls import end_call_soon
 from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.request_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
-from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.tokenization_queue import TokenizationQueue
+from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from services.ring.errors import Status
 
@@ -23,7 +24,7 @@ class FinishReason(enum.IntEnum):
 class TypedParts:
     """What a delta, or the end of a choice, adds to the typed parts of its choice. The ring carries them unread."""
 
-    pieces: Sequence[object] = ()
+    pieces: Sequence[Any] = ()
     wire_bytes: int = 0
     """Upper estimate of the size of ``pieces`` on the wire."""
     reasoning_tokens: int = 0

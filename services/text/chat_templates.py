@@ -16,6 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from services.text.parsing.formats import NONE, detect
 from services.text.special_tokens import read_special_tokens
 from services.text.template_sandbox import MAX_RENDERED_CHARS, TIME_LIMIT_S, BoundedEnvironment, charge_for
 from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
@@ -179,7 +180,7 @@ class ChatTemplates:
         Raises ``UnknownTemplateError``.
         """
         if not self._sources:
-            return NO_FORMAT, NO_FORMAT
+            return NONE, NONE
         name = self._choose(template_name, has_tools)
         if name not in self._formats:
             self._formats[name] = detect(self._sources[name].text)

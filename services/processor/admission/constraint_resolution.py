@@ -1,6 +1,6 @@
 """The form that an answer must have: the client's constraint, or calls of tools, as one grammar of the whole answer.
 
-The grammar is a function of what ``Admitted`` returns (the constraint, and ``output.parse``), so a resume gets the same.
+The grammar is a function of what ``Admitted`` returns (constraint and ``output.parse``), so a resume gets the same.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2
 
 from services.common.rpc.constraint_messages import read_constraint
-from services.processor.admission.parse_resolution import NONE
 from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CONSTRAINT
-from services.text.grammar.constraints import ConstraintError, Grammar, JsonSchema
+from services.text.grammar.constraints import ConstraintError, JsonSchema
 from services.text.grammar.grammar_text import after_reasoning, grammar_of
 from services.text.parsing import formats
+from services.text.parsing.formats import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +89,17 @@ def _tools_grammar(served_model: ServedModel, parse: part_pb2.ParseParams | None
     """The grammar of an answer with calls, without the reasoning before it."""
     assert parse is not None  # typed tools always have it
     if parse.tool_calls == NONE:
+        known = ", ".join(sorted(formats.TOOL_FORMATS))
         problem = (
             "calls can be held to a form only in a known format, and the model's chat template writes none: expected "
-            f"MODE_AUTO or MODE_NONE without strict tools, or output.parse.tool_calls, one of {', '.join(sorted(formats.TOOL_FORMATS))}"
+            f"MODE_AUTO or MODE_NONE without strict tools, or output.parse.tool_calls, one of {known}"
         )
         raise refuse(field, problem)
     for spec in tools.specs:
         if tools.required or spec.strict:
+            parameters = JsonSchema(json.dumps(spec.parameters))
             index = list(tools.names).index(spec.name)
-            _checked(
-                lambda: grammar_of(JsonSchema(json.dumps(spec.parameters))), f"chat.tools[{index}].parameters_json"
-            )
+            _checked(partial(grammar_of, parameters), f"chat.tools[{index}].parameters_json")
     specs = [replace(spec, strict=True) for spec in tools.specs] if tools.required else tools.specs
     tool_format = formats.TOOL_FORMATS[parse.tool_calls]
     marker = served_model.grammars.marker

@@ -13,8 +13,8 @@ from services.processor.admission.tool_resolution import MAX_TOOLS, TOOL_NAME, T
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.text.parsing import formats
+from services.text.parsing.formats import NONE
 
-NONE = "none"
 MAX_TOOL_NAMES_BYTES = 4096
 """UTF-8 bytes of the tools' names together: they go to the detokenizer with the stop strings, in 16 KiB."""
 _TAIL_TOKENS = 64

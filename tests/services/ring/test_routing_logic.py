@@ -387,4 +387,4 @@ def test_a_request_goes_where_its_needs_are_met_and_nowhere_else() -> None:
     assert chosen == {Route(PeerId("e-new", 1), new)}
     assert {routes.choose(f"free {number}", OLD, Prefixes()) for number in range(20)} != chosen
     routes.detokenizer_down(new)
-    assert routes.choose("1", OLD, Prefixes(), engine=PeerId("e-new", 1), needs=needs) is None, "it does not move to the other"
+    assert routes.choose("1", OLD, Prefixes(), engine=PeerId("e-new", 1), needs=needs) is None
