@@ -181,7 +181,7 @@ class Attachment:
                 check_role("to submit requests", SUBMITTERS)
                 self._check_model(command.submit)
                 engine = self._engine
-                submission = submission_of(command.submit, engine.model, engine.capabilities, time.monotonic())
+                submission = submission_of(command.submit, engine.model, time.monotonic(), engine.capabilities)
                 registry.submit(peer, submission, ordinal)
             case "cancel":
                 registry.cancel(peer, command.cancel.request_id, command.cancel.epoch)

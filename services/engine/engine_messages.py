@@ -43,9 +43,9 @@ _FIELDS = {
 
 
 def submission_of(
-    submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str], now: float
+    submit: engine_pb2.Submit, model: ModelSpec, now: float, capabilities: Collection[str] = ENGINE_CAPABILITIES
 ) -> Submission[EngineRequest]:
-    """The ring's and the core's forms of a Submit; ``capabilities`` are this engine's, ``now`` is on the core's clock.
+    """The ring's and the core's forms of a Submit; ``now`` is on the core's clock, ``capabilities`` are this engine's.
 
     Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """

@@ -13,7 +13,7 @@ from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
-from services.ring.identity import CONSTRAINT, check_requires
+from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, check_requires
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
@@ -34,7 +34,7 @@ def frame_limits(model: ModelSpec) -> MessageLimits:
     return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
 
 
-def check_size(submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str]) -> None:
+def check_size(submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str] = ENGINE_CAPABILITIES) -> None:
     """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``.
 
     ``capabilities``: what this engine can do; a constraint is never ignored, even if ``requires`` does not name it.

@@ -20,7 +20,6 @@ from services.common.rpc.shared_messages import abort, status_from_proto
 from services.processor.admission.request_resolution import render_chat
 from services.processor.admission.tenant_policy import TenantPolicies
 from services.processor.admission.tokenization_queue import TokenizationQueue
-from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.admission.validation import check_model, check_text_size, check_token_ids, refuse
 from services.processor.client_stream import MAX_REFUSALS, ClientStream
 from services.processor.inference_messages import refusal
@@ -306,7 +305,7 @@ def tokenize(request: inference_pb2.TokenizeRequest, model: ServedModel) -> infe
             text, special = request.text, True
             check_text_size("text", text, model.limits)
         case "chat":
-            text = rendered = render_chat(request.chat, model, resolve_tools(request.chat))
+            text = rendered = render_chat(request.chat, model)
             special = False
         case _:
             raise refuse("input", "none is set: expected text or chat")

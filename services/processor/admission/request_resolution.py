@@ -140,8 +140,10 @@ def resolve_request(
     )
 
 
-def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools) -> list[int]:
-    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set."""
+def prompt_ids(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools | None = None
+) -> list[int]:
+    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set. ``tools``: as in ``render_chat``."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
@@ -154,9 +156,10 @@ def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel
     return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
 
 
-def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools) -> str:
-    """A conversation rendered by the model's chat template; raises ``Refused``."""
+def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:
+    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: its own if None."""
     check_chat(chat)
+    tools = tools or resolve_tools(chat)
     generation_prompt = not chat.continue_final_message
     if chat.HasField("add_generation_prompt"):
         generation_prompt = chat.add_generation_prompt
@@ -228,8 +231,8 @@ def _resolve_sampling(
 
 def _engine_requires(given: Sequence[str], model: engine_pb2.GetModelResponse, *, is_constrained: bool) -> list[str]:
     """What the engine must have: it must not ignore a constraint, even if the client does not say so."""
-    names = [name for name in given if name in model.capabilities and name != CONSTRAINT]
-    return [*names, CONSTRAINT] if is_constrained else names
+    names = [name for name in given if name in model.capabilities]
+    return [*names, CONSTRAINT] if is_constrained and CONSTRAINT not in names else names
 
 
 def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:
