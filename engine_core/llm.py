@@ -327,7 +327,7 @@ class LLM:
             token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
         request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine)
         try:
-            validate_request(request, self.model)
+            validate_request(request, self.model, self._engine.executor.grammar_support)
         except InvalidRequestError as error:
             where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None
