@@ -69,6 +69,8 @@ def resolve_constraint(
     if admitted.after_reasoning and not has_reasoning:
         problem = "set, but output.parse.reasoning names no format: expected one, or false"
         raise refuse("constraint.after_reasoning", problem)
+    if field == "constraint" and (kind := admitted.WhichOneof("kind")) is not None:
+        field = f"constraint.{kind}"
     grammar = _checked(lambda: _whole_grammar(admitted, served_model, parse), field)
     return ResolvedConstraint(admitted, grammar)
 
@@ -112,5 +114,6 @@ def _checked(make: Callable[[], str], field: str) -> str:
     try:
         return make()
     except ConstraintError as error:
-        in_constraint = field == "constraint" and error.field
-        raise refuse(f"constraint.{error.field}" if in_constraint else field, error.problem) from None
+        if field.startswith("constraint") and error.field:
+            field = f"constraint.{error.field}"
+        raise refuse(field, error.problem) from None
