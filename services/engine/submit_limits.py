@@ -34,7 +34,9 @@ def frame_limits(model: ModelSpec) -> MessageLimits:
     return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
 
 
-def check_size(submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str] = ENGINE_CAPABILITIES) -> None:
+def check_size(
+    submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str] = ENGINE_CAPABILITIES
+) -> None:
     """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``.
 
     ``capabilities``: what this engine can do; a constraint is never ignored, even if ``requires`` does not name it.
