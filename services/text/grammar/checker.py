@@ -104,6 +104,8 @@ def _problem(error: str) -> str:
     """The library's message: its first line, in our words where they are clearer."""
     if error.startswith("panic"):
         return "cannot be compiled: the library that compiles it failed; simplify it"
+    if error.startswith("NoExtension"):
+        return "nothing can match it"
     first = error.split("\n", 1)[0]
     first = re.sub(r"^at 1\(\d+\): failed to compile JSON schema: ", "", first)
     first = re.sub(r"^(?:at )?(\d+)\((\d+)\):", r"line \1, column \2:", first)

@@ -78,11 +78,14 @@ def unending(definitions: Definitions) -> set[str]:
     counts as one that ends: llguidance finds most of these.
     """
     ending: set[str] = set()
+    order, _ = _order(definitions, in_place=False)
     while True:
-        found = {name for name, schema in definitions.items() if name not in ending and _ends(schema, ending)}
-        if not found:
+        before = len(ending)
+        for name in order:
+            if name not in ending and _ends(definitions[name], ending):
+                ending.add(name)
+        if len(ending) == before:
             return set(definitions) - ending
-        ending |= found
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
@@ -348,6 +351,6 @@ def _weigh(schema: Schema, weights: Mapping[str, Weights]) -> Weights:
                 branches["within"] |= Counter({(kind, where or place): n for (kind, where), n in weight.items()})
     for weight in branches.values():
         total += weight
-    if (name := referred(schema)) in weights:
-        total += weights[name]
+    if (name := referred(schema)) is not None:
+        total += weights.get(name, Counter())
     return total
