@@ -1,4 +1,4 @@
-"""Grammars in a whole engine: the same tokens however steps are cut and shared, drafts that cost no result, failures."""
+"""Grammars in a whole engine: the same tokens however steps are cut and shared, drafts of results, and failures."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_grammars_that_are_refused(engine: StartedEngine) -> None:
     both = replace(GREEDY, allowed_token_ids=(1, 2))
     with pytest.raises(InvalidRequestError, match="allowed_token_ids: is given together with a grammar"):
         engine.core.add(Request("both", tuple(PROMPT), both))
-    with pytest.raises(InvalidRequestError, match="grammar: .*Expected token"):
+    with pytest.raises(InvalidRequestError, match=r"grammar: .*Expected token"):
         engine.executor.compile_grammar("start: (")
     with pytest.raises(InvalidRequestError, match="grammar: is 5, of type int"):
         engine.core.add(Request("type", tuple(PROMPT), replace(GREEDY, grammar=5)))  # type: ignore[arg-type]
