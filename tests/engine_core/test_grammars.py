@@ -21,7 +21,8 @@ from .engines import BLOCK_BYTES, Outcome, run, started
 from .executor.threaded_executor import ThreadedExecutor
 from .structured_output.grammars import ANSWER, EOS, PERSON, ids_of, save_model_with_tokenizer, text_of
 
-PROMPT = [5, 6, 7]
+PROMPT = list(range(5, 25))
+"""More than some steps have rows: then nothing is sampled."""
 GREEDY = SamplingParams(temperature=0.0, grammar=PERSON, max_tokens=60)
 PARAMS = {
     "greedy": GREEDY,
@@ -107,7 +108,7 @@ def step(engine: StartedEngine, plan: StepPlan) -> StepResult:
 
 
 def begin(seq_id: int, output: list[int], params: SamplingParams) -> NewSequence:
-    return NewSequence(seq_id, 0, PROMPT + output, len(PROMPT), 0, [[seq_id + 1]], params)
+    return NewSequence(seq_id, 0, PROMPT + output, len(PROMPT), 0, [[3 * seq_id + block for block in range(3)]], params)
 
 
 def test_a_result_brings_what_the_grammar_forces(model: Path) -> None:
