@@ -67,7 +67,7 @@ class PendingStep:
         sampled = self.sampled = token_ids.numpy()
         accepted = self._batch.commit(self.inputs, sampled)
         following = {}
-        if self._batch.sampling.asked & READS_TOKENS:
+        if len(sampled) and self._batch.sampling.asked & READS_TOKENS:
             following = self._batch.follow_grammars(self.inputs, accepted)
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
