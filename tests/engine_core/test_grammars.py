@@ -1,4 +1,4 @@
-"""Grammars in a whole engine: the same tokens however steps are cut and shared, drafts that cost no result, failures."""
+"""Grammars in a whole engine: the same tokens however steps are cut and shared, drafts of results, and failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .engines import BLOCK_BYTES, Outcome, run, started
 from .executor.threaded_executor import ThreadedExecutor
 from .structured_output.grammars import ANSWER, EOS, PERSON, ids_of, save_model_with_tokenizer, text_of
 
-PROMPT = [5, 6, 7]
+PROMPT = list(range(5, 25))
+"""More than some steps have rows: then nothing is sampled."""
 GREEDY = SamplingParams(temperature=0.0, grammar=PERSON, max_tokens=60)
 PARAMS = {
     "greedy": GREEDY,
@@ -107,7 +108,7 @@ def step(engine: StartedEngine, plan: StepPlan) -> StepResult:
 
 
 def begin(seq_id: int, output: list[int], params: SamplingParams) -> NewSequence:
-    return NewSequence(seq_id, 0, PROMPT + output, len(PROMPT), 0, [[seq_id + 1]], params)
+    return NewSequence(seq_id, 0, PROMPT + output, len(PROMPT), 0, [[3 * seq_id + block for block in range(3)]], params)
 
 
 def test_a_result_brings_what_the_grammar_forces(model: Path) -> None:
@@ -155,7 +156,7 @@ def test_grammars_that_are_refused(engine: StartedEngine) -> None:
     both = replace(GREEDY, allowed_token_ids=(1, 2))
     with pytest.raises(InvalidRequestError, match="allowed_token_ids: is given together with a grammar"):
         engine.core.add(Request("both", tuple(PROMPT), both))
-    with pytest.raises(InvalidRequestError, match="grammar: .*Expected token"):
+    with pytest.raises(InvalidRequestError, match=r"grammar: .*Expected token"):
         engine.executor.compile_grammar("start: (")
     with pytest.raises(InvalidRequestError, match="grammar: is 5, of type int"):
         engine.core.add(Request("type", tuple(PROMPT), replace(GREEDY, grammar=5)))  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_answers_are_those_of_one_process(ranks: LLM, checkpoint: Path) -> None:
 
 def test_grammars_are_compiled_here_and_on_the_rank_that_samples(ranks: LLM, checkpoint: Path) -> None:
     params = {name: replace(IN_GRAMMAR, temperature=heat) for name, heat in {"greedy": 0.0, "random": 1.0}.items()}
-    prompts = dict.fromkeys(params, [5, 6, 7])
+    prompts = dict.fromkeys(params, PROMPTS[0])
     executor = ranks._engine.executor
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(executor.compile_grammar, [f'start: "{each}"' for each in "abcdefgh"] + [PERSON] * 4))
