@@ -11,7 +11,6 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tokenization_job import CONSTRAINT_CHARGE
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
@@ -260,7 +259,3 @@ def test_reasoning_of_earlier_messages_reaches_the_template() -> None:
     message = {"role": "assistant", "content": "c", "reasoning": "r"}
     prompt = take(chat={"messages": [message]}).submit.prompt_token_ids
     assert tokenizer().decode(list(prompt)).startswith("[assistant]rc")
-
-
-def test_a_constraint_counts_as_more_than_its_bytes() -> None:
-    assert CONSTRAINT_CHARGE >= 64 << 10
