@@ -152,7 +152,8 @@ class _Grammars:
 
     def _compile(self) -> None:
         while True:
-            self._worker.compile_grammar(self._waiting.get().text)
+            grammar = self._waiting.get()
+            self._worker.compile_grammar(grammar.text)
 
 
 class _Replies:

@@ -17,6 +17,8 @@ Bits = npt.NDArray[np.uint32]
 ALL = 0xFFFF_FFFF
 """A word of tokens all of which are allowed."""
 
+_DEAD_END = "no token can follow: the grammar has a dead end here"
+
 
 class Matcher:
     """Follows one output. Nothing here raises for what a grammar or a model does: see ``failed_at``."""
@@ -85,9 +87,10 @@ class Matcher:
         """Whether something can be sampled at ``position`` of the output; ``row`` [W] says what."""
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
-            self._fail(position, matcher.get_error().partition("\n")[0])
+            error = matcher.get_error().partition("\n")[0]
+            self._fail(position, _DEAD_END if "NoExtension" in error else f"the grammar cannot be followed: {error}")
         elif not row.any():
-            self._fail(position, "no token can follow: the grammar leads to a dead end")
+            self._fail(position, _DEAD_END)
         else:
             return True
         row.fill(ALL)

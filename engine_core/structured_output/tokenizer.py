@@ -82,7 +82,10 @@ def _decoder(decoder: Any) -> Any:
         return decoder
     spaces = [part for part in parts if part["type"] in ("Replace", "Metaspace")]
     written = [_space(part) for part in spaces]
-    if not kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"} or None in written or len(spaces) > 1:
+    is_known = kinds <= {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"} and (
+        spaces or "ByteFallback" in kinds
+    )
+    if not is_known or None in written or len(spaces) > 1:
         names = ", ".join(part["type"] for part in parts) or "none"
         raise GrammarsUnavailableError(
             f"the tokenizer's decoder ({names}) is not one of byte-level or byte-fallback tokenizers, whose tokens "

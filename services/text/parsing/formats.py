@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 
-from services.text.parsing import hermes, think
+from services.text.parsing import deepseek, harmony, hermes, llama3_json, mistral, pythonic, think
 from services.text.parsing.parts import ParseOptions, PartWriter, call_id
 from services.text.parsing.reasoning_meter import ReasoningMeter
 from services.text.parsing.text_parser import Plain, TextParser
@@ -35,24 +35,36 @@ class ReasoningFormat:
 
     parser: Callable[[PartWriter, TextParser, ReasoningMeter, bool], TextParser]
     """Makes a parser of reasoning, which hands the rest to the next parser; the flag: the answer begins inside."""
-    opening: str
-    closing: str
     markers: tuple[str, ...]
     """Markers, which may be special tokens."""
+    is_in: Callable[[str], bool]
+    """Whether a template writes reasoning in this format."""
+    opening: str
+    """The text that begins the reasoning."""
+    closing: str
+    """The text between the reasoning and the answer."""
 
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "harmony": ToolFormat(harmony.call_parser, harmony.MARKERS, harmony.is_in),
+    "deepseek": ToolFormat(deepseek.DeepseekParser, deepseek.MARKERS, deepseek.is_in),
+    "mistral": ToolFormat(mistral.MistralParser, mistral.MARKERS, mistral.is_in, mistral.mistral_call_id),
     "hermes": ToolFormat(hermes.HermesParser, hermes.MARKERS, hermes.is_in),
+    "pythonic": ToolFormat(pythonic.PythonicParser, pythonic.MARKERS, pythonic.is_in),
+    "llama3_json": ToolFormat(llama3_json.Llama3JsonParser, llama3_json.MARKERS, llama3_json.is_in),
 }
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "think": ReasoningFormat(think.ThinkParser, "<think>", "</think>", think.MARKERS),
+    "harmony": ReasoningFormat(
+        harmony.reasoning_parser, harmony.MARKERS, harmony.is_in, harmony.OPENING, harmony.CLOSING
+    ),
+    "think": ReasoningFormat(think.ThinkParser, think.MARKERS, think.is_in, *think.MARKERS),
 }
 
 
 def detect(template_text: str) -> tuple[str, str]:
     """Names of the formats in which a chat template writes calls of tools and reasoning; ``none`` if it writes none."""
     calls = (name for name, form in TOOL_FORMATS.items() if form.is_in(template_text))
-    reasoning = (name for name, form in REASONING_FORMATS.items() if form.closing in template_text)
+    reasoning = (name for name, form in REASONING_FORMATS.items() if form.is_in(template_text))
     return next(calls, NONE), next(reasoning, NONE)
 
 

@@ -6,7 +6,6 @@ Line breaks may stand between the markers and the object.
 from __future__ import annotations
 
 from services.text.parsing.json_calls import SPACE, JsonCallParser
-from services.text.parsing.marks import mark
 from services.text.parsing.text_parser import Reading, search_for
 
 _OPEN, _CLOSE = MARKERS = ("<tool_call>", "</tool_call>")
@@ -23,7 +22,7 @@ class HermesParser(JsonCallParser):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
-            yield from self._read_one(_CLOSE, mark(_CLOSE))
+            yield from self._read_marker(_CLOSE)
             yield from self._read_run(SPACE)
             self._drop()
 

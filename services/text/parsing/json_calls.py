@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Set
+from typing import Protocol
 
 from services.text.parsing.json_scanner import JsonScanner
 from services.text.parsing.parts import PartWriter
 from services.text.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, ReadingParser
 
 SPACE = re.compile(r"\s+")
+
+
+class Scanner(Protocol):
+    """Follows a value through text, as ``JsonScanner`` does."""
+
+    done: bool
+
+    def feed(self, text: str, at: int) -> tuple[int, str]: ...
+
 
 _ARGUMENTS = ("arguments", "parameters")
 """Keys of the arguments: formats differ in it, and models mix them up."""
@@ -75,7 +85,10 @@ class JsonCallParser(ReadingParser):
         if early is not None:
             return (yield from self._read_value(MAX_HELD, early))
         self._drop()
-        return (yield from self._read_value(None, self._writer.arguments))
+        return (yield from self._read_value(None, self._send_arguments))
+
+    def _send_arguments(self, text: str) -> None:
+        self._writer.arguments(text)
 
     def _read_key(self) -> Reading[str | None]:
         """Read and hold a key and its colon."""
@@ -96,22 +109,24 @@ class JsonCallParser(ReadingParser):
             return None
         return str(json.loads("".join(pieces)))
 
-    def _read_value(self, hold: int | None, send: Callable[[str], None] | None = None) -> Reading[bool]:
+    def _read_value(
+        self, hold: int | None, send: Callable[[str], None] | None = None, scanner: Scanner | None = None
+    ) -> Reading[bool]:
         """Read a value, of at most ``hold`` characters, which are held; None: of any length, and not held."""
-        scanner = JsonScanner()
+        scanner = scanner or JsonScanner()
         limit = MAX_HELD - self._num_held if hold is None else min(hold, MAX_HELD - self._num_held)
         while True:
             text = self._text
             if hold is not None and len(text) - self._at > limit:
                 text = text[: self._at + limit]
             end, piece = scanner.feed(text, self._at)
-            if send is not None:
-                send(piece)
             limit -= end - self._at
             if hold is None:
                 self._at = end
             else:
                 self._hold(end)
+            if send is not None:
+                send(piece)
             if scanner.done:
                 return True
             if self._at < len(self._text) or self._ended:

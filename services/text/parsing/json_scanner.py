@@ -33,7 +33,7 @@ _NUMBER: dict[str, dict[str, str]] = {
 _KINDS = dict.fromkeys("0123456789", "1") | {".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
 _NUMBER_ENDS = frozenset({"zero", "integer", "fraction", "power"})
 
-_MALFORMED = -1
+MALFORMED = -1
 
 
 class JsonScanner:
@@ -47,7 +47,7 @@ class JsonScanner:
         self._stack: list[str] = []
         """The brackets that will close the open ones."""
         self._step: Callable[[str, int], int] = self._value
-        """Scans what is at an index; returns where the rest begins, or ``_MALFORMED``."""
+        """Scans what is at an index; returns where the rest begins, or ``MALFORMED``."""
         self._in_key = False
         self._hex_left = 0
         """Digits to come of an escape."""
@@ -65,7 +65,7 @@ class JsonScanner:
         begin, length, parts = at, len(text), []
         while at < length and not self.done:
             after = self._step(text, at)
-            if after == _MALFORMED:
+            if after == MALFORMED:
                 control = _CONTROL.match(text, at) if self._step == self._string else None
                 if control is None:
                     break
@@ -90,7 +90,7 @@ class JsonScanner:
             self._word_left = _WORDS[character]
             self._step = self._in_word
         else:
-            return _MALFORMED
+            return MALFORMED
         return at + 1
 
     def _first(self, text: str, at: int) -> int:
@@ -103,7 +103,7 @@ class JsonScanner:
         if text[at] in " \t\n\r":
             return _end(_SPACE, text, at)
         if text[at] != '"':
-            return _MALFORMED
+            return MALFORMED
         self._in_key, self._step = True, self._string
         return at + 1
 
@@ -111,7 +111,7 @@ class JsonScanner:
         if text[at] in " \t\n\r":
             return _end(_SPACE, text, at)
         if text[at] != ":":
-            return _MALFORMED
+            return MALFORMED
         self._step = self._value
         return at + 1
 
@@ -123,7 +123,7 @@ class JsonScanner:
         if character == closing:
             return self._close(at)
         if character != ",":
-            return _MALFORMED
+            return MALFORMED
         self._step = self._key if closing == "}" else self._value
         return at + 1
 
@@ -148,7 +148,7 @@ class JsonScanner:
             self._step = self._escape
             return at + 1
         after = _end(_STRING_TEXT, text, at)
-        return after if after > at else _MALFORMED
+        return after if after > at else MALFORMED
 
     def _escape(self, text: str, at: int) -> int:
         if text[at] == "u":
@@ -156,12 +156,12 @@ class JsonScanner:
         elif text[at] in '"\\/bfnrt':
             self._step = self._string
         else:
-            return _MALFORMED
+            return MALFORMED
         return at + 1
 
     def _hex(self, text: str, at: int) -> int:
         if text[at] not in hexdigits:
-            return _MALFORMED
+            return MALFORMED
         self._hex_left -= 1
         if not self._hex_left:
             self._step = self._string
@@ -169,7 +169,7 @@ class JsonScanner:
 
     def _in_word(self, text: str, at: int) -> int:
         if text[at] != self._word_left[0]:
-            return _MALFORMED
+            return MALFORMED
         self._word_left = self._word_left[1:]
         if not self._word_left:
             self._complete()
@@ -182,7 +182,7 @@ class JsonScanner:
             self._number = following
             return max(at + 1, _end(_DIGITS, text, at)) if "1" in _NUMBER[following] else at + 1
         if self._number not in _NUMBER_ENDS:
-            return _MALFORMED
+            return MALFORMED
         self._complete()
         return at
 

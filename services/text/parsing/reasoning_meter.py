@@ -11,8 +11,6 @@ class ReasoningMeter:
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of reasoning so far."""
-        self._position = 0
-        """Characters that the parser has told apart."""
         self._waiting: deque[list[int]] = deque()
         """Positions at which tokens begin that are not yet counted, and how many begin there."""
 
@@ -23,10 +21,9 @@ class ReasoningMeter:
         else:
             self._waiting.append([position, 1])
 
-    def advance(self, characters: int, *, reasoning: bool) -> None:
-        """The parser has found what the next characters are."""
-        self._position += characters
-        while self._waiting and self._waiting[0][0] < self._position:
+    def reach(self, position: int, *, reasoning: bool) -> None:
+        """The parser has found what the text up to a position is, from the one reached before."""
+        while self._waiting and self._waiting[0][0] < position:
             tokens = self._waiting.popleft()[1]
             if reasoning:
                 self.tokens += tokens

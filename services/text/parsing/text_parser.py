@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import Protocol, TypeVar
 
-from services.text.parsing.marks import mark
+from services.text.parsing.marks import mark, marker_text
 from services.text.parsing.parts import PartWriter
 
 MAX_HELD = 1 << 16
@@ -50,9 +50,10 @@ def search_for(*markers: str, before: str = r"\s") -> re.Pattern[str]:
 
     White space before it, of the class ``before``, belongs to it. A marker is found as a special token, too.
     """
+    space = f"{before}{{0,{MAX_SPACE}}}" if before else ""
     full = "|".join(map(re.escape, [mark(marker) for marker in markers] + list(markers)))
     begun = "|".join(_begun(marker) for marker in markers)
-    return re.compile(rf"{before}{{0,{MAX_SPACE}}}(?:(?P<full>{full})|(?:{begun})?\Z)")
+    return re.compile(rf"{space}(?:(?P<full>{full})|(?:{begun})?\Z)")
 
 
 def _begun(marker: str) -> str:
@@ -71,6 +72,8 @@ class ReadingParser(ABC):
         self._text = ""
         """What is not yet read, from ``_at`` on."""
         self._at = 0
+        self._passed = 0
+        """Characters read before that text."""
         self._ended = False
         self._held: list[str] = []
         self._num_held = 0
@@ -82,6 +85,7 @@ class ReadingParser(ABC):
         """Read until the end; yields at least once."""
 
     def feed(self, text: str) -> None:
+        self._passed += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
         next(self._reading)
@@ -91,16 +95,21 @@ class ReadingParser(ABC):
         next(self._reading, None)
         self._release()
 
+    @property
+    def _position(self) -> int:
+        """Characters read."""
+        return self._passed + self._at
+
     def _read_until(self, pattern: re.Pattern[str], send: Callable[[str], None]) -> Reading[str | None]:
         """Send text up to a marker (see ``search_for``) and hold the marker; None: the answer ended before."""
         while True:
             found = pattern.search(self._text, self._at)
             end = len(self._text) if found is None or (self._ended and not found["full"]) else found.start()
-            send(self._text[self._at : end])
-            self._at = end
+            begin, self._at = self._at, end
+            send(self._text[begin:end])
             if found is not None and found["full"]:
                 self._hold(found.end())
-                return found["full"]
+                return marker_text(found["full"])
             if self._ended:
                 return None
             yield
@@ -111,18 +120,18 @@ class ReadingParser(ABC):
             yield
         return self._text[self._at : self._at + 1]
 
-    def _read_run(self, pattern: re.Pattern[str]) -> Reading[str]:
+    def _read_run(self, pattern: re.Pattern[str], limit: int = MAX_HELD) -> Reading[str]:
         """Read and hold the longest run of characters that ``pattern`` (a repeated class) matches; returns it.
 
-        A run that is too long to be held ends early, in its middle.
+        It ends at ``limit`` characters, or where no more may be held, even in the middle of a longer one.
         """
-        run = ""
+        run, limit = "", min(limit, MAX_HELD - self._num_held)
         while True:
-            found = pattern.match(self._text, self._at)
-            end = self._at if found is None else min(found.end(), self._at + MAX_HELD - self._num_held)
-            run += self._text[self._at : end]
-            self._hold(end)
-            if self._at < len(self._text) or self._ended:
+            found = pattern.match(self._text, self._at, self._at + limit - len(run))
+            if found is not None:
+                run += found[0]
+                self._hold(found.end())
+            if self._at < len(self._text) or len(run) >= limit or self._ended:
                 return run
             yield
 
@@ -138,6 +147,10 @@ class ReadingParser(ABC):
                 return None
             yield
 
+    def _read_marker(self, marker: str) -> Reading[bool]:
+        """Read and hold a marker, if it comes next, as text or as a special token."""
+        return (yield from self._read_one(marker, mark(marker))) is not None
+
     def _hold(self, end: int) -> None:
         """Read up to ``end``, without sending it."""
         if end > self._at:
@@ -147,8 +160,11 @@ class ReadingParser(ABC):
 
     def _release(self) -> None:
         """What is held is content after all."""
-        self._writer.content("".join(self._held))
+        self._send_content("".join(self._held))
         self._drop()
+
+    def _send_content(self, text: str) -> None:
+        self._writer.content(text)
 
     def _drop(self) -> None:
         """What is held is markers and syntax, which no part shows."""

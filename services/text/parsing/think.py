@@ -60,13 +60,18 @@ class ThinkParser(ReadingParser):
 
     def _drop_line_breaks(self) -> Reading[None]:
         yield from self._read_run(_LINE_BREAKS)
-        self._meter.advance(self._num_held, reasoning=True)
+        self._meter.reach(self._position, reasoning=True)
         self._drop()
 
     def _send_reasoning(self, text: str) -> None:
-        self._meter.advance(len(text), reasoning=True)
+        self._meter.reach(self._position, reasoning=True)
         self._writer.reasoning(text)
 
     def _send_answer(self, text: str) -> None:
-        self._meter.advance(len(text), reasoning=False)
+        self._meter.reach(self._position, reasoning=False)
         self._answer.feed(text)
+
+
+def is_in(template: str) -> bool:
+    """Whether a template writes this."""
+    return _CLOSE in template

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as HFTokenizer
 
-from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from services.text.parsing.choice_parser import ChoiceParser
 from services.text.parsing.parts import Content, ParseOptions, Part
 from services.text.tokenizer import Tokenizer
