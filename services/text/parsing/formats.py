@@ -73,12 +73,3 @@ def check_format(field: str, name: str, formats: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if there is no format of that name."""
     if name != NONE and name not in formats:
         raise ValueError(f"{field}: there is no format {name!r}: expected one of {', '.join(formats)}, {NONE}")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that may be called."""
-
-    name: str
-    parameters: dict[str, object]
-    strict: bool = False
