@@ -114,6 +114,15 @@ class Tokenizer:
         """The digest by ``tokenizer_files.fingerprint``."""
         return self._fingerprint
 
+    def to_json(self) -> str:
+        """``tokenizer.json`` as it is used, with the tokens that other files add."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that are kept whole in a text, special or not, by their text."""
+        return {token.content: token_id for token_id, token in self._tokenizer.get_added_tokens_decoder().items()}
+
     @property
     def vocab_size(self) -> int:
         """Entries of the vocabulary, added tokens included."""

@@ -1,0 +1,103 @@
+"""Tries a grammar on a model's tokenizer, within limits."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from services.text.grammar.constraints import ConstraintError
+from services.text.grammar.lark import literal
+from services.text.panics import TokenizerPanic, panics_as_errors
+from services.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+MAX_GRAMMAR_BYTES = 1 << 20
+"""UTF-8 bytes of a grammar's text, which may be longer than the constraint that it was made from."""
+
+
+class GrammarChecker:
+    """Tries grammars on one model's tokenizer; thread-safe.
+
+    The tokenizer is converted at the first use, which takes about a second per million entries of the vocabulary.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        """``vocab_size``: of the model, which may have more entries than the tokenizer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = max(vocab_size, tokenizer.vocab_size)
+        self._eos_token_ids = sorted(eos_token_ids)
+        self._lock = threading.Lock()
+        """Of what is made at the first use."""
+
+    def check(self, grammar: str) -> None:
+        """Raises ``ConstraintError`` for a grammar that llguidance cannot use within its limits, or that fits nothing."""
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise ConstraintError("", f"its grammar is larger than {MAX_GRAMMAR_BYTES >> 10} KiB: simplify it")
+        from llguidance import LLMatcher
+
+        with self._lock:
+            tokenizer = self._converted
+        try:
+            with panics_as_errors():
+                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+                if not matcher.is_error():
+                    mask = matcher.compute_bitmask()
+        except TokenizerPanic as panic:
+            raise ConstraintError("", f"cannot be compiled: {panic}") from None
+        if matcher.is_error():
+            raise ConstraintError("", _problem(matcher.get_error()))
+        if not any(mask):
+            raise ConstraintError("", "nothing can match it")
+
+    def marker(self, text: str) -> str:
+        """A Lark expression for ``text``, its special tokens as such: ``<[5]>`` for one, ``"…"`` for other text."""
+        with self._lock:
+            special = self._special_tokens
+        if not special:
+            return literal(text)
+        pieces = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+        return " ".join(f"<[{special[piece]}]>" if piece in special else literal(piece) for piece in pieces if piece)
+
+    @cached_property
+    def _converted(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        try:
+            with panics_as_errors():
+                return LLTokenizer(
+                    self._tokenizer.to_json(),
+                    n_vocab=self._vocab_size,
+                    eos_token=self._eos_token_ids or None,
+                    slices=[],
+                )
+        except (ValueError, TokenizerPanic) as error:
+            raise ConstraintError("", f"the model's tokenizer cannot be used for grammars: {error}") from None
+
+    @cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Those that grammars must name by id, the longest first."""
+        texts = self._tokenizer.added_tokens()
+        special = {text: token for text, token in texts.items() if self._converted.is_special_token(token)}
+        return dict(sorted(special.items(), key=lambda item: -len(item[0])))
+
+
+def _limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        max_grammar_size=200_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )
+
+
+def _problem(error: str) -> str:
+    """The library's message as one line."""
+    return " ".join(error.split())[:500]

@@ -1,0 +1,91 @@
+"""Constraints to grammar text: checked within bounds, and in the notation that the engine compiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from services.text.grammar.constraints import (
+    MAX_CHOICES,
+    MAX_TEXT_BYTES,
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    OneOf,
+    Regex,
+    StructuralTags,
+)
+from services.text.grammar.context_free import checked_grammar
+from services.text.grammar.json_schema import any_object, checked_schema
+from services.text.grammar.lark import literal, until
+from services.text.grammar.regex import RegexError, whole_match
+from services.text.grammar.structural_tags import tags_grammar
+
+Marker = Callable[[str], str]
+"""Makes a Lark expression of a text that may have special tokens in it: ``GrammarChecker.marker``."""
+
+
+def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
+    """The grammar of a whole answer, as llguidance reads it.
+
+    Raises ``ConstraintError`` for what is not supported, too large or contradicts itself. ``GrammarChecker.check`` finds
+    what only compiling shows. ``marker`` is for the texts that begin and end structural tags.
+    """
+    match constraint:
+        case JsonSchema():
+            return f"start: %json {checked_schema(constraint.schema, constraint.any_whitespace)}"
+        case JsonObject():
+            return f"start: %json {any_object(constraint.any_whitespace)}"
+        case Regex():
+            return _regex(constraint.pattern)
+        case OneOf():
+            return _choice(constraint)
+        case Grammar():
+            return checked_grammar(constraint.text)
+        case StructuralTags():
+            return tags_grammar(constraint, marker)
+
+
+def after_reasoning(grammar: str, opening: str | None, closing: str, begins_inside: bool, marker: Marker) -> str:
+    """A grammar of reasoning in free text up to ``closing``, and then of ``grammar``.
+
+    ``begins_inside``: the prompt has opened the reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
+    """
+    close = marker(closing)
+    if close.startswith("<"):  # no text contains a special token
+        rules, reasoning = [], f"/(?s:.*)/ {close}"
+    else:
+        first, _, rest = close.partition(" <")
+        rules, reasoning = [f"reasoning[lazy]: {until(first)}"], "reasoning" + (f" <{rest}" if rest else "")
+    if not begins_inside:
+        reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
+    outer = "\n".join([f"start: {reasoning} @answer", *rules])
+    return json.dumps({"grammars": [{"lark_grammar": outer}, {"name": "answer", "lark_grammar": grammar}]})
+
+
+def _regex(pattern: str) -> str:
+    if (size := len(pattern.encode())) > MAX_TEXT_BYTES:
+        raise ConstraintError(
+            "regex", f"has {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"
+        )
+    try:
+        return f"start: /{whole_match(pattern)}/"
+    except RegexError as error:
+        raise ConstraintError("regex", str(error)) from None
+
+
+def _choice(constraint: OneOf) -> str:
+    texts = constraint.texts
+    if not 1 <= len(texts) <= MAX_CHOICES:
+        raise ConstraintError("choice.texts", f"has {len(texts)} texts: expected 1 to {MAX_CHOICES}")
+    if "" in texts:
+        raise ConstraintError(f"choice.texts[{texts.index('')}]", "is empty")
+    size = sum(len(text.encode()) for text in texts)
+    if size > MAX_TEXT_BYTES:
+        raise ConstraintError(
+            "choice.texts", f"have {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"
+        )
+    # one terminal, so that the parser sees one item, not thousands
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(literal, dict.fromkeys(texts)))

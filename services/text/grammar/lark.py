@@ -1,0 +1,18 @@
+"""Pieces of grammar text in llguidance's variant of Lark's notation."""
+
+from __future__ import annotations
+
+import json
+
+FREE_TEXT = "/(?s:.*)/"
+"""A terminal for any text; special tokens are no part of it."""
+
+
+def literal(text: str) -> str:
+    """A terminal for exactly ``text``."""
+    return json.dumps(text)  # Lark reads JSON's escapes; raw control characters it does not
+
+
+def until(marker: str) -> str:
+    """A terminal's definition, to be marked lazy: any text up to and with the first ``marker``, a ``literal``."""
+    return f"{FREE_TEXT} {marker}"
