@@ -14,6 +14,7 @@ import torch
 
 from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import U64, VocabularyNoise, gumbel
+from engine_core.structured_output.matcher import Bits
 
 F32 = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int32]
@@ -62,6 +63,21 @@ class NumpyOps(SamplingOps):
         values = np.maximum(logits[pairs], LEAST_LOGIT)
         logits[rows] = -np.inf
         logits[pairs] = values
+
+    def mask(self, logits: F32, rows: Index, allowed: Bits) -> None:
+        for row, bits in zip(rows.tolist(), allowed, strict=True):
+            banned = np.unpackbits(~bits.view(np.uint8), count=logits.shape[1], bitorder="little").view(np.bool_)
+            np.maximum(logits[row], LEAST_LOGIT, out=logits[row])
+            np.copyto(logits[row], -np.inf, where=banned)
+
+    def ban(self, logits: F32, pairs: tuple[Ids, Ids]) -> None:
+        rows, _ = pairs
+        before = logits[pairs]
+        logits[pairs] = -np.inf
+        for row in np.unique(rows).tolist():
+            if logits[row].max() == -np.inf:
+                own = rows == row
+                logits[row, pairs[1][own]] = before[own]
 
     @_quiet
     def change(self, logits: F32, pairs: tuple[Ids, Ids], change: Change, *columns: npt.NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import re
 
@@ -78,6 +79,19 @@ def test_a_form_is_a_constraint_without_which_no_server_answers(options, form):
 def test_without_a_form_there_is_no_constraint():
     for options in ({}, {"json_schema": None}, {"json_object": False}, {"parse": False}):
         assert build(**options) == pb.GenerateRequest(text="Hi")
+
+
+class Team(pydantic.BaseModel):
+    properties: dict[str, Person] = {}
+    lead: Person | None = pydantic.Field(None, examples=[{"properties": 1}])
+    others: list[Person | tuple[Person, int]]
+
+
+def test_the_schema_of_a_pydantic_model_has_room_for_its_fields_alone():
+    schema = json.loads(build(json_schema=Team).constraint.json_schema)
+    open_one = Team.model_json_schema()
+    closed = {"additionalProperties": False}
+    assert schema == open_one | closed | {"$defs": {"Person": open_one["$defs"]["Person"] | closed}}
 
 
 def test_the_schema_of_a_pydantic_model_is_taken():

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ringline.proto_fields import assign, expect, schema_text
+from ringline.proto_fields import assign, expect
+from ringline.schemas import schema_text
 from ringline.types.v1 import constraint_pb2 as pb
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tags")

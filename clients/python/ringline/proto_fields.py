@@ -110,13 +110,3 @@ def json_text(value: object, option: str) -> str:
         raise TypeError(f"{option}: not JSON ({error}): expected values that JSON can hold") from None
     except (ValueError, RecursionError) as error:
         raise invalid(option, f"not JSON ({error}): expected values that JSON can hold") from None
-
-
-def schema_text(value: object, option: str) -> str:
-    """A JSON Schema as JSON text: of a dict, a bool, such a text itself, or a pydantic model class."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, type) and hasattr(value, "model_json_schema"):
-        value = value.model_json_schema()
-    expect((Mapping, bool), "a dict, a JSON text, a bool or a pydantic model class", value, option)
-    return json_text(value, option)

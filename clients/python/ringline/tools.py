@@ -7,7 +7,8 @@ from typing import Any
 
 from ringline.errors import invalid
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.proto_fields import assign, expect, json_text, schema_text
+from ringline.proto_fields import assign, expect, json_text
+from ringline.schemas import is_model, model_schema, schema_text
 
 OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _KEYS = ("name", "description", "parameters", "strict")
@@ -52,8 +53,8 @@ _ACCEPTED = f"expected dicts with {', '.join(_KEYS)}, as such or in OpenAI's for
 
 def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
     """A tool's name, description, parameters and strict, as far as given; None if it is no function."""
-    if isinstance(tool, type) and hasattr(tool, "model_json_schema"):
-        schema = dict(tool.model_json_schema())
+    if is_model(tool):
+        schema = model_schema(tool)
         return {"name": tool.__name__, "description": schema.pop("description", ""), "parameters": schema}
     if not isinstance(tool, Mapping):
         raise TypeError(f"{path}: {_ACCEPTED}, got {type(tool).__name__}")

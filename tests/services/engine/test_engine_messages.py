@@ -64,7 +64,7 @@ def test_every_field_arrives() -> None:
         now=100.0,
     )
     assert submission.num_ids == 2 + 2 + 1 + 2 * 1 + 2 + 1, "prompt, allowed, stop, biased, bad words, resumed"
-    assert submission.core_request == Request(
+    assert submission.core_request.core == Request(
         request_id="1-1",
         prompt_token_ids=(5, 6),
         params=SamplingParams(
@@ -107,7 +107,7 @@ def test_no_more_output_is_counted_than_the_context_has_room_for(max_tokens: int
 def test_what_is_absent_is_neutral() -> None:
     submission = submission_of(submit(), MODEL, now=0.0)
     expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
-    assert submission.core_request == expected
+    assert submission.core_request.core == expected
     assert submission.choices == {0: ()}
     assert submission.logprobs is submission.prompt_logprobs is None
 
@@ -176,7 +176,7 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
-    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request
+    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request.core
     assert isinstance(core_request, Request)
     with pytest.raises(InvalidRequestError) as refused:
         validate_request(core_request, MODEL)
@@ -196,7 +196,7 @@ def test_the_limits_themselves_are_accepted() -> None:
         prompt_logprobs=20,
         sampling=engine_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
     )
-    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request
+    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request.core
     assert isinstance(core_request, Request)
     validate_request(core_request, MODEL)
 
