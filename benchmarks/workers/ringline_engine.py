@@ -41,8 +41,8 @@ class RinglineEngine(Engine):
     def run(self, work: Work) -> Outcome:
         from engine_core.llm import SamplingParams
 
-        schema = {"json_schema": work.json_schema} if work.json_schema else {}
-        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True, **schema)
+        schema = work.json_schema or None
+        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True, json_schema=schema)
         prompts = work.prompts()
         begun = time.perf_counter()
         results = self.llm.generate(prompts, params)
