@@ -13,6 +13,7 @@ let through, in one form:
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -154,6 +155,7 @@ class _Rewriter:
             else:
                 simple["pattern"] = f"^(?:{expression})$"
         self._check_items(schema, path)
+        self._check_bounds(simple, path)
         self._check_object(simple, path)
         return {**simple, **applied}
 
@@ -229,6 +231,26 @@ class _Rewriter:
     def _check_items(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
         if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
             self._refuse((*path, "uniqueItems"), "not supported: expected false, or maxItems of at most 1 beside it")
+
+    def _check_bounds(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Exclusive bounds: of integers they become inclusive; of numbers, llguidance accepts some that are whole."""
+        low, high = simple.get("exclusiveMinimum"), simple.get("exclusiveMaximum")
+        if simple.get("type") == "integer":
+            if low is not None:
+                del simple["exclusiveMinimum"]
+                simple["minimum"] = max(math.floor(low) + 1, simple.get("minimum", -math.inf))
+            if high is not None:
+                del simple["exclusiveMaximum"]
+                simple["maximum"] = min(math.ceil(high) - 1, simple.get("maximum", math.inf))
+            return
+        lowest = max((simple[key] for key in ("minimum", "exclusiveMinimum") if key in simple), default=-math.inf)
+        highest = min((simple[key] for key in ("maximum", "exclusiveMaximum") if key in simple), default=math.inf)
+        if lowest < highest < lowest + 1:
+            for keyword, bound in (("exclusiveMinimum", low), ("exclusiveMaximum", high)):
+                if bound is not None and float(bound).is_integer():
+                    self._refuse(
+                        (*path, keyword), "not supported less than 1 from the other bound: use an inclusive one"
+                    )
 
     def _check_object(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
         """What llguidance cannot count."""
