@@ -203,7 +203,7 @@ class _Rewriter:
             self._schemas += count if isinstance(each, dict | list) else 0
         if self._values > MAX_VALUES or self._schemas > MAX_SCHEMAS:
             raise KeywordError(
-                f"the schema has too many values: expected at most {MAX_VALUES}, and {MAX_SCHEMAS} in objects and arrays"
+                f"too many values in the schema: expected at most {MAX_VALUES}, and {MAX_SCHEMAS} in objects and arrays"
             )
         return value
 
@@ -260,7 +260,7 @@ class _Rewriter:
         if len(optional) > MAX_OPTIONAL_PROPERTIES:
             self._refuse(
                 (*path, "properties"),
-                f"has {len(optional)} optional properties: expected at most {MAX_OPTIONAL_PROPERTIES}; the others required",
+                f"has {len(optional)} optional properties: expected at most {MAX_OPTIONAL_PROPERTIES}",
             )
         if len(required) > MAX_PROPERTIES:
             self._refuse((*path, "required"), f"has {len(required)} names: expected at most {MAX_PROPERTIES}")
@@ -274,8 +274,8 @@ class _Rewriter:
             if not (closed and low <= 1 and high in (None, 1) and len(optional) <= 64):
                 self._refuse(
                     (*path, keyword),
-                    "not supported beside optional properties: expected all properties required, or at most 64 optional "
-                    "ones, additionalProperties false and a count of one more than the required ones",
+                    "not supported beside optional properties: expected all properties required, or at most 64 "
+                    "optional ones, additionalProperties false, and a count of one more than the required ones",
                 )
         elif low > 1:  # llguidance would count a key that is there twice as two
             self._refuse(
@@ -298,8 +298,8 @@ class _Rewriter:
                     if not exclude.is_certain(branches[first], branches[second]):
                         self._refuse(
                             (*path, "oneOf"),
-                            f"not supported: schemas {first} and {second} may accept the same value; use anyOf, or demand a "
-                            "property with another const in each",
+                            f"not supported: schemas {first} and {second} may accept the same value; use anyOf, or "
+                            "demand a property with another const in each",
                         )
             if "anyOf" in schema:
                 schema.setdefault("allOf", []).append({"anyOf": branches})

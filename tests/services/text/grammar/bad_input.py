@@ -1,7 +1,7 @@
 """Constraints that are wrong, endless, enormous or malicious; run as a program, it measures what each costs.
 
-Each ends as a ``ConstraintError`` or is harmless after all. The program runs them on a thread with a small stack, and within
-a limited memory, so that a stack that overflows or memory that runs out ends it.
+Each ends as a ``ConstraintError`` or is harmless after all. The program runs them on a thread with a small stack and
+within a limited memory, so that a stack that overflows or memory that runs out ends it.
 """
 
 from __future__ import annotations
