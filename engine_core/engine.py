@@ -35,7 +35,7 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""
-        validate_request(request, self.model)
+        validate_request(request, self.model, self._executor.grammar_support)
         self._scheduler.add(request)
 
     def cancel(

@@ -158,8 +158,8 @@ class Sequence:
     """Id of the last step that this sequence was planned in."""
     drafts: list[int] = field(default_factory=list)
     """Tokens that will probably follow the known ones."""
-    drafts_come_true: int = 0
-    """Number of drafts that equalled the tokens in their places, since the last one that did not."""
+    drafts_come_true: int | None = None
+    """Number of drafts that equalled the tokens in their places, since the last one that did not; None if all did."""
     is_drafted: bool = False
     """Whether a step in flight computes drafts of it; until its results arrive, no other step can be planned."""
 

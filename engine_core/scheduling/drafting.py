@@ -5,15 +5,17 @@ one after it. Drafts come with the results of steps. The sampling noise of a pos
 draft changes how soon a token is known, but never which token it is: one that differs from the token sampled in its
 place is rejected, with all drafts after it.
 
-A rejected draft costs its row. On a CPU a step of 4 rows takes as long as one of a single row, because reading the
-weights takes all the time; one of 8 takes 1.2 times as long, and from 16 on every row costs as much as it would in
-another step. There a draft pays only if it is accepted almost for certain. How likely that is depends on model and
-grammar: where the grammar leaves one token it is certain, where it leaves several tokens that begin the same text a
-trained model mostly takes the draft and a model with random weights mostly does not. So each sequence keeps count of
-its drafts that came true since the last one that did not, and each draft that a step takes has its price in them: none
-while the step has few rows, one while it has some more, and else four. Drafts that were not computed count too, when
-the token in their place is known: a sequence earns and loses trust without any row. In a large step it wastes at most
-a quarter as many rows as drafts of it came true.
+A draft that is accepted is worth its row in a step of any size: the token would take a row in another step. Where a
+grammar forces a text, its mask leaves one token, and all drafts are accepted, whatever the model. So a sequence's
+drafts are taken until one of them turns out wrong.
+
+From then on they must earn it, because a rejected draft costs its row. On a CPU a step of 4 rows takes as long as one
+of a single row, because reading the weights takes all the time; one of 8 takes 1.2 times as long, and from 16 on every
+row costs as much as it would in another step. There a draft pays only if it is accepted almost for certain. So each
+sequence keeps count of its drafts that came true since the last one that did not, and each draft that a step takes has
+its price in them: none while the step has few rows, one while it has some more, and else four. Drafts that were not
+computed count too, when the token in their place is known: trust is earned and lost without any row. In a large step a
+sequence then wastes at most a quarter as many rows as drafts of it came true.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ FULL_PRICE = 4
 """Drafts that must have come true, without one that did not, for each draft that a step takes."""
 
 
-def num_worthwhile(came_true: int, num_drafts: int, rows: int) -> int:
+def num_worthwhile(came_true: int | None, num_drafts: int, rows: int) -> int:
     """How many of ``num_drafts`` drafts (none if negative) a step that has ``rows`` rows without them takes.
 
-    ``came_true``: how many of the sequence's last drafts came true.
+    ``came_true``: how many of the sequence's last drafts came true; None if none was wrong so far.
     """
+    if came_true is None:
+        return max(0, num_drafts)
     for count in range(1, num_drafts + 1):
         total = rows + count
         price = 0 if total <= FREE_ROWS else CHEAP_PRICE if total <= CHEAP_ROWS else FULL_PRICE
@@ -47,7 +51,8 @@ def take_in(seq: Sequence, token_ids: list[int], draft_token_ids: list[int] | No
     judged = min(len(seq.drafts), len(token_ids))
     if seq.drafts[:judged] == token_ids[:judged]:
         seq.drafts = seq.drafts[judged:]
-        seq.drafts_come_true += judged
+        if seq.drafts_come_true is not None:
+            seq.drafts_come_true += judged
     else:
         seq.drafts = []
         seq.drafts_come_true = 0

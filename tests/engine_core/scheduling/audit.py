@@ -140,6 +140,7 @@ class Stream:
             assert output.logprobs is None
         else:
             assert [entry.rank - 1 for entry in output.logprobs or ()] == output.token_ids
+            assert output.logprobs is None or output.token_ids
         self._take_prompt_news(output)
         if output.finish is None:
             assert len(tokens) < len(expected) or finish.finish_reason is FinishReason.ERROR

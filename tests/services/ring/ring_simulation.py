@@ -24,6 +24,7 @@ from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
 from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
+from services.engine.grammar_queue import EngineRequest
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
@@ -129,10 +130,10 @@ class FakeCore:
         self.scored: dict[str, int] = {}
 
     def add(self, core_id: str, core_request: object) -> None:
-        assert isinstance(core_request, Request)
+        assert isinstance(core_request, EngineRequest)
         assert core_id not in self.requests, "a submission's name is never used again"
-        starts = core_request.resume or dict.fromkeys(range(core_request.params.n), ())
-        self.requests[core_id] = replace(core_request, request_id=core_id)
+        starts = core_request.core.resume or dict.fromkeys(range(core_request.core.params.n), ())
+        self.requests[core_id] = replace(core_request.core, request_id=core_id)
         self.running[core_id] = {choice: len(ids) for choice, ids in starts.items()}
 
     def cancel(self, core_id: str, choice: int | None) -> None:
