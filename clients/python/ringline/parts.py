@@ -57,7 +57,7 @@ class ToolCall:
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
-            raise ParseError(f"the arguments of {self.name!r} are not JSON ({error}); its text is in .arguments") from None
+            raise ParseError(f"the arguments of {self.name!r} are not JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ParseError(f"the arguments of {self.name!r} are no JSON object; its text is in .arguments")
+            raise ParseError(f"the arguments of {self.name!r} are no JSON object")
         return value
