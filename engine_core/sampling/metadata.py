@@ -132,6 +132,11 @@ class SamplingMetadata:
         """Whether each of ``slots`` takes the argmax, of what a grammar allows where it has one."""
         return not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
 
+    @property
+    def any_grammar(self) -> bool:
+        """Whether any slot has a grammar."""
+        return bool(self.asked & processor_bit(GrammarMask))
+
     def allowed(self, rows: SamplingRows) -> Bits:
         """[R, ⌈V / 32⌉]: the tokens that grammars allow for ``rows``; all, where a row has none."""
         return self.grammar_mask.allowed(rows, np.flatnonzero(self.asked_of[rows.slots] & processor_bit(GrammarMask)))

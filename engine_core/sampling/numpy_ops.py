@@ -29,6 +29,9 @@ _LOGPROB_ELEMENTS = 1 << 18
 """Logits whose log probabilities are computed at a time: what fits a core's cache."""
 _ID_MASK = np.int64(0xFFFF_FFFF)
 _MASS_UNITS = np.float32(1 << 30)
+_BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
+_LIMITS_OF_BYTE = np.where(_BITS_OF_BYTE == 1, np.float32(np.nan), np.float32(-np.inf))
+"""[256, 8]: for each bit of a byte of a mask, what a logit is limited to. NaN, for ``fmin``, is no limit."""
 
 _quiet = np.errstate(all="ignore")
 """Logits are −inf where tokens are banned, NaN where a model overflows, and temperatures may be tiny."""
@@ -66,9 +69,9 @@ class NumpyOps(SamplingOps):
 
     def mask(self, logits: F32, rows: Index, allowed: Bits) -> None:
         for row, bits in zip(rows.tolist(), allowed, strict=True):
-            banned = np.unpackbits(~bits.view(np.uint8), count=logits.shape[1], bitorder="little").view(np.bool_)
+            limits = _LIMITS_OF_BYTE.take(bits.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
             np.maximum(logits[row], LEAST_LOGIT, out=logits[row])
-            np.copyto(logits[row], -np.inf, where=banned)
+            np.fmin(logits[row], limits, out=logits[row])
 
     def ban(self, logits: F32, pairs: tuple[Ids, Ids]) -> None:
         rows, _ = pairs

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_BYTES = 1 << 20
 """UTF-8 bytes of one grammar's text."""
-KEPT_GRAMMARS = 1000
+KEPT_GRAMMARS = 256
 KEPT_BYTES = 2 << 20
-"""Of the texts of the grammars that are kept. A compiled one takes 10 kB and up to 200 times its text."""
+"""Of the texts of the grammars that are kept. One of a few hundred bytes takes about 90 kB, and larger ones up to 200
+times their text."""
 
 
 def grammar_numerics() -> str:

@@ -318,6 +318,8 @@ class InputBatch:
         From where a grammar fails on, its sequence's rows are taken out of ``accepted``. Sequences that have left since
         are not in the result.
         """
+        if not len(accepted) or not self.sampling.any_grammar:
+            return {}
         rows, grammars = inputs.sampling_rows, self.sampling.grammar_mask
         places, firsts = np.unique(inputs.sampled, return_index=True)
         followed: dict[int, Following] = {}

@@ -13,7 +13,7 @@ from engine_core.logprobs import Logprobs
 from engine_core.models.language_model import LanguageModel
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors, pack
-from engine_core.sampling.metadata import PROMPT_LOGPROBS, READS_TOKENS
+from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
 from engine_core.step import StepPlan, StepResult
 from engine_core.worker.forward import Forward, PendingTokens
@@ -66,9 +66,7 @@ class PendingStep:
         token_ids, *tensors = self._copy.wait()
         sampled = self.sampled = token_ids.numpy()
         accepted = self._batch.commit(self.inputs, sampled)
-        following = {}
-        if self._batch.sampling.asked & READS_TOKENS:
-            following = self._batch.follow_grammars(self.inputs, accepted)
+        following = self._batch.follow_grammars(self.inputs, accepted)
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
         for report in self._logprobs:

@@ -11,6 +11,8 @@ from services.text.grammar.regex import RegexError, search
 
 MAX_LENGTH = 1_000_000
 """Of ``minLength``, ``maxLength`` and the counts of items and properties."""
+MAX_STRING = 16 << 10
+"""Characters of a name, or of a string in const or enum."""
 MAX_NUMBER = 2**53
 """Integers up to it have one value in every reader; bounds of numbers may not be larger."""
 MAX_MULTIPLE = 65_535
@@ -19,12 +21,35 @@ MAX_MULTIPLE = 65_535
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 ANNOTATIONS = frozenset(
-    """$comment $schema $id $anchor $defs definitions title description default examples deprecated readOnly writeOnly
-    contentEncoding contentMediaType contentSchema discriminator""".split()
+    (
+        *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions"),
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("contentEncoding", "contentMediaType", "contentSchema", "discriminator"),
+    )
 )
 """Keywords that restrict nothing, with ``discriminator`` of OpenAPI, which pydantic writes."""
 
-FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_DAY = (
+    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+)
+_DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+
+FORMATS: Mapping[str, str | None] = {
+    "date-time": f"{_DATE}T{_TIME}",
+    "date": _DATE,
+    "time": _TIME,
+    "duration": None,
+    "email": None,
+    "hostname": None,
+    "ipv4": None,
+    "ipv6": None,
+    "uuid": None,
+    "uri": None,
+}
+"""Formats, and expressions for them where llguidance's own would allow what is none, such as the 30th of February."""
 
 _DRAFTS = (
     "https://json-schema.org/draft/2020-12/schema",

@@ -147,6 +147,12 @@ class _Rewriter:
                 self._keyword(keyword, value, here, simple, applied)
             except KeywordError as error:
                 self._refuse(here, str(error))
+        if (expression := keywords.FORMATS.get(simple.get("format", ""))) is not None:
+            del simple["format"]
+            if "pattern" in simple:
+                applied.setdefault("allOf", []).append({"pattern": f"^(?:{expression})$"})
+            else:
+                simple["pattern"] = f"^(?:{expression})$"
         self._check_items(schema, path)
         self._check_object(simple, path)
         return {**simple, **applied}

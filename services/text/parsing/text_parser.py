@@ -96,6 +96,11 @@ class ReadingParser(ABC):
         self._release()
 
     @property
+    def num_waiting(self) -> int:
+        """Characters that were fed and are neither sent nor dropped."""
+        return self._num_held + len(self._text) - self._at
+
+    @property
     def _position(self) -> int:
         """Characters read."""
         return self._passed + self._at

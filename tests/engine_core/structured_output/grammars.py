@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.structured_output.matcher import Bits
+from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 from tests.services.text.trained_tokenizers import byte_level, tokenizer_json
 
 VOCAB = 500
@@ -43,3 +46,16 @@ def ids_of(text: str) -> list[int]:
 def tokens_in(bits: Bits) -> set[int]:
     """The tokens whose bits are set."""
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=VOCAB)).tolist())
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """Without special tokens."""
+    return byte_level().decode(token_ids)
+
+
+def save_model_with_tokenizer(directory: Path) -> Path:
+    """A tiny Llama whose answers are texts."""
+    config = deepcopy(CASES["llama-gqa"])
+    config.update({"vocab_size": VOCAB, "eos_token_id": EOS})
+    write_tokenizer(directory)
+    return save_model(make_model(config), directory)
