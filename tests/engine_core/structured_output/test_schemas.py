@@ -1,4 +1,4 @@
-"""``make test-grammars``: answers of models to 1,000 schemas, beside jsonschema. CHECKPOINT=path tries a further model."""
+"""``make test-grammars``: answers of models to 1,000 schemas, beside jsonschema. CHECKPOINT=path tries one more."""
 
 from __future__ import annotations
 
