@@ -100,7 +100,7 @@ class Choice:
                 raise ParseError(f"{where} cannot be read: {error}") from error
             ended = self.finish_reason or "its stream was lost"
             cut = f"was cut off after {len(self.token_ids)} tokens ({ended}), so its JSON is not whole"
-            raise ParseError(f"{where} {cut}; content has what there is") from error
+            raise ParseError(f"{where} {cut}; content has what there is") from None
 
     def message(self) -> Message:
         """The choice as the assistant's message of a conversation that goes on."""

@@ -35,6 +35,8 @@ def read_constraint(message: constraint_pb2.Constraint) -> Constraint:
         case "structural_tags":
             tags = message.structural_tags
             return StructuralTags(tuple(map(_tag, tags.tags)), tags.required, tags.single, message.any_whitespace)
+        case "tool_calls":
+            raise ConstraintError("tool_calls", "has no grammar of its own: send it to a processor, with output.parse")
         case _:
             kinds = "json_schema, json_object, regex, choice, grammar and structural_tags"
             raise ConstraintError("", f"none is set: expected one of {kinds}")

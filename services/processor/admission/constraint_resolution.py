@@ -5,24 +5,25 @@ The grammar is a function of what ``Admitted`` returns (constraint and ``output.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+import re
+from dataclasses import dataclass
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2, part_pb2
 
 from services.common.rpc.constraint_messages import read_constraint
-from services.processor.admission.tool_resolution import Tools
+from services.processor.admission.tool_resolution import Tools, callable_tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
 from services.ring.identity import CONSTRAINT
-from services.text.grammar.constraints import ConstraintError, JsonSchema
+from services.text.grammar.constraints import ConstraintError
 from services.text.grammar.grammar_text import after_reasoning, grammar_of
 from services.text.parsing import formats
 from services.text.parsing.formats import NONE
+
+_TOOL_INDEX = re.compile(r"tools\[(\d+)\]")
+"""In the field of an error about one tool of a grammar of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,73 +48,78 @@ def resolve_constraint(
     tools: Tools,
 ) -> ResolvedConstraint | None:
     """Make the grammar and check it on the model's tokenizer; None if the answer is free. Raises ``Refused``."""
-    field = "constraint" if request.HasField("constraint") else "chat.tool_choice" if tools.required else "chat.tools"
-    if not request.HasField("constraint") and not tools.constrains:
-        return None
-    if request.HasField("constraint") and tools.constrains:
-        problem = "set together with tools that must be called or are strict: expected one of the two"
-        raise refuse("constraint", problem)
-    if CONSTRAINT not in served_model.capabilities:
-        problem = f"{field}: this model's engine cannot constrain answers (it lacks the capability {CONSTRAINT})"
-        raise Refused(Code.FAILED_PRECONDITION, problem, reason=Reason.CAPABILITY_MISSING, field=field)
-    if request.sampling.allowed_token_ids:
-        raise refuse("sampling.allowed_token_ids", f"set together with {field}: expected one of the two")
-    admitted = constraint_pb2.Constraint()
+    admitted, chat = constraint_pb2.Constraint(), None
     if request.HasField("constraint"):
         admitted.CopyFrom(request.constraint)
+        field = f"constraint.{kind}" if (kind := admitted.WhichOneof("kind")) else "constraint"
+        if tools.calls is not None:
+            problem = "set together with tools that must be called or are strict: expected one of the two"
+            raise refuse("constraint", problem)
+    elif tools.calls is not None:
+        admitted.tool_calls.CopyFrom(tools.calls)
+        chat, field = request.chat, "chat.tool_choice" if tools.calls.required else "chat.tools"
     else:
-        admitted.grammar = _tools_grammar(served_model, parse, tools, field)
+        return None
+    _check_use(request, served_model, field.partition(".")[0] if chat is None else field)
     has_reasoning = parse is not None and parse.reasoning != NONE
     if not admitted.HasField("after_reasoning"):
         admitted.after_reasoning = has_reasoning
     if admitted.after_reasoning and not has_reasoning:
         problem = "set, but output.parse.reasoning names no format: expected one, or false"
         raise refuse("constraint.after_reasoning", problem)
-    if field == "constraint" and (kind := admitted.WhichOneof("kind")) is not None:
-        field = f"constraint.{kind}"
-    grammar = _checked(lambda: _whole_grammar(admitted, served_model, parse), field)
+    try:
+        if admitted.WhichOneof("kind") == "tool_calls":
+            grammar = _grammar_of_calls(admitted, chat, served_model, parse, field)
+        else:
+            grammar = grammar_of(read_constraint(admitted), served_model.grammars.checker.marker)
+            grammar = _after_reasoning(grammar, admitted, served_model, parse)
+        served_model.grammars.check(grammar)
+    except ConstraintError as error:
+        raise refuse(f"constraint.{error.field}" if chat is None and error.field else field, error.problem) from None
     return ResolvedConstraint(admitted, grammar)
 
 
-def _whole_grammar(
-    admitted: constraint_pb2.Constraint, served_model: ServedModel, parse: part_pb2.ParseParams | None
+def _check_use(request: inference_pb2.GenerateRequest, served_model: ServedModel, field: str) -> None:
+    """Check that the model can keep to a constraint, and that nothing else contradicts it."""
+    if CONSTRAINT not in served_model.capabilities:
+        problem = f"{field}: this model's engine cannot constrain answers (it lacks the capability {CONSTRAINT})"
+        raise Refused(Code.FAILED_PRECONDITION, problem, reason=Reason.CAPABILITY_MISSING, field=field)
+    if request.sampling.allowed_token_ids:
+        raise refuse("sampling.allowed_token_ids", f"set together with {field}: expected one of the two")
+
+
+def _grammar_of_calls(
+    admitted: constraint_pb2.Constraint,
+    chat: inference_pb2.Chat | None,
+    served_model: ServedModel,
+    parse: part_pb2.ParseParams | None,
+    field: str,
 ) -> str:
-    marker = served_model.grammars.marker
-    grammar = grammar_of(read_constraint(admitted), marker)
-    if admitted.after_reasoning and parse is not None:
-        reasoning = formats.REASONING_FORMATS[parse.reasoning]
-        grammar = after_reasoning(grammar, reasoning.opening, reasoning.closing, parse.begins_in_reasoning, marker)
-    served_model.grammars.check(grammar)
-    return grammar
-
-
-def _tools_grammar(served_model: ServedModel, parse: part_pb2.ParseParams | None, tools: Tools, field: str) -> str:
-    """The grammar of an answer with calls, without the reasoning before it."""
-    assert parse is not None  # typed tools always have it
-    if parse.tool_calls == NONE:
+    """The grammar of an answer with calls; ``chat``: which the constraint was made of, None if the client sent it."""
+    calls = admitted.tool_calls
+    tools = callable_tools(calls, chat)
+    if parse is None or parse.tool_calls == NONE:
         known = ", ".join(sorted(formats.TOOL_FORMATS))
         problem = (
             "calls can be held to a form only in a known format, and the model's chat template writes none: expected "
             f"MODE_AUTO or MODE_NONE without strict tools, or output.parse.tool_calls, one of {known}"
         )
         raise refuse(field, problem)
-    for spec in tools.specs:
-        if tools.required or spec.strict:
-            parameters = JsonSchema(json.dumps(spec.parameters))
-            index = list(tools.names).index(spec.name)
-            _checked(partial(grammar_of, parameters), f"chat.tools[{index}].parameters_json")
-    specs = [replace(spec, strict=True) for spec in tools.specs] if tools.required else tools.specs
-    tool_format = formats.TOOL_FORMATS[parse.tool_calls]
-    marker = served_model.grammars.marker
-    return _checked(
-        lambda: tool_format.grammar(specs, required=tools.required, single=tools.single, marker=marker), field
-    )
-
-
-def _checked(make: Callable[[], str], field: str) -> str:
+    form = formats.TOOL_FORMATS[parse.tool_calls]
+    marker = served_model.grammars.checker.marker
     try:
-        return make()
+        grammar = form.grammar(tools.specs, required=calls.required, single=calls.single, marker=marker)
     except ConstraintError as error:
-        if field.startswith("constraint") and error.field:
-            field = f"constraint.{error.field}"
-        raise refuse(field, error.problem) from None
+        tool = _TOOL_INDEX.match(error.field)
+        raise refuse(f"{tools.fields[int(tool[1])]}.parameters_json" if tool else field, error.problem) from None
+    return grammar if form.grammar_has_reasoning else _after_reasoning(grammar, admitted, served_model, parse)
+
+
+def _after_reasoning(
+    grammar: str, admitted: constraint_pb2.Constraint, served_model: ServedModel, parse: part_pb2.ParseParams | None
+) -> str:
+    if not admitted.after_reasoning or parse is None:
+        return grammar
+    form = formats.REASONING_FORMATS[parse.reasoning]
+    begins_inside = parse.begins_in_reasoning
+    return after_reasoning(grammar, form.opening, form.closing, begins_inside, served_model.grammars.checker.marker)

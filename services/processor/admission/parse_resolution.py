@@ -26,7 +26,7 @@ def resolve_parse(
 ) -> part_pb2.ParseParams | None:
     """The parameters with every field set; None if the answer is not to be divided. Raises ``Refused``."""
     given = request.output.parse
-    if not request.output.HasField("parse") and not tools.specs:
+    if not request.output.HasField("parse") and not tools.names:
         return None
     tool_calls, reasoning = served_model.chat.formats(
         request.chat.template_name or None, tools.descriptions is not None

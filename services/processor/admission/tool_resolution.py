@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import constraint_pb2
 
 from services.processor.admission.validation import refuse
-from services.text.parsing.formats import ToolSpec
+from services.text.parsing.tool_grammar import ToolSpec
 
 MAX_TOOLS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -25,19 +26,19 @@ class Tools:
 
     descriptions: Sequence[dict[str, Any]] | None = None
     """As templates expect them; None if there are none, or the model is not told of them."""
-    specs: Sequence[ToolSpec] = ()
-    """Those that it may call: one, if that one must be called. Empty for tools without types."""
     names: Sequence[str] = ()
-    """Of all tools that the model is told of."""
-    required: bool = False
-    """At least one must be called."""
-    single: bool = False
-    """At most one may be called."""
+    """Of all tools with types that the model is told of."""
+    calls: constraint_pb2.ToolCalls | None = None
+    """What calls are held to; None if the answer is free."""
 
-    @property
-    def constrains(self) -> bool:
-        """Whether the answer must keep to a grammar of calls."""
-        return bool(self.specs) and (self.required or self.single or any(spec.strict for spec in self.specs))
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    """The tools that calls may be of, and where the request has them."""
+
+    specs: Sequence[ToolSpec]
+    fields: Sequence[str]
+    """Paths of the tools in the request, aligned with ``specs``."""
 
 
 def resolve_tools(chat: inference_pb2.Chat) -> Tools:
@@ -49,19 +50,47 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
         hidden = chat.tool_choice.mode == _Mode.MODE_NONE
         untyped = json_value("chat.tools_json", chat.tools_json, list, "array")
         return Tools(None if hidden else untyped)
-    if len(chat.tools) > MAX_TOOLS:
-        raise refuse("chat.tools", f"{len(chat.tools)} tools: expected at most {MAX_TOOLS}")
-    names: list[str] = []
-    specs, descriptions = [], []
-    for index, tool in enumerate(chat.tools):
-        field = f"chat.tools[{index}]"
-        _check_name(f"{field}.name", tool.name, names)
-        names.append(tool.name)
-        parameters = _parameters(f"{field}.parameters_json", tool.parameters_json)
-        specs.append(ToolSpec(tool.name, parameters, tool.strict))
-        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
-        descriptions.append({"type": "function", "function": function})
-    return _chosen(chat.tool_choice, names, specs, descriptions)
+    specs = check_tools(chat.tools, "chat.tools")
+    mode = _mode(chat.tool_choice, [spec.name for spec in specs])
+    if not specs or mode == _Mode.MODE_NONE:
+        return Tools()
+    descriptions = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": spec.parameters},
+        }
+        for tool, spec in zip(chat.tools, specs, strict=True)
+    ]
+    return Tools(descriptions, [spec.name for spec in specs], _calls(chat, mode))
+
+
+def callable_tools(calls: constraint_pb2.ToolCalls, chat: inference_pb2.Chat | None) -> CallableTools:
+    """Check the tools of a constraint, which was made of ``chat`` (None: which the client sent); raises ``Refused``."""
+    if chat is not None:
+        indices = {tool.name: index for index, tool in enumerate(chat.tools)}
+        specs = check_tools(calls.tools, "chat.tools")
+        return CallableTools(specs, [f"chat.tools[{indices[spec.name]}]" for spec in specs])
+    field = "constraint.tool_calls.tools"
+    if not calls.tools:
+        raise refuse(field, "empty: expected at least one")
+    specs = check_tools(calls.tools, field)
+    return CallableTools(specs, [f"{field}[{index}]" for index, _ in enumerate(specs)])
+
+
+def check_tools(tools: Collection[inference_pb2.Tool | constraint_pb2.CallableTool], field: str) -> list[ToolSpec]:
+    """The tools' names and parameters; raises ``Refused``. Whether a schema is supported is not checked here."""
+    if len(tools) > MAX_TOOLS:
+        raise refuse(field, f"{len(tools)} tools: expected at most {MAX_TOOLS}")
+    specs: dict[str, ToolSpec] = {}
+    for index, tool in enumerate(tools):
+        if not TOOL_NAME.fullmatch(tool.name):
+            problem = f"{tool.name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
+            raise refuse(f"{field}[{index}].name", problem)
+        if tool.name in specs:
+            raise refuse(f"{field}[{index}].name", f"{tool.name!r} is given twice")
+        parameters = _parameters(f"{field}[{index}].parameters_json", tool.parameters_json)
+        specs[tool.name] = ToolSpec(tool.name, parameters, tool.strict)
+    return [*specs.values()]
 
 
 def json_value(field: str, text: str, kind: type, noun: str) -> Any:
@@ -75,13 +104,6 @@ def json_value(field: str, text: str, kind: type, noun: str) -> Any:
     if not isinstance(value, kind):
         raise refuse(field, f"a JSON {type(value).__name__}: expected an {noun}")
     return value
-
-
-def _check_name(field: str, name: str, earlier: Sequence[str]) -> None:
-    if not TOOL_NAME.fullmatch(name):
-        raise refuse(field, f"{name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]")
-    if name in earlier:
-        raise refuse(field, f"{name!r} is given twice")
 
 
 def _parameters(field: str, text: str) -> dict[str, Any]:
@@ -101,28 +123,27 @@ def _check_untyped_choice(choice: inference_pb2.ToolChoice) -> None:
         raise refuse("chat.tool_choice", "needs typed tools: expected chat.tools in place of tools_json, or MODE_AUTO")
 
 
-def _chosen(
-    choice: inference_pb2.ToolChoice, names: list[str], specs: list[ToolSpec], descriptions: list[dict[str, Any]]
-) -> Tools:
-    mode = choice.mode
-    if mode not in _Mode.values():  # of a later version
-        mode = _Mode.MODE_AUTO
+def _mode(choice: inference_pb2.ToolChoice, names: Sequence[str]) -> inference_pb2.ToolChoice.Mode.ValueType:
+    """The mode of a choice, which is checked; raises ``Refused``."""
+    mode = choice.mode if choice.mode in _Mode.values() else _Mode.MODE_AUTO
     if mode == _Mode.MODE_UNSPECIFIED:
         mode = _Mode.MODE_NAMED if choice.name else _Mode.MODE_AUTO
+    if mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED) and not names:
+        raise refuse("chat.tool_choice", "no tools are given: expected some in chat.tools")
     if choice.name and mode != _Mode.MODE_NAMED:
         raise refuse("chat.tool_choice.name", f"{choice.name[:80]!r} is given: expected none, or MODE_NAMED")
-    if not specs:
-        if mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED):
-            raise refuse("chat.tool_choice", "no tools are given: expected some in chat.tools")
-        return Tools()
-    if mode == _Mode.MODE_NONE:
-        return Tools()
-    if mode == _Mode.MODE_NAMED:
-        if choice.name not in names:
-            known = ", ".join(names)
-            raise refuse(
-                "chat.tool_choice.name", f"{choice.name[:80]!r} is no tool of chat.tools: expected one of {known}"
-            )
-        named = [spec for spec in specs if spec.name == choice.name]
-        return Tools(descriptions, named, names, required=True, single=True)
-    return Tools(descriptions, specs, names, required=mode == _Mode.MODE_REQUIRED, single=choice.single)
+    if mode == _Mode.MODE_NAMED and choice.name not in names:
+        problem = f"{choice.name[:80]!r} is no tool of chat.tools: expected one of {', '.join(names)}"
+        raise refuse("chat.tool_choice.name", problem)
+    return mode
+
+
+def _calls(chat: inference_pb2.Chat, mode: inference_pb2.ToolChoice.Mode.ValueType) -> constraint_pb2.ToolCalls | None:
+    is_named, is_required = mode == _Mode.MODE_NAMED, mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED)
+    if not (is_required or chat.tool_choice.single or any(tool.strict for tool in chat.tools)):
+        return None
+    calls = constraint_pb2.ToolCalls(required=is_required, single=is_named or chat.tool_choice.single)
+    for tool in chat.tools:
+        if not is_named or tool.name == chat.tool_choice.name:
+            calls.tools.add(name=tool.name, parameters_json=tool.parameters_json, strict=tool.strict)
+    return calls

@@ -34,10 +34,13 @@ class GrammarChecker:
         self._lock = threading.Lock()
         """Of what is made at the first use."""
 
-    def check(self, grammar: str) -> None:
-        """Raises ``ConstraintError`` for a grammar that llguidance cannot use within its limits, or that fits nothing."""
+    def check(self, grammar: str, field: str = "") -> None:
+        """Raises ``ConstraintError`` for a grammar that nothing fits, or that llguidance cannot use within its limits.
+
+        ``field``: the error's.
+        """
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
-            raise ConstraintError("", f"its grammar is larger than {MAX_GRAMMAR_BYTES >> 10} KiB: simplify it")
+            raise ConstraintError(field, f"its grammar is larger than {MAX_GRAMMAR_BYTES >> 10} KiB: simplify it")
         from llguidance import LLMatcher
 
         with self._lock:
@@ -45,14 +48,13 @@ class GrammarChecker:
         try:
             with panics_as_errors():
                 matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
-                if not matcher.is_error():
-                    mask = matcher.compute_bitmask()
+                mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         except TokenizerPanic as panic:
-            raise ConstraintError("", f"cannot be compiled: {panic}") from None
+            raise ConstraintError(field, f"cannot be compiled: {panic}") from None
         if matcher.is_error():
-            raise ConstraintError("", _problem(matcher.get_error()))
+            raise ConstraintError(field, _problem(matcher.get_error()))
         if not any(mask):
-            raise ConstraintError("", "nothing can match it")
+            raise ConstraintError(field, "nothing can match it")
 
     def marker(self, text: str) -> str:
         """A Lark expression for ``text``, its special tokens as such: ``<[5]>`` for one, ``"…"`` for other text."""
@@ -99,5 +101,13 @@ def _limits() -> LLParserLimits:
 
 
 def _problem(error: str) -> str:
-    """The library's message as one line."""
-    return " ".join(error.split())[:500]
+    """The library's message: its first line, in our words where they are clearer."""
+    if error.startswith("panic"):
+        return "cannot be compiled: the library that compiles it failed; simplify it"
+    if error.startswith("NoExtension"):
+        return "nothing can match it"
+    first = error.split("\n", 1)[0]
+    first = re.sub(r"^at 1\(\d+\): failed to compile JSON schema: ", "", first)
+    first = re.sub(r"^(?:at )?(\d+)\((\d+)\):", r"line \1, column \2:", first)
+    first = first.replace("Unsatisfiable schema:", "nothing can match it:")
+    return first if len(first) <= 300 else f"{first[:297]}..."

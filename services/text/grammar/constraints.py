@@ -7,6 +7,8 @@ from dataclasses import dataclass
 MAX_TEXT_BYTES = 256 << 10
 """UTF-8 bytes of one constraint's texts together."""
 MAX_CHOICES = 10_000
+MAX_CHOICE_BYTES = 16 << 10
+"""UTF-8 bytes of one text to choose."""
 MAX_TAGS = 256
 MAX_MARKER_BYTES = 256
 """UTF-8 bytes of the text that begins a tag, and of the text that ends it."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from services.text.grammar.constraints import (
+    MAX_CHOICE_BYTES,
     MAX_CHOICES,
     MAX_TEXT_BYTES,
     Constraint,
@@ -30,8 +31,8 @@ Marker = Callable[[str], str]
 def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
     """The grammar of a whole answer, as llguidance reads it.
 
-    Raises ``ConstraintError`` for what is not supported, too large or contradicts itself. ``GrammarChecker.check`` finds
-    what only compiling shows. ``marker`` is for the texts that begin and end structural tags.
+    Raises ``ConstraintError`` for what is not supported, too large or contradicts itself. What only compiling shows is
+    found by ``GrammarChecker.check``. ``marker`` is for the texts that begin and end structural tags.
     """
     match constraint:
         case JsonSchema():
@@ -80,9 +81,11 @@ def _choice(constraint: OneOf) -> str:
     texts = constraint.texts
     if not 1 <= len(texts) <= MAX_CHOICES:
         raise ConstraintError("choice.texts", f"has {len(texts)} texts: expected 1 to {MAX_CHOICES}")
-    if "" in texts:
-        raise ConstraintError(f"choice.texts[{texts.index('')}]", "is empty")
-    size = sum(len(text.encode()) for text in texts)
+    sizes = [len(text.encode()) for text in texts]
+    for index, size in enumerate(sizes):
+        if not 1 <= size <= MAX_CHOICE_BYTES:
+            raise ConstraintError(f"choice.texts[{index}]", f"has {size} bytes: expected 1 to {MAX_CHOICE_BYTES}")
+    size = sum(sizes)
     if size > MAX_TEXT_BYTES:
         raise ConstraintError(
             "choice.texts", f"have {size} bytes: expected at most {MAX_TEXT_BYTES} ({MAX_TEXT_BYTES >> 10} KiB)"

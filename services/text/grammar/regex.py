@@ -1,8 +1,8 @@
-"""Regular expressions: read in the dialect that Python's ``re``, ECMAScript and Rust's ``regex`` share, and rewritten in
-Rust's, so that a text that the result matches is matched by the original in any of the three.
+r"""Regular expressions: read in what Python's ``re``, ECMAScript and Rust's ``regex`` share, and rewritten in Rust's
+notation, so that a text that the result matches is matched by the original in any of the three.
 
-Where they differ, the narrower reading is meant (``\\d`` is 0-9, ``\\D`` is no digit of any script), or the expression is
-refused. Rewriting also bounds what an expression costs before llguidance sees it.
+Where they differ, the narrower reading is meant (``\d`` is 0-9, ``\D`` is no digit of any script), or the expression
+is refused. Reading it also bounds what an expression costs, before llguidance sees it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 _GROUP = re.compile(r"\(\?(?:P?<[A-Za-z_][A-Za-z0-9_]*>|(?P<flags>[is]*):)")
 _FLAGS = re.compile(r"\(\?(?P<flags>[is]+)\)")
-_COUNT = re.compile(r"\{(?P<low>[0-9]{1,9})(?P<comma>,(?P<high>[0-9]{1,9})?)?\}")
+_COUNT = re.compile(r"\{(?P<low>[0-9]+)(?P<comma>,(?P<high>[0-9]+)?)?\}")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]{1,6})\}|U([0-9A-Fa-f]{8})")
 _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_]{1,40}(?:=[A-Za-z_]{1,40})?\}|[LMNPSZC])")
 
@@ -73,6 +73,11 @@ def search(pattern: str) -> str:
     return "|".join(_anchored(branch, ANY_TEXT, ANY_TEXT) for branch in _read(pattern))
 
 
+def size_of(pattern: str) -> int:
+    """Its size, as ``MAX_SIZE`` counts. Raises ``RegexError``."""
+    return sum(map(_size, _read(pattern)))
+
+
 def _read(pattern: str) -> tuple[_Branch, ...]:
     reader = _Reader(pattern)
     branches = reader.alternatives(0)
@@ -115,6 +120,7 @@ class _Reader:
         self.position = 0
         self.flags = ""
         """Those that apply to what follows."""
+        self._count = 0
 
     def refuse(self, problem: str) -> NoReturn:
         raise RegexError(f"{problem}, at character {self.position + 1}")
@@ -138,10 +144,16 @@ class _Reader:
                 parts.append(self._repeated(self._atom(depth)))
         return (*branches, _Branch(tuple(parts)))
 
+    def _counted(self) -> None:
+        self._count += 1
+        if self._count > MAX_SIZE:
+            raise RegexError(f"has more than {MAX_SIZE} characters and classes")
+
     def _peek(self) -> str:
         return self.pattern[self.position : self.position + 1]
 
     def _atom(self, depth: int) -> _Part | _Edge:
+        self._counted()
         char = self._peek()
         if char == "(":
             return self._group(depth)
@@ -189,14 +201,17 @@ class _Reader:
     def _repeated(self, part: _Part | _Edge) -> _Part | _Edge:
         char = self._peek()
         low, high = 0, 0
-        if char in ("*", "+", "?") and char:
+        if char and char in "*+?":
             self.position += 1
             written, low, high = char, int(char == "+"), 1
         elif char == "{" and (match := _COUNT.match(self.pattern, self.position)):
             self.position = match.end()
+            if max(len(match["low"]), len(match["high"] or "")) > 6:
+                self.refuse(f"it repeats more than {MAX_SIZE} times")
             low = int(match["low"])
             high = int(match["high"]) if match["high"] else low
-            written = f"{{{low}{',' + (match['high'] and str(high) or '') if match['comma'] else ''}}}"
+            upper = match["high"] or "" if match["comma"] else None
+            written = f"{{{low}}}" if upper is None else f"{{{low},{upper}}}"
             if high < low:
                 self.refuse(f"the count {written} ends before it begins")
         elif char == "{" and self.pattern.startswith("{,", self.position):
@@ -207,7 +222,8 @@ class _Reader:
             self.refuse("an anchor is repeated")
         if self._peek() == "?":  # lazy: which match is found first makes no difference
             self.position += 1
-        if self._peek() in ("*", "+", "?") and self._peek() or _COUNT.match(self.pattern, self.position):
+        following = self._peek()
+        if (following and following in "*+?") or _COUNT.match(self.pattern, self.position):
             self.refuse("a repetition is repeated, or possessive")
         return _Part(f"(?:{part.text}){written}", max(1, part.size * max(low, high)))
 
@@ -216,7 +232,7 @@ class _Reader:
         if letter in ("A", "Z", "z"):
             self.position += 1
             return _Edge.START if letter == "A" else _Edge.END
-        if letter in ("b", "B") and letter:
+        if letter in ("b", "B"):
             self.refuse("word boundaries are not supported")
         if letter in ("d", "w", "s", "D", "W", "S"):
             self.position += 1
@@ -247,7 +263,7 @@ class _Reader:
         letter = self._peek()
         following = self.pattern[self.position + 1 : self.position + 2]
         self.position += 1
-        if letter in _CONTROLS and letter:
+        if letter in _CONTROLS:
             return _CONTROLS[letter]
         if letter == "c" and following.isascii() and following.isalpha():
             self.position += 1
@@ -276,6 +292,7 @@ class _Reader:
             if char == "":
                 self.position = start
                 self.refuse("a '[' is not closed")
+            self._counted()
             first = self._member(negated)
             rest = self.pattern[self.position : self.position + 2]
             if len(first) > 1 or not rest.startswith("-") or rest == "-]":
@@ -312,7 +329,7 @@ class _Reader:
 
 
 def _set(letter: str, *, complemented: bool) -> str:
-    """A class for ``\\d`` and the like, in such a way that the whole means no more than any dialect does."""
+    r"""A class for ``\d`` and the like, in such a way that the whole means no more than any dialect does."""
     excluding = letter.isupper()
     members = (_WIDE if excluding != complemented else _NARROW)[letter.lower()]
     return f"[{'^' if excluding else ''}{members}]"

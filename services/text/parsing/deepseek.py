@@ -7,9 +7,13 @@ V3 and R1 write ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>f``, a li
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
+from services.text.grammar.lark import literal
+from services.text.parsing.format import ToolFormat
 from services.text.parsing.json_calls import SPACE, JsonCallParser, is_name
 from services.text.parsing.text_parser import MAX_NAME, Reading, search_for
+from services.text.parsing.tool_grammar import Marker, ToolSpec, argument_rules, marked
 
 _BEGIN_ALL, _BEGIN, _SEPARATOR, _END, _END_ALL = MARKERS = (
     "<｜tool▁calls▁begin｜>",
@@ -66,3 +70,23 @@ class DeepseekParser(JsonCallParser):
 def is_in(template: str) -> bool:
     """Whether a template writes this."""
     return _BEGIN in template or _BEGIN_ALL in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``. It leaves the form to the model: V3's or V3.1's."""
+    separator = marker(_SEPARATOR)
+    older = [literal(f"{tool.name}\n```json\n") + f" arguments_{index}" for index, tool in enumerate(tools)]
+    newer = [f"{literal(tool.name)} {separator} arguments_{index}" for index, tool in enumerate(tools)]
+    rules = marked(marker(_BEGIN_ALL), required=required, single=True)
+    more = "" if single else r' ("\n"? one)*'
+    rules += [
+        f"call: one{more} {marker(_END_ALL)}",
+        f"one: {marker(_BEGIN)} (older | newer) {marker(_END)}",
+        f'older: "function" {separator} ({" | ".join(older)}) "\\n```"',
+        f"newer: {' | '.join(newer)}",
+        *argument_rules(tools, required),
+    ]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(DeepseekParser, MARKERS, is_in, grammar)

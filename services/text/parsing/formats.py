@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from services.text.parsing import deepseek, harmony, hermes, llama3_json, mistral, pythonic, think
+from services.text.parsing.format import ReasoningFormat, ToolFormat
 from services.text.parsing.parts import ParseOptions, PartWriter, call_id
 from services.text.parsing.reasoning_meter import ReasoningMeter
 from services.text.parsing.text_parser import Plain, TextParser
@@ -15,49 +15,18 @@ NONE = "none"
 """Name that stands for no format."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How a model writes calls of tools."""
-
-    parser: Callable[[PartWriter, Set[str]], TextParser]
-    """Makes a parser of content and calls; it is given the names of the tools."""
-    markers: tuple[str, ...]
-    """Markers, which may be special tokens."""
-    is_in: Callable[[str], bool]
-    """Whether a template writes calls in this format."""
-    call_id: Callable[[bytes, int, int], str] = call_id
-    """Makes the id of a call, of seed, choice and number."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """How a model writes its reasoning."""
-
-    parser: Callable[[PartWriter, TextParser, ReasoningMeter, bool], TextParser]
-    """Makes a parser of reasoning, which hands the rest to the next parser; the flag: the answer begins inside."""
-    markers: tuple[str, ...]
-    """Markers, which may be special tokens."""
-    is_in: Callable[[str], bool]
-    """Whether a template writes reasoning in this format."""
-    opening: str
-    """The text that begins the reasoning."""
-    closing: str
-    """The text between the reasoning and the answer."""
-
-
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
-    "harmony": ToolFormat(harmony.call_parser, harmony.MARKERS, harmony.is_in),
-    "deepseek": ToolFormat(deepseek.DeepseekParser, deepseek.MARKERS, deepseek.is_in),
-    "mistral": ToolFormat(mistral.MistralParser, mistral.MARKERS, mistral.is_in, mistral.mistral_call_id),
-    "hermes": ToolFormat(hermes.HermesParser, hermes.MARKERS, hermes.is_in),
-    "pythonic": ToolFormat(pythonic.PythonicParser, pythonic.MARKERS, pythonic.is_in),
-    "llama3_json": ToolFormat(llama3_json.Llama3JsonParser, llama3_json.MARKERS, llama3_json.is_in),
+    "harmony": harmony.TOOL_FORMAT,
+    "deepseek": deepseek.TOOL_FORMAT,
+    "mistral": mistral.TOOL_FORMAT,
+    "hermes": hermes.TOOL_FORMAT,
+    "pythonic": pythonic.TOOL_FORMAT,
+    "llama3_json": llama3_json.TOOL_FORMAT,
 }
+"""By name, those whose marks in a template are the surest first."""
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    "harmony": ReasoningFormat(
-        harmony.reasoning_parser, harmony.MARKERS, harmony.is_in, harmony.OPENING, harmony.CLOSING
-    ),
-    "think": ReasoningFormat(think.ThinkParser, think.MARKERS, think.is_in, *think.MARKERS),
+    "harmony": harmony.REASONING_FORMAT,
+    "think": think.REASONING_FORMAT,
 }
 
 
@@ -104,12 +73,3 @@ def check_format(field: str, name: str, formats: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if there is no format of that name."""
     if name != NONE and name not in formats:
         raise ValueError(f"{field}: there is no format {name!r}: expected one of {', '.join(formats)}, {NONE}")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool that may be called."""
-
-    name: str
-    parameters: dict[str, object]
-    strict: bool = False

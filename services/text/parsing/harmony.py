@@ -8,13 +8,16 @@ arguments if the header says ``to=functions.f``, else content.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from services.text.grammar.lark import FREE_TEXT, literal, until
+from services.text.parsing.format import ReasoningFormat, ToolFormat
 from services.text.parsing.json_calls import SPACE, JsonCallParser, is_name
 from services.text.parsing.marks import mark, marker_text
 from services.text.parsing.parts import PartWriter
 from services.text.parsing.reasoning_meter import ReasoningMeter
 from services.text.parsing.text_parser import MAX_NAME, MAX_SPACE, Plain, Reading, TextParser, search_for
+from services.text.parsing.tool_grammar import Marker, ToolSpec, argument_rules
 
 
 def _forms(*markers: str) -> tuple[str, ...]:
@@ -31,8 +34,8 @@ _START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN = MARKERS = (
     "<|call|>",
     "<|return|>",
 )
-OPENING = "<|channel|>analysis<|message|>"
-CLOSING = "<|end|><|start|>assistant<|channel|>final<|message|>"
+_OPENING = "<|channel|>analysis<|message|>"
+_CLOSING = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 _ENDS = (_END, _CALL, _RETURN)
 _IN_HEADER = _forms(_CHANNEL, _CONSTRAIN, _MESSAGE)
@@ -72,7 +75,7 @@ class HarmonyParser(JsonCallParser):
         self.answer.finish()
 
     def _read(self) -> Reading[None]:
-        header = OPENING if self._begins_inside else (yield from self._read_first_header())
+        header = _OPENING if self._begins_inside else (yield from self._read_first_header())
         while True:
             if header is not None:
                 self._in_reasoning = self._reasoning and _REASONING.search(header) is not None
@@ -153,3 +156,33 @@ def reasoning_parser(writer: PartWriter, answer: TextParser, meter: ReasoningMet
 def is_in(template: str) -> bool:
     """Whether a template writes this."""
     return _CHANNEL in template and _MESSAGE in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer, its reasoning included; see ``format.MakeGrammar``. It ends with its first call."""
+    del single  # a model waits for the result of each call
+    text = f"{FREE_TEXT} {marker(_END)}" if marker(_END).startswith("<") else "ended"
+    form = f'(" " {marker(_CONSTRAIN)} "json" | " json")?'
+    channels = r"/analysis|commentary/" if required else r"/analysis|commentary|final/"
+    behind = [f"{literal(tool.name)} {form} {marker(_MESSAGE)} arguments_{i}" for i, tool in enumerate(tools)]
+    before = [
+        f'{literal(tool.name)} {marker(_CHANNEL)} "commentary" {form} {marker(_MESSAGE)} arguments_{i}'
+        for i, tool in enumerate(tools)
+    ]
+    header = f"{marker(_CHANNEL)} CHANNEL {marker(_MESSAGE)}"
+    rules = [
+        "start: message* call"
+        + ("" if required else f" | message* {marker(_CHANNEL)} CHANNEL {marker(_MESSAGE)} TEXT"),
+        f"message: {header} {text} {marker(_START + 'assistant')}",
+        f'call: " to=functions." ({" | ".join(before)})',
+        f' | {marker(_CHANNEL)} "commentary to=functions." ({" | ".join(behind)})',
+        f"CHANNEL: {channels}",
+        f"ended[lazy]: {until(literal(_END))}",
+        f"TEXT: {FREE_TEXT}",
+        *argument_rules(tools, required),
+    ]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(call_parser, MARKERS, is_in, grammar, grammar_has_reasoning=True)
+REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING)

@@ -5,8 +5,12 @@ Line breaks may stand between the markers and the object.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from services.text.parsing.format import ToolFormat
 from services.text.parsing.json_calls import SPACE, JsonCallParser
 from services.text.parsing.text_parser import Reading, search_for
+from services.text.parsing.tool_grammar import Marker, ToolSpec, json_calls, marked
 
 _OPEN, _CLOSE = MARKERS = ("<tool_call>", "</tool_call>")
 _SEARCH = search_for(_OPEN)
@@ -30,3 +34,14 @@ class HermesParser(JsonCallParser):
 def is_in(template: str) -> bool:
     """Whether a template writes this; GLM and Qwen Coder use the same marker around a form of their own."""
     return _OPEN in template and "<arg_key>" not in template and "<function=" not in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    line = r'"\n"?'
+    rules = marked(marker(_OPEN), required=required, single=single, between=line)
+    rules += [f"call: {line} object {line} {marker(_CLOSE)}", *json_calls(tools, required, "arguments")]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(HermesParser, MARKERS, is_in, grammar)

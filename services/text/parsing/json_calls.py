@@ -114,17 +114,14 @@ class JsonCallParser(ReadingParser):
     ) -> Reading[bool]:
         """Read a value, of at most ``hold`` characters, which are held; None: of any length, and not held."""
         scanner = scanner or JsonScanner()
-        limit = MAX_HELD - self._num_held if hold is None else min(hold, MAX_HELD - self._num_held)
+        limit = min(hold or 0, MAX_HELD - self._num_held)
         while True:
-            text = self._text
-            if hold is not None and len(text) - self._at > limit:
-                text = text[: self._at + limit]
-            end, piece = scanner.feed(text, self._at)
-            limit -= end - self._at
             if hold is None:
-                self._at = end
+                self._at, piece = scanner.feed(self._text, self._at)
             else:
-                self._hold(end)
+                length, piece = scanner.feed(self._text[self._at : self._at + limit], 0)
+                limit -= length
+                self._hold(self._at + length)
             if send is not None:
                 send(piece)
             if scanner.done:

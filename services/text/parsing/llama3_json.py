@@ -6,10 +6,12 @@ An answer that begins like this is a call if a tool has that name. After ``<|pyt
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
+from services.text.parsing.format import ToolFormat
 from services.text.parsing.json_calls import SPACE, JsonCallParser
 from services.text.parsing.text_parser import MAX_SPACE, Reading, search_for
+from services.text.parsing.tool_grammar import Marker, ToolSpec, json_calls, unmarked
 
 MARKERS = ("<|python_tag|>",)
 _SEARCH = search_for(*MARKERS)
@@ -44,3 +46,13 @@ class Llama3JsonParser(JsonCallParser):
 def is_in(template: str) -> bool:
     """Whether a template writes this."""
     return MARKERS[0] in template or re.search(r'"name": ?"[^\n]{0,99}"parameters": ', template) is not None
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    calls = "calls: object" if single else 'calls: object ("; " object)*'
+    rules = unmarked(r'\s*\{\s*"name"', marker(MARKERS[0]), required=required)
+    return "\n".join([*rules, calls, *json_calls(tools, required, "parameters")])
+
+
+TOOL_FORMAT = ToolFormat(Llama3JsonParser, MARKERS, is_in, grammar)

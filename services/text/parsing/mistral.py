@@ -7,17 +7,19 @@ Older ones write a list, ``[TOOL_CALLS] [{"name": "f", "arguments": {…}}]``, n
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 
+from services.text.grammar.lark import literal
+from services.text.parsing.format import ToolFormat
 from services.text.parsing.json_calls import SPACE, JsonCallParser, is_name
 from services.text.parsing.parts import call_id
 from services.text.parsing.text_parser import MAX_NAME, Reading, search_for
+from services.text.parsing.tool_grammar import Marker, ToolSpec, argument_rules, json_calls, marked
 
 _CALLS, _ARGS, _ID = MARKERS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 _SEARCH = search_for(_CALLS)
 _NAME = re.compile(r"[\w.-]+")
-
-mistral_call_id = partial(call_id, prefix="", length=9)
 
 
 class MistralParser(JsonCallParser):
@@ -62,3 +64,20 @@ class MistralParser(JsonCallParser):
 def is_in(template: str) -> bool:
     """Whether a template writes this."""
     return _CALLS in template
+
+
+def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+    """The grammar of an answer; see ``format.MakeGrammar``."""
+    rules = marked(marker(_CALLS), required=required, single=single)
+    args = marker(_ARGS)
+    if args.startswith("<"):  # a vocabulary with this token is that of a newer model
+        calls = [f"{literal(tool.name)} {args} arguments_{index}" for index, tool in enumerate(tools)]
+        rules += [f"call: {' | '.join(calls)}", *argument_rules(tools, required)]
+    else:
+        rules = marked(marker(_CALLS), required=required, single=True)
+        objects = "object" if single else 'object (", " object)*'
+        rules += [f'call: " "? "[" {objects} "]"', *json_calls(tools, required, "arguments")]
+    return "\n".join(rules)
+
+
+TOOL_FORMAT = ToolFormat(MistralParser, MARKERS, is_in, grammar, call_id=partial(call_id, prefix="", length=9))

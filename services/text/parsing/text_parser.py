@@ -50,7 +50,7 @@ def search_for(*markers: str, before: str = r"\s") -> re.Pattern[str]:
 
     White space before it, of the class ``before``, belongs to it. A marker is found as a special token, too.
     """
-    space = f"{before}{{0,{MAX_SPACE}}}" if before else ""
+    space = f"{before}{{0,{MAX_SPACE}}}+" if before else ""
     full = "|".join(map(re.escape, [mark(marker) for marker in markers] + list(markers)))
     begun = "|".join(_begun(marker) for marker in markers)
     return re.compile(rf"{space}(?:(?P<full>{full})|(?:{begun})?\Z)")
@@ -94,6 +94,11 @@ class ReadingParser(ABC):
         self._ended = True
         next(self._reading, None)
         self._release()
+
+    @property
+    def num_waiting(self) -> int:
+        """Characters that were fed and are neither sent nor dropped."""
+        return self._num_held + len(self._text) - self._at
 
     @property
     def _position(self) -> int:

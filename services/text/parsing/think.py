@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from services.text.parsing.format import ReasoningFormat
 from services.text.parsing.marks import mark
 from services.text.parsing.parts import PartWriter
 from services.text.parsing.reasoning_meter import ReasoningMeter
@@ -75,3 +76,6 @@ class ThinkParser(ReadingParser):
 def is_in(template: str) -> bool:
     """Whether a template writes this."""
     return _CLOSE in template
+
+
+REASONING_FORMAT = ReasoningFormat(ThinkParser, MARKERS, is_in, _OPEN, _CLOSE)

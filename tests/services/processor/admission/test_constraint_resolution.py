@@ -11,13 +11,13 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.request_resolution import resolve_request
-from services.processor.admission.tokenization_job import CONSTRAINT_CHARGE
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.identity import ENGINE_CAPABILITIES, PeerId
 from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplates, TemplateSource
+from services.text.parsing import formats
 from tests.services.processor.model_specs import served_model, tokenizer
 
 ME = PeerId("processor-0", 77)
@@ -149,8 +149,8 @@ def test_it_is_never_ignored() -> None:
 
 def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    check = MODEL.grammars._checker.check
-    monkeypatch.setattr(MODEL.grammars._checker, "check", lambda grammar: (tried.append(grammar), check(grammar)))
+    check = MODEL.grammars.checker.check
+    monkeypatch.setattr(MODEL.grammars.checker, "check", lambda grammar: (tried.append(grammar), check(grammar)))
     for _ in range(3):
         take(constraint={"regex": "once"})
         assert refusal(constraint={"grammar": "start: never"}).field == "constraint.grammar"
@@ -214,6 +214,68 @@ def test_calls_cannot_be_demanded_of_a_template_without_a_format() -> None:
     assert refusal(plain, chat=chat(ADD | {"strict": True})).field == "chat.tools"
 
 
+STRICT = ADD | {"strict": True}
+
+
+@pytest.mark.parametrize("form", sorted(formats.TOOL_FORMATS))
+@pytest.mark.parametrize(
+    ("tools", "choice", "required", "single", "names"),
+    [
+        ([ADD, SUB], {"mode": MODES.MODE_REQUIRED}, True, False, ["add", "sub"]),
+        ([ADD, SUB], {"mode": MODES.MODE_REQUIRED, "single": True}, True, True, ["add", "sub"]),
+        ([SUB, ADD], {"name": "add"}, True, True, ["add"]),
+        ([STRICT, SUB], None, False, False, ["add", "sub"]),
+        ([ADD, SUB], {"single": True}, False, True, ["add", "sub"]),
+    ],
+)
+def test_calls_are_held_to_their_form_and_a_resume_repeats_it(
+    form: str,
+    tools: list[dict[str, Any]],
+    choice: dict[str, Any] | None,
+    required: bool,
+    single: bool,
+    names: list[str],
+) -> None:
+    parse = {"tool_calls": form, "reasoning": "harmony" if form == "harmony" else "think"}
+    resolved = take(chat=chat(*tools, choice=choice), output={"parse": parse})
+    constraint = resolved.admitted.constraint
+    calls = constraint.tool_calls
+    assert (calls.required, calls.single, [tool.name for tool in calls.tools]) == (required, single, names)
+    assert constraint.after_reasoning
+    assert resolved.submit.constraint.grammar
+    assert_resumes(resolved)
+
+
+def test_tools_that_are_left_to_the_model_constrain_nothing() -> None:
+    assert not take(chat=chat(ADD, SUB, choice={"mode": MODES.MODE_AUTO})).submit.HasField("constraint")
+
+
+UNSUPPORTED = {"name": "f", "parameters_json": '{"properties": {"a": {"type": "array", "uniqueItems": true}}}'}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"chat": chat(SUB, UNSUPPORTED, choice={"name": "f"})}, "chat.tools[1].parameters_json"),
+        ({"chat": chat(SUB, UNSUPPORTED | {"strict": True})}, "chat.tools[1].parameters_json"),
+        ({"chat": chat(ADD, choice={"name": "add"}), "constraint": {"regex": "a"}}, "constraint"),
+        ({"constraint": {"tool_calls": {"tools": [SUB]}}}, "constraint.tool_calls"),
+        ({"constraint": {"tool_calls": {}}}, "constraint.tool_calls.tools"),
+        ({"constraint": {"tool_calls": {"tools": [SUB, SUB]}}}, "constraint.tool_calls.tools[1].name"),
+        (
+            {"constraint": {"tool_calls": {"tools": [UNSUPPORTED], "required": True}}, "output": {"parse": {}}},
+            "constraint.tool_calls.tools[0].parameters_json",
+        ),
+    ],
+)
+def test_calls_that_cannot_be_demanded_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    status = refusal(**fields)
+    assert (status.code, status.field) == (Code.INVALID_ARGUMENT, field)
+    if field.endswith("parameters_json"):
+        assert "uniqueItems" in status.message
+        assert take(chat=chat(SUB, UNSUPPORTED)), "a schema that is only shown to the model need not be supported"
+
+
 # Parsing
 
 
@@ -260,7 +322,3 @@ def test_reasoning_of_earlier_messages_reaches_the_template() -> None:
     message = {"role": "assistant", "content": "c", "reasoning": "r"}
     prompt = take(chat={"messages": [message]}).submit.prompt_token_ids
     assert tokenizer().decode(list(prompt)).startswith("[assistant]rc")
-
-
-def test_a_constraint_counts_as_more_than_its_bytes() -> None:
-    assert CONSTRAINT_CHARGE >= 64 << 10

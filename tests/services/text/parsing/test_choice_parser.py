@@ -91,7 +91,7 @@ CASES = st.builds(
 
 
 @given(CASES, st.lists(st.integers(1, 4), max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list[int]) -> None:
     *parts, whole = case.read(tokenizer, 0, [1] * len(case.ids))
     *_, in_frames = case.read(tokenizer, 0, sizes)
@@ -104,7 +104,7 @@ def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list
 
 
 @given(CASES)
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_what_is_not_marked_is_content(tokenizer: Tokenizer, case: Case) -> None:
     *_, plain = replace(case, tool_calls="none", reasoning="none").read(tokenizer, 0, [1] * len(case.ids))
     assert merged(plain.parts) == ([Content(plain.text)] if plain.text else [])
