@@ -284,8 +284,8 @@ class Scheduler:
         """
         rows = self._config.max_num_seqs - sum(step.samples)
         for place, seq in enumerate(step.sequences):
-            # The pending token is the one that this step samples. A sequence that was just introduced has no drafts.
-            if not seq.drafts or seq.num_pending != 1 or not step.samples[place]:
+            # A sequence with drafts decodes. Its only pending token must be the one that this step samples.
+            if not seq.drafts or seq.num_pending != 1:
                 continue
             room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
             count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
