@@ -49,8 +49,8 @@ test-models: setup  ## every family of models in all its shapes, against transfo
 test-distributed: setup $(RAY)  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
 
-test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular expressions, and bad input measured; PYTEST="-s" for figures
-	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/services/text/grammar $(PYTEST)
+test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular expressions, bad input measured, answers of models; CHECKPOINT=path for one more, PYTEST="-s" for figures
+	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/services/text/grammar tests/engine_core/structured_output $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)

@@ -41,7 +41,7 @@ from engine_core.ops.selector import choose_ops
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.request import SamplingParams
-from engine_core.sampling.logits_processors import SamplingRows
+from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
@@ -197,7 +197,7 @@ def samplers() -> Iterator[Kernel]:
 
 def _sample(params: SamplingParams, logits: torch.Tensor) -> Callable[[], object]:
     rows = len(logits)
-    state = SamplingMetadata(rows, _VOCABULARY, ())
+    state = SamplingMetadata(ProcessorSetup(rows, _VOCABULARY, ()))
     tokens = np.ones((rows, 8), np.int32)
     for slot in range(rows):
         state.add(slot, params, 0, 0)

@@ -30,6 +30,8 @@ class Work:
     shared: int = 0
     """Number of leading prompt tokens that all sequences share, in all works with the same ``shared_seed``."""
     shared_seed: int = 0
+    json_schema: str = ""
+    """What the output must fit; empty: anything. No answer to it may end before ``output`` tokens."""
 
     def prompts(self) -> list[list[int]]:
         """Token ids of the prompts."""

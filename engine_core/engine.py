@@ -10,7 +10,7 @@ from engine_core.config import EngineConfig
 from engine_core.errors import StandstillError
 from engine_core.executor.base import Executor, PendingResult
 from engine_core.request import FinishReason, Request
-from engine_core.scheduling import Drafter, Scheduler, SchedulerStats
+from engine_core.scheduling import Scheduler, SchedulerStats
 from engine_core.step import SequenceOutput, StepPlan
 from engine_core.validation import validate_request
 
@@ -18,16 +18,8 @@ from engine_core.validation import validate_request
 class EngineCore:
     """Add requests, call ``step`` while there is work, cancel at any time between steps. Used from one thread."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        executor: Executor,
-        clock: Callable[[], float] = time.monotonic,
-        drafter: Drafter | None = None,
-    ) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         """``executor`` must be started; the caller closes it. Deadlines are times of ``clock``.
-
-        A ``drafter`` changes how many tokens a step yields, but not which tokens.
 
         Raises ``ConfigError`` and ``OutOfMemoryError`` if the options do not fit the model and its cache.
         """
@@ -39,11 +31,11 @@ class EngineCore:
         kv_cache, model = executor.kv_cache_config, executor.model
         identity = [part.encode() for part in (executor.model_digest, model.dtype, kv_cache.layout)]
         stages = config.parallel.pipeline_parallel_size
-        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, drafter, identity, stages)
+        self._scheduler = Scheduler(config.scheduler, config.cache, kv_cache, model, clock, identity, stages)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``InvalidRequestError`` or ``QueueFullError``; then nothing has changed."""
-        validate_request(request, self.model)
+        validate_request(request, self.model, self._executor.grammar_support)
         self._scheduler.add(request)
 
     def cancel(

@@ -28,6 +28,7 @@ from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, 
 from engine_core.logprobs import Logprobs
 from engine_core.offline.call_thread import Call, CallThread
 from engine_core.offline.conversations import as_json, read_conversations
+from engine_core.offline.forms import form_of
 from engine_core.offline.options import configure
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
 from engine_core.offline.sampling_params import SamplingParams, read_params
@@ -315,11 +316,26 @@ class LLM:
                 own = read_params(each, place)
                 if own.stop_strings or self._custom_tokenizer is not None:
                     self._text.check(own, place)
-                checked[id(each)] = own, own.for_engine
+                checked[id(each)] = own, own.for_engine(self._grammar(each, own, place))
         return [
             self._request(prompt, *checked[id(each)], place)
             for prompt, each, place in zip(prompts, params, places, strict=True)
         ]
+
+    def _grammar(self, given: EngineSamplingParams, params: SamplingParams, place: str) -> str | None:
+        """The compiled grammar of the form that ``params`` ask for; None if they ask for none."""
+        if isinstance(given, SamplingParams):
+            form = form_of(params, place)
+            grammar = None if form is None else self._text.grammar(*form, params, place)
+        else:
+            grammar, form = params.grammar, ("grammar", None)  # as the engine reads it
+        if grammar is None or form is None:
+            return None
+        try:
+            self._thread.call(lambda _: self._engine.executor.compile_grammar(grammar))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{place}: {form[0]}", error.problem) from None
+        return grammar
 
     def _request(self, prompt: Prompt, params: SamplingParams, for_engine: EngineSamplingParams, place: str) -> _Live:
         token_ids = prompt.token_ids
@@ -327,7 +343,7 @@ class LLM:
             token_ids = tuple(map(int, self.tokenizer.encode(prompt.text or "")))
         request = Request(f"offline-{next(self._request_ids)}", token_ids, for_engine)
         try:
-            validate_request(request, self.model)
+            validate_request(request, self.model, self._engine.executor.grammar_support)
         except InvalidRequestError as error:
             where = f"{place}: {error.field}" if error.field in _PARAMS else prompt.place
             raise InvalidRequestError(where, error.problem) from None

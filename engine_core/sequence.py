@@ -46,6 +46,9 @@ class SequenceGroup:
 
     num_prompt_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
+    """Tokens that end a choice once it has ``min_tokens`` tokens."""
+    final_ids: frozenset[int] = field(init=False)
+    """Tokens that end a choice at any length: every eos token, if there is a grammar, which admits it at its end."""
     min_tokens: int = field(init=False)
     max_output: int = field(init=False)
     max_computed: int = field(init=False)
@@ -88,6 +91,7 @@ class SequenceGroup:
         params = self.plain_params = self.request.params
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.stop_ids = params.stop_token_ids
+        self.final_ids = frozenset() if params.grammar is None else frozenset(model.eos_token_ids)
         if not params.ignore_eos:
             self.stop_ids = self.stop_ids.union(model.eos_token_ids)
         self.min_tokens = params.min_tokens
@@ -152,11 +156,22 @@ class Sequence:
     """The number of computed tokens at which there is a block to publish or to free, or a prompt to share."""
     last_step: int | None = None
     """Id of the last step that this sequence was planned in."""
+    drafts: list[int] = field(default_factory=list)
+    """Tokens that will probably follow the known ones."""
+    drafts_come_true: int | None = None
+    """Number of drafts that equalled the tokens in their places, since the last one that did not; None if all did."""
+    is_drafted: bool = False
+    """Whether a step in flight computes drafts of it; until its results arrive, no other step can be planned."""
 
     def __post_init__(self) -> None:
         self.output = list(self.group.request.resume.get(self.choice, ()))
         self.num_tokens = self.group.num_prompt_tokens + len(self.output)
         self.rank = (self.group.priority, self.group.admission or 0, self.choice)
+
+    @property
+    def num_pending(self) -> int:
+        """Number of tokens that steps in flight sample for it, if all drafts are accepted."""
+        return self.num_tokens - self.num_known
 
     @property
     def has_pending_token(self) -> bool:

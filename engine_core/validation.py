@@ -32,8 +32,11 @@ _NUMBERS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_pena
 _LISTS = (tuple, list)
 
 
-def validate_request(request: Request, model: ModelSpec) -> None:
-    """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve."""
+def validate_request(request: Request, model: ModelSpec, grammar_support: str | None = None) -> None:
+    """Raise ``InvalidRequestError`` for the first field of ``request`` that ``model`` cannot serve.
+
+    ``grammar_support``: why there are no grammars; None if there are.
+    """
     _check_types(request)
     if not request.request_id:
         raise InvalidRequestError("request_id", "is empty; expected a name that no live request has")
@@ -44,6 +47,7 @@ def validate_request(request: Request, model: ModelSpec) -> None:
     _check_lengths(params)
     _check_token_sets(params, model)
     _check_something_is_left(params, model)
+    _check_grammar(params, grammar_support)
     _check_resume(request, model)
     if request.deadline is not None and not -inf < request.deadline < inf:
         raise InvalidRequestError("deadline", f"is {request.deadline}; expected seconds on the engine's clock")
@@ -83,6 +87,8 @@ def _check_param_types(params: SamplingParams) -> None:
         _check_type("bad_words_token_ids", word, _LISTS, "a tuple of token ids for each word")
     if params.allowed_token_ids is not None:
         _check_type("allowed_token_ids", params.allowed_token_ids, _LISTS, "a tuple of token ids, or none")
+    if params.grammar is not None:
+        _check_type("grammar", params.grammar, str, "text, or none")
 
 
 def _check_type(field: str, value: object, types: type | tuple[type, ...], accepted: str) -> None:
@@ -183,6 +189,17 @@ def _check_something_is_left(params: SamplingParams, model: ModelSpec) -> None:
     if all(token_id in banned for token_id in allowed):
         problem = "every allowed token is banned or ends the output; expected 0, or an allowed token that does neither"
         raise InvalidRequestError("min_tokens", problem)
+
+
+def _check_grammar(params: SamplingParams, grammar_support: str | None) -> None:
+    """Its text is checked where it is compiled."""
+    if params.grammar is None:
+        return
+    if grammar_support is not None:
+        raise InvalidRequestError("grammar", f"cannot be used here: {grammar_support}")
+    if params.allowed_token_ids is not None:
+        problem = "is given together with a grammar, which says what is allowed; expected one of the two"
+        raise InvalidRequestError("allowed_token_ids", problem)
 
 
 def _check_resume(request: Request, model: ModelSpec) -> None:

@@ -73,14 +73,18 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold"): (
         "is not supported: {max_num_batched_tokens} limits how many prompt tokens a step computes"
     ),
-    ("speculative_config", "speculative_model", "num_speculative_tokens"): "is not supported yet",
+    ("speculative_config", "speculative_model"): (
+        "is not supported yet: the only drafts are tokens that a grammar forces, see {num_speculative_tokens}"
+    ),
     ("compilation_config", "O", "optimization_level", "cuda_graph_sizes", "cudagraph_capture_sizes"): _OWN_GRAPHS,
     ("max_seq_len_to_capture", "max_context_len_to_capture"): _OWN_GRAPHS,
     # Requests and answers
     ("guided_decoding_backend", "structured_outputs_config"): (
-        "is not supported yet: answers cannot be held to a grammar or JSON schema"
+        "is not an option: llguidance holds answers to the form that requests ask for, such as json_schema"
     ),
-    ("reasoning_parser", "enable_reasoning"): "is not supported yet: an answer's reasoning is a part of its text",
+    ("reasoning_parser", "enable_reasoning", "tool_call_parser", "enable_auto_tool_choice"): (
+        "is not an option: a request has its answer divided (parse), as the chat template writes reasoning and calls"
+    ),
     ("logits_processors", "logits_processor_pattern"): (
         "is not supported: requests have logit_bias, allowed_token_ids and bad_words"
     ),

@@ -13,14 +13,14 @@ from services.common.config.settings import ProcessorSettings, ServerSettings, T
 from services.processor import main
 from services.ring.model_generations import Generation
 from services.ring.prefixes import Prefixes
-from services.ring.routing_logic import Routes, _Node
+from services.ring.routing_logic import Needs, Routes, _Node
 
 
 class _Random(Routes):
     """Chooses a random engine."""
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
-        nodes = self._engines_taking()
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+        nodes = self._engines_taking(needs)
         return self._rng.choice(nodes) if nodes else None
 
 
@@ -29,8 +29,8 @@ class _RoundRobin(Routes):
 
     _turn = 0
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
-        nodes = sorted(self._engines_taking(), key=lambda node: node.peer.name)
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+        nodes = sorted(self._engines_taking(needs), key=lambda node: node.peer.name)
         self._turn += 1
         return nodes[self._turn % len(nodes)] if nodes else None
 

@@ -39,9 +39,10 @@ class RinglineEngine(Engine):
         self.milestones = clock.milestones
 
     def run(self, work: Work) -> Outcome:
-        from engine_core.request import SamplingParams
+        from engine_core.llm import SamplingParams
 
-        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True)
+        schema = work.json_schema or None
+        params = SamplingParams(temperature=0.0, max_tokens=work.output, ignore_eos=True, json_schema=schema)
         prompts = work.prompts()
         begun = time.perf_counter()
         results = self.llm.generate(prompts, params)

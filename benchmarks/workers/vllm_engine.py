@@ -15,13 +15,19 @@ class VllmEngine(Engine):
     def __init__(self, model: str, **options: Any) -> None:
         """``options``: further options of ``vllm.LLM``."""
         import vllm
+        from vllm.sampling_params import StructuredOutputsParams
 
-        self._params = vllm.SamplingParams
+        self._params, self._structured = vllm.SamplingParams, StructuredOutputsParams
         settings = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_seqs": 256} | options
         self._llm = vllm.LLM(model=model, **settings)
 
     def run(self, work: Work) -> Outcome:
-        params = self._params(temperature=0.0, max_tokens=work.output, ignore_eos=True)
+        params = self._params(
+            temperature=0.0,
+            max_tokens=work.output,
+            ignore_eos=True,
+            structured_outputs=self._structured(json=work.json_schema) if work.json_schema else None,
+        )
         prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts()]
         begun = time.perf_counter()
         results = self._llm.generate(prompts, params, use_tqdm=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine_core.config import ModelSpec, RequestMemory
+from engine_core.errors import InvalidRequestError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
@@ -55,6 +56,8 @@ class Executor(ABC):
     """Known after ``start``: approximate duration of the largest step."""
     max_concurrent_steps: int
     """Known after ``start``: the most steps that may be submitted before the first result is taken."""
+    grammar_support: str | None = "this executor has none"
+    """Known after ``start``: why grammars cannot be used; None if they can."""
     ranks: Sequence[RankPlace] = ()
     """Known after ``start``; empty if this process computes."""
 
@@ -70,6 +73,14 @@ class Executor(ABC):
         and the state of the plan's sequences. Raises ``ExecutorError`` with the cause chained, here or from
         ``PendingResult.result``; every callback of ``on_failure`` has run by then.
         """
+
+    def compile_grammar(self, grammar: str) -> None:
+        """Make sure that no step waits for ``grammar``, and that it can be used. From any thread; takes bounded time.
+
+        What is compiled is kept while there is room, the grammars used last. A plan may bring others, which are
+        compiled in its step. Raises ``InvalidRequestError``, or ``ExecutorError``.
+        """
+        raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
 
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:

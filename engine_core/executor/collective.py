@@ -27,6 +27,8 @@ from engine_core.model_loader.digest import digest_of
 from engine_core.model_loader.loader import WeightsOnDisk
 from engine_core.platforms.kv_cache_size import Profile, size, size_as_given, size_by_profile
 from engine_core.progress import StartupProgress
+from engine_core.structured_output.compiler import GrammarCompiler, grammar_numerics
+from engine_core.structured_output.tokenizer import GrammarsUnavailableError
 
 _T = TypeVar("_T")
 OnProgress = Callable[[int, int], None]
@@ -46,6 +48,7 @@ class CollectiveExecutor(Executor):
         self._callbacks: list[Callable[[BaseException], None]] = []
         self._failure: BaseException | None = None
         self._telling = threading.Lock()
+        self._grammars: GrammarCompiler | None = None
         self._names = [f"rank {rank}" for rank in ranks_on_one_host(config.parallel)]
 
     @abstractmethod
@@ -58,6 +61,10 @@ class CollectiveExecutor(Executor):
 
         ``on_progress``, the method's last argument, gets the progress of all workers together.
         """
+
+    @abstractmethod
+    def open_grammars(self) -> GrammarCompiler:
+        """The compiler of this process, once models are loaded. Raises ``GrammarsUnavailableError``."""
 
     @abstractmethod
     def start_steps(self) -> None:
@@ -112,7 +119,9 @@ class CollectiveExecutor(Executor):
                 self.model_digest = model.model_digest
             else:
                 self.model_digest = self._digest_of_parts(*on_disk.result(), models)
-            self.numerics = digest_of(self.model_digest, model.numerics)
+            self.grammar_support = self._find_grammars(models)
+            of_grammars = [] if self.grammar_support else [grammar_numerics()]
+            self.numerics = digest_of(self.model_digest, model.numerics, *of_grammars)
             stage.detail = f"numerics {self.numerics}"
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
@@ -130,6 +139,23 @@ class CollectiveExecutor(Executor):
         alone = len(self._names) == 1
         self.max_concurrent_steps = (2 if overlapped else 1) if alone else self._config.parallel.pipeline_parallel_size
         self.start_steps()
+
+    def _find_grammars(self, models: Sequence[ModelReport]) -> str | None:
+        """Why grammars cannot be used; None if they can, by ``_grammars``."""
+        for model in models:
+            if model.grammar_problem is not None:
+                return model.grammar_problem
+        try:
+            self._grammars = self.open_grammars()
+        except GrammarsUnavailableError as error:
+            return str(error)
+        return None
+
+    def compile_grammar(self, grammar: str) -> None:
+        if self._grammars is None:
+            super().compile_grammar(grammar)
+        else:
+            self._grammars.compile(grammar)
 
     def _digest_of_parts(self, weights: WeightsOnDisk, digest: str, models: Sequence[ModelReport]) -> str:
         """The ``digest`` of the model, once it is proved that each rank has taken its part of that very model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
         "native kernels": source_digest(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        "llguidance": version("llguidance"),
         "checkpoint": digest_of(configuration, repr(checkpoint.spec), repr(checkpoint.config)),
     }
 

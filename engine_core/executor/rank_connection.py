@@ -2,7 +2,8 @@
 
 *Calls* are requests and replies, in order. A rank is first sent its ``RankStart``, and replies with a ``RankReport``;
 then come ``Call`` (answered by ``Progress`` any number of times, then by ``Returned`` or ``Raised``) and ``Step``
-(answered by a ``StepReply`` of the rank that samples); ``None`` asks it to end.
+(answered by a ``StepReply`` of the rank that samples); ``None`` asks it to end. A ``Grammar``, which the rank that
+samples is sent, may come between any of them and is not answered.
 *Signs* go to the executor alone: beats, and ``Raised`` for a step that failed.
 """
 
@@ -88,6 +89,12 @@ class Step(NamedTuple):
     plan: StepPlan
     results: list[tuple[int, Sampled]]
     """(step id, tokens) of steps whose replies have arrived since the last message; they come before the plan."""
+
+
+class Grammar(NamedTuple):
+    """Compile it beside the steps: a plan is going to bring it."""
+
+    text: str
 
 
 class StepReply(NamedTuple):

@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Full, Queue, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine_core.errors import EngineError
@@ -20,6 +20,7 @@ from engine_core.executor.rank_connection import (
     BEAT,
     BEAT_INTERVAL,
     Call,
+    Grammar,
     Progress,
     Raised,
     RankConnections,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 _PROGRESS_INTERVAL = 0.1
 """Least seconds between two reports of progress."""
+_MOST_GRAMMARS = 64
+"""That wait to be compiled."""
 
 
 def run_rank(connections: RankConnections) -> None:
@@ -67,9 +70,13 @@ def _make_worker(start: RankStart, report: Callable[[Any], None]) -> Worker:
 def _serve(worker: Worker, connections: RankConnections, signs: _Signs) -> bool:
     """Until the executor asks for the end (True), or a step fails (False)."""
     send = connections.calls.send if worker.takes_one_step else _Replies(connections).put
+    grammars = _Grammars(worker)
     while (message := connections.calls.recv()) is not None:
         if isinstance(message, Call):
             _answered(connections, lambda reply, call=message: reply(Returned(_call(worker, call, reply))))  # type: ignore[misc]
+            continue
+        if isinstance(message, Grammar):
+            grammars.put(message)
             continue
         try:
             reply = _compute(worker, message)
@@ -129,6 +136,24 @@ def _answered(connections: RankConnections, answer: Callable[[Callable[[Any], No
             traceback.print_exc()
         connections.calls.send(Raised(portable(error)))
         return None
+
+
+class _Grammars:
+    """Compiles grammars in a thread, one after the other, before a plan brings them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._waiting: Queue[Grammar] = Queue(_MOST_GRAMMARS)
+        threading.Thread(target=self._compile, name="grammars", daemon=True).start()
+
+    def put(self, grammar: Grammar) -> None:
+        with suppress(Full):  # the step that brings it compiles it
+            self._waiting.put_nowait(grammar)
+
+    def _compile(self) -> None:
+        while True:
+            grammar = self._waiting.get()
+            self._worker.compile_grammar(grammar.text)
 
 
 class _Replies:

@@ -24,9 +24,11 @@ from engine_core.distributed.ranks import Rank
 from engine_core.errors import ConfigError, ExecutorError
 from engine_core.executor.base import PendingResult, RankPlace
 from engine_core.executor.collective import CollectiveExecutor, OnProgress
+from engine_core.executor.grammars import open_grammars
 from engine_core.executor.identity import require_equal
 from engine_core.executor.rank_connection import (
     Call,
+    Grammar,
     Progress,
     Raised,
     RankReport,
@@ -41,6 +43,7 @@ from engine_core.executor.rank_process import RankProcess
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
+from engine_core.structured_output.compiler import GrammarCompiler
 
 _CAUSE_SECONDS = 0.5
 """For the rank that failed first to say so, once another has said that it misses one."""
@@ -71,6 +74,7 @@ class RemoteExecutor(CollectiveExecutor):
         """Results that have arrived since the last message."""
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._failing, self._told = threading.Event(), threading.Event()
         self._replies = select.poll()
 
@@ -155,6 +159,16 @@ class RemoteExecutor(CollectiveExecutor):
             raise ExecutorError(str(complaint)) from complaint
         return [results[rank] for rank in self._ranks]
 
+    def open_grammars(self) -> GrammarCompiler:
+        return open_grammars(self._config.model, self.model)
+
+    def compile_grammar(self, grammar: str) -> None:
+        """Here, where errors are found, and meanwhile on the rank that samples."""
+        self._running()
+        if self._grammars is not None and not self._grammars.has(grammar):
+            self._send(self._sampler, pickle.dumps(Grammar(grammar)))
+        super().compile_grammar(grammar)
+
     def start_steps(self) -> None:
         assert self._monitor is not None
         [self._sampler] = [rank for rank in self._ranks if rank.rank.samples]
@@ -201,7 +215,7 @@ class RemoteExecutor(CollectiveExecutor):
 
     def _send(self, rank: RankProcess, message: bytes) -> None:
         """Waits while a rank does not read, at most as long as a step may take."""
-        with suppress(OSError):
+        with suppress(OSError), self._sending:  # grammars come from any thread
             rank.connections.calls.send_bytes(message)
             return
         raise self._lost()
@@ -252,8 +266,11 @@ class RemoteExecutor(CollectiveExecutor):
         end = time.monotonic() + _CLOSE_SECONDS
         if not self._failing.is_set():
             for rank in ranks:
-                with suppress(OSError):
-                    rank.connections.calls.send(None)
+                # One that does not read what is sent to it is killed below.
+                if self._sending.acquire(timeout=_CLOSE_SECONDS):
+                    with suppress(OSError):
+                        rank.connections.calls.send(None)
+                    self._sending.release()
             for rank in ranks:
                 rank.wait(max(0.0, end - time.monotonic()))
         for rank in ranks:

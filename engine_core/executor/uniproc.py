@@ -17,6 +17,7 @@ from engine_core.executor.worker import Worker
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
+from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.worker.model_runner import PendingStep
 
 Compute = Callable[[], StepResult]
@@ -78,6 +79,11 @@ class UniProcExecutor(CollectiveExecutor):
     def collective_rpc(self, method: str, *arguments: Any, on_progress: OnProgress | None = None) -> list[Any]:
         last = () if on_progress is None else (on_progress,)
         return [getattr(self._running(), method)(*arguments, *last)]
+
+    def open_grammars(self) -> GrammarCompiler:
+        compiler = self._running().grammars
+        assert compiler is not None  # or the worker would have reported a problem
+        return compiler
 
     def start_steps(self) -> None:
         if self.max_concurrent_steps > 1 and not self._running().device.is_asynchronous:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from engine_core.config import EngineConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks, TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.rendezvous import Rendezvous
-from engine_core.errors import OutOfMemoryError
+from engine_core.errors import InvalidRequestError, OutOfMemoryError
+from engine_core.executor.grammars import open_grammars
 from engine_core.executor.join import join
 from engine_core.executor.numerics import numerics_of
 from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError
@@ -27,6 +29,8 @@ from engine_core.platforms.base import Platform
 from engine_core.platforms.kv_cache_size import Profile, require_room_for_angles, require_room_for_weights, size
 from engine_core.platforms.selector import choose_platform, is_for_cpu
 from engine_core.step import StepPlan
+from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.structured_output.tokenizer import GrammarsUnavailableError
 from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner, PendingStep
@@ -67,6 +71,8 @@ class ModelReport:
     """How long hashing the weights took while they were loaded."""
     taken: Sequence[TakenBytes] = ()
     """What this rank has taken of the weights, if it is one of several."""
+    grammar_problem: str | None = None
+    """Why this rank, which samples, cannot use grammars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         block_size=config.cache.block_size,
         kv_cache_groups=checkpoint.config.groups_of(checkpoint.config.caching_layers),
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
+        num_speculative_tokens=scheduler.num_speculative_tokens,
     )
 
 
@@ -110,6 +117,8 @@ class Worker:
         self.limits = batch_limits(config, checkpoint)
         self._config = config
         self._library = KernelLibrary(config.device.kernel_cache_dir)
+        self.grammars: GrammarCompiler | None = None
+        """Of the rank that samples, once the model is loaded; None where grammars cannot be used."""
         self._collectives: TensorCollectives | None = None
         self._links: StageLinks | None = None
         self._runner: ModelRunner | None = None
@@ -187,10 +196,27 @@ class Worker:
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         device.trim()
         numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
-        report = ModelReport(model.weight_bytes, bytes_per_block, layout, numerics)
+        report = ModelReport(
+            model.weight_bytes, bytes_per_block, layout, numerics, grammar_problem=self._open_grammars()
+        )
         if isinstance(digest, RankDigest):
             return replace(report, taken=digest.taken)
         return replace(report, model_digest=checkpoint.digest(digest), hashing_seconds=digest.seconds)
+
+    def _open_grammars(self) -> str | None:
+        """Why grammars cannot be used; None if they can, or another rank samples."""
+        if self.rank.samples:
+            try:
+                self.grammars = open_grammars(self._config.model, self.checkpoint.spec)
+            except GrammarsUnavailableError as error:
+                return str(error)
+        return None
+
+    def compile_grammar(self, grammar: str) -> None:
+        """Compile it for plans to come, from any thread. The executor finds what is wrong with it."""
+        if self.grammars is not None:
+            with suppress(InvalidRequestError):
+                self.grammars.compile(grammar)
 
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
@@ -286,7 +312,7 @@ class Worker:
     def _new_batch(self) -> InputBatch:
         limits = self.limits
         try:
-            return InputBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids)
+            return InputBatch(limits, self.model.vocab_size, self.checkpoint.spec.eos_token_ids, self.grammars)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"the system refused the memory for a batch of {limits.max_num_seqs} sequences of up to "

@@ -72,10 +72,16 @@ class ParallelLMHead(ColumnParallelLinear):
             return logits
         return others.all_gather(logits, [len(tokens) for tokens in self.shares.tokens])
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R] int64: ids of the greatest logits, the lowest of equals."""
+    @property
+    def masks_argmax(self) -> bool:
+        """Whether ``argmax`` takes ``allowed``: where this rank has all tokens, and a kernel that does."""
+        return self.shares.others is None and self.op.masks_argmax
+
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """[R] int64: ids of the greatest logits, the lowest of equals; ``allowed`` as in ``LanguageModel.argmax``."""
         if (others := self.shares.others) is None:
-            return self.op.argmax(hidden)
+            return self.op.argmax(hidden, allowed)
+        assert allowed is None
         ids, values = self.op.greatest(hidden)
         bits = values.view(torch.int32).to(torch.int64)
         pairs = others.all_gather(torch.stack([ids + self.shares.own.start, bits], 1), [2] * len(self.shares.tokens))

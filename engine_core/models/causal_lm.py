@@ -145,10 +145,18 @@ class CausalLM(StagedModel):
             logits.div_(cap).tanh_().mul_(cap)
         return self.lm_head.gathered(logits)
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.config.logit_scale == 1.0 and self.config.logit_softcap is None:
-            return self.lm_head.argmax(hidden)
-        return super().argmax(hidden)  # what is rounded may be equal that was not
+    @property
+    def masks_argmax(self) -> bool:
+        return self._is_head_plain and self.lm_head.masks_argmax
+
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        if self._is_head_plain:
+            return self.lm_head.argmax(hidden, allowed)
+        return super().argmax(hidden, allowed)  # what is rounded may be equal that was not
+
+    @property
+    def _is_head_plain(self) -> bool:
+        return self.config.logit_scale == 1.0 and self.config.logit_softcap is None
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)

@@ -154,8 +154,18 @@ class LanguageModel(ABC):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]; pass only the rows that are sampled."""
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]."""
+    @property
+    def masks_argmax(self) -> bool:
+        """Whether ``argmax`` takes ``allowed``."""
+        return False
+
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H].
+
+        Of the tokens whose bits are set in ``allowed`` [R, ⌈V / 32⌉] int32 (bit i of word w: token 32 · w + i), if
+        given.
+        """
+        assert allowed is None
         return first_greatest(self.compute_logits(hidden))
 
     @property

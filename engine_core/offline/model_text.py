@@ -1,4 +1,4 @@
-"""Text for ``LLM``: prompts to ids, chats to prompts, ids to text, stop strings.
+"""Text for ``LLM``: prompts to ids, chats to prompts, ids to text, stop strings, forms to grammars.
 
 This is the one module of the engine that imports from ``services``: ``services.text`` is pure, so a result has the same
 text here as in the ring. ``LLM`` loads it with the first text; token ids alone need none of it.
@@ -6,7 +6,7 @@ text here as in the ring. ``LLM`` loads it with the first text; token ids alone 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,16 @@ from engine_core.offline.text import ChoiceText, Stopped
 from engine_core.request import Finish
 from services.text.chat_templates import ChatTemplateError, ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.grammar.constraints import (
+    Constraint,
+    ConstraintError,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    OneOf,
+    Regex,
+)
+from services.text.grammar.grammar_text import grammar_of
 from services.text.incremental_decoder import left_context
 from services.text.stop_strings import MAX_STOP_STRING_BYTES, MAX_STOP_STRINGS, MAX_STOP_STRINGS_TOTAL_BYTES
 from services.text.tokenizer import Tokenizer as ModelTokenizer
@@ -62,6 +72,19 @@ class ModelText:
         if together > MAX_STOP_STRINGS_TOTAL_BYTES:
             limit = f"expected at most {MAX_STOP_STRINGS_TOTAL_BYTES}"
             raise InvalidRequestError(field, f"has {together} bytes together; {limit}")
+
+    def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
+        constraints: dict[str, Callable[[], Constraint]] = {
+            "json_schema": lambda: JsonSchema(value, params.any_whitespace),
+            "json_object": lambda: JsonObject(params.any_whitespace),
+            "regex": lambda: Regex(value),
+            "choice": lambda: OneOf(value),
+            "grammar": lambda: Grammar(value),
+        }
+        try:
+            return grammar_of(constraints[form]())
+        except ConstraintError as error:
+            raise InvalidRequestError(f"{place}: {error.field or form}", error.problem) from None
 
     def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
         try:

@@ -55,6 +55,9 @@ class Text(Protocol):
     def check(self, params: SamplingParams, place: str) -> None:
         """Raise ``InvalidRequestError``, naming ``place``, for parameters of text that cannot be met."""
 
+    def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
+        """What the engine reads of a form (see ``offline.forms``). Raises ``InvalidRequestError``, naming ``place``."""
+
     def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
         """A conversation as a prompt: its text and its ids. Raises ``InvalidRequestError``, naming ``place``."""
 
@@ -73,6 +76,9 @@ class CustomText:
         if params.include_stop_str_in_output or not params.skip_special_tokens:
             field = "include_stop_str_in_output" if params.include_stop_str_in_output else "skip_special_tokens"
             _refuse(f"{place}: {field}", "needs", "decode the ids as you like")
+
+    def grammar(self, form: str, value: Any, params: SamplingParams, place: str) -> str:
+        _refuse(f"{place}: {form}", "needs", "give it to an LLM without one")
 
     def render(self, place: str, messages: Sequence[Mapping[str, Any]], **template: Any) -> tuple[str, list[int]]:
         _refuse(place, "a chat needs", "render the conversation and call generate")

@@ -12,7 +12,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -28,6 +28,8 @@ class LinearOp(ABC):
 
     in_features: int
     out_features: int
+    masks_argmax: ClassVar[bool] = False
+    """Whether ``argmax`` takes ``allowed``."""
 
     @property
     @abstractmethod
@@ -52,8 +54,12 @@ class LinearOp(ABC):
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows [M, K] of the weight, for ``indices`` [M] int64: the embedding, where it is tied to the head."""
 
-    def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals."""
+    def argmax(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """[M] int64: the column of the greatest output of each row of ``x`` [M, K], in float32; the first of equals.
+
+        Of those whose bits are set in ``allowed`` [M, ⌈N / 32⌉] int32, if given, as ``SamplingOps.mask`` leaves them.
+        """
+        assert allowed is None
         return first_greatest(self(x, dtype=torch.float32))
 
     def greatest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

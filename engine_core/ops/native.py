@@ -33,6 +33,8 @@ from engine_core.ops.native_packing import PANEL, PackedWeights, padded_width
 class NativeLinear(LinearOp):
     """Packed as cpu/linear.h describes."""
 
+    masks_argmax = True
+
     def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Pack ``weight`` [N, K]; K is a multiple of 16."""
         self.out_features, self.in_features = weight.shape
@@ -80,13 +82,14 @@ class NativeLinear(LinearOp):
         if kernel(arguments) != 0:
             raise MemoryError("no memory for the inputs of a linear layer")
 
-    def argmax(self, x: torch.Tensor) -> torch.Tensor:
-        return self.greatest(x)[0]
+    def argmax(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        return self.greatest(x, allowed)[0]
 
-    def greatest(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """The first NaN where there is one. No other outputs are written."""
         places, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
         self._arguments.greatest = values.data_ptr()
+        self._arguments.allowed = None if allowed is None else allowed.data_ptr()
         self._call(self._kernels.argmax, x.contiguous(), places)
         return places, values
 

@@ -205,8 +205,8 @@ class DeviceForward:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(hidden)
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.argmax(hidden)
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        return self._model.argmax(hidden, allowed)
 
     def _size_for(self, rows: int) -> int | None:
         at = bisect_left(self._captured, rows)

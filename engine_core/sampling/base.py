@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine_core.structured_output.matcher import Bits
+
 Index = npt.NDArray[np.intp]
 Ids = npt.NDArray[np.int64]
 Array: TypeAlias = Any
@@ -79,6 +81,18 @@ class SamplingOps(ABC):
     def keep_only(self, logits: Array, rows: Index, pairs: tuple[Ids, Ids]) -> None:
         """In ``rows`` of ``logits`` [R, V], set all but the ``pairs`` (rows [P], token ids [P]) to −inf, in place, and
         these to at least ``LEAST_LOGIT``.
+        """
+
+    @abstractmethod
+    def mask(self, logits: Array, rows: Index, allowed: Bits) -> None:
+        """In ``rows`` of ``logits`` [R, V], set all but the tokens whose bits are set in ``allowed`` [len(rows),
+        ⌈V / 32⌉] to −inf, in place, and these to at least ``LEAST_LOGIT``.
+        """
+
+    @abstractmethod
+    def ban(self, logits: Array, pairs: tuple[Ids, Ids]) -> None:
+        """Set the logits of ``pairs`` (rows [P], token ids [P], each once) to −inf, in place, but not in rows that
+        would have no other logit left.
         """
 
     @abstractmethod

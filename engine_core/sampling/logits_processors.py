@@ -1,8 +1,8 @@
 """Logits processors: each is one way in which a request's parameters change logits before a token is sampled.
 
-A new one is a class here, or in a file of its own, and a line in ``PROCESSORS``. What it does to a row is a function of
-the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be rebuilt from these,
-since a sequence may be preempted, or continued by another engine, at any token.
+A new one is a class here, or in a file of its own, and a line in ``PROCESSORS`` of metadata. What it does to a row is
+a function of the sequence's parameters and of the tokens before the row: nothing may be kept that cannot be rebuilt
+from these, since a sequence may be preempted, or continued by another engine, at any token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from types import ModuleType
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,6 +22,9 @@ import numpy.typing as npt
 
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import LEAST_LOGIT, Array, Ids, Index, SamplingOps, pairs_of
+
+if TYPE_CHECKING:
+    from engine_core.structured_output.compiler import GrammarCompiler
 
 F32 = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -70,13 +73,24 @@ class Applies(NamedTuple):
     """Whether it depends on which tokens came before, and not only on how many."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessorSetup:
+    """What processors are made for."""
+
+    num_slots: int
+    """Of the batch."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    """The model's."""
+    grammars: GrammarCompiler | None = None
+    """None where grammars cannot be used, or another rank samples."""
+
+
 class LogitsProcessor(ABC, Generic[T]):
     """Keeps, for each slot of the batch, what it needs of the parameters of the slot's sequence."""
 
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """``eos_token_ids`` are the model's."""
-        self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+    def __init__(self, setup: ProcessorSetup) -> None:
+        self._setup = setup
         self._of_slot: dict[int, T] = {}
 
     def most_bytes(self, max_model_len: int) -> int:
@@ -146,11 +160,10 @@ class _Bans(_Shared):
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
         super().__init__(params)
-        allowed = params.allowed_token_ids
-        self._allowed = None if allowed is None else _DistinctIds.of(allowed)
-        self._num_allowed = vocab_size if self._allowed is None else len(self._allowed.ids)
         self._min_tokens = params.min_tokens
-        stop_ids = set(params.stop_token_ids) if params.ignore_eos else {*params.stop_token_ids, *eos_token_ids}
+        stop_ids = set(params.stop_token_ids)
+        if params.grammar is not None or not params.ignore_eos:
+            stop_ids.update(eos_token_ids)
         self._stop_ids = array("i", sorted(token for token in stop_ids if token < vocab_size))
         self._always = array("i", sorted({word[-1] for word in params.bad_words_token_ids if len(word) == 1}))
         # Words by the token before their last one: a step compares only words that its token could complete.
@@ -162,8 +175,7 @@ class _Bans(_Shared):
     def after(self, token_ids: Tokens, num_prompt_tokens: int) -> Ids:
         """Ids that must not follow ``token_ids`` (prompt and output).
 
-        A bad word may begin in the prompt, but it is never completed in the output. Where the bans would leave nothing
-        to sample, they are lifted.
+        A bad word may begin in the prompt, but it is never completed in the output.
         """
         banned = set(self._always)
         before = int(token_ids[-1])
@@ -173,21 +185,20 @@ class _Bans(_Shared):
                 banned.add(last)
         if len(token_ids) - num_prompt_tokens < self._min_tokens:
             banned.update(self._stop_ids)
-        ids = np.fromiter(banned, np.int64, len(banned))
-        if len(ids) < self._num_allowed:
-            return ids
-        left = self._num_allowed - (len(ids) if self._allowed is None else int(np.isin(ids, self._allowed.ids).sum()))
-        return ids if left > 0 else ids[:0]
+        return np.fromiter(banned, np.int64, len(banned))
 
 
 class BannedTokens(LogitsProcessor[_Bans]):
-    """``bad_words_token_ids``, and stop tokens before ``min_tokens``: one processor: together they may ban all."""
+    """``bad_words_token_ids``, and stop tokens before ``min_tokens``.
+
+    One processor, after those that allow tokens: where the bans together leave none of these, they are lifted.
+    """
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         words = params.bad_words_token_ids
         if not words and not params.min_tokens:
             return None
-        self._of_slot[slot] = _Bans.of(params, self._eos_token_ids, self._vocab_size)
+        self._of_slot[slot] = _Bans.of(params, self._setup.eos_token_ids, self._setup.vocab_size)
         return Applies(FOREVER if words else params.min_tokens, any(len(word) > 1 for word in words))
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
@@ -195,7 +206,7 @@ class BannedTokens(LogitsProcessor[_Bans]):
             self._of_slot[int(rows.slots[row])].after(rows.tokens_before(row), int(rows.num_prompt_tokens[row]))
             for row in chosen.tolist()
         ]
-        ops.change(logits, pairs_of(chosen, ids), lambda xp, logits: xp.full_like(logits, -xp.inf))
+        ops.ban(logits, pairs_of(chosen, ids))
 
 
 class _Biases(_Shared):
@@ -276,14 +287,12 @@ class Penalties(LogitsProcessor[TokenCounts]):
     multiplied. Then, per token of the output, frequency · count and presence are subtracted.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        super().__init__(num_slots, vocab_size, eos_token_ids)
-        self._repetition = np.zeros(num_slots, np.float32)
-        self._frequency = np.zeros(num_slots, np.float32)
-        self._presence = np.zeros(num_slots, np.float32)
+    def __init__(self, setup: ProcessorSetup) -> None:
+        super().__init__(setup)
+        self._repetition, self._frequency, self._presence = np.zeros((3, setup.num_slots), np.float32)
 
     def most_bytes(self, max_model_len: int) -> int:
-        return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._vocab_size)
+        return TokenCounts.BYTES_PER_TOKEN * len(self._repetition) * min(max_model_len, self._setup.vocab_size)
 
     def add(self, slot: int, params: SamplingParams) -> Applies | None:
         if params.repetition_penalty == 1.0 and not params.frequency_penalty and not params.presence_penalty:
@@ -321,7 +330,3 @@ def _penalize(
     scaled = xp.where(logits > 0, logits / repetition, logits * repetition)
     penalized = scaled - frequency * count - presence * (count > 0)
     return xp.where(logits == -xp.inf, logits, xp.clip(penalized, LEAST_LOGIT, None))
-
-
-PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (AllowedTokenIds, BannedTokens, LogitBias, Penalties)
-"""In the order in which they are applied."""

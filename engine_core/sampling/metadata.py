@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_core.request import SamplingParams
-from engine_core.sampling.logits_processors import FOREVER, PROCESSORS, LogitsProcessor
+from engine_core.sampling.grammar_mask import GrammarMask
+from engine_core.sampling.logits_processors import (
+    FOREVER,
+    AllowedTokenIds,
+    BannedTokens,
+    LogitBias,
+    LogitsProcessor,
+    Penalties,
+    ProcessorSetup,
+    SamplingRows,
+)
 from engine_core.sampling.noise import sequence_key
+from engine_core.structured_output.matcher import Bits
+
+PROCESSORS: tuple[type[LogitsProcessor[Any]], ...] = (GrammarMask, AllowedTokenIds, BannedTokens, LogitBias, Penalties)
+"""In the order in which they are applied."""
 
 # What a row asks for beyond the argmax, as bits: one "or" over the rows of a step says what to run.
 RANDOM = 1
@@ -44,12 +57,18 @@ def processor_bit(kind: type[LogitsProcessor[Any]]) -> int:
     return _FIRST_PROCESSOR << PROCESSORS.index(kind)
 
 
+_GREEDY = ~PROMPT_LOGPROBS
+"""What a row that takes the plain argmax does not ask for."""
+_GREEDY_IN_GRAMMAR = ~(PROMPT_LOGPROBS | READS_TOKENS | processor_bit(GrammarMask))
+"""The same of a row that takes the argmax of what its grammar allows."""
+
+
 class SamplingMetadata:
     """One entry per slot of the batch; entries of empty slots are unspecified but for ``asked_of``. N slots."""
 
-    def __init__(self, num_slots: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """``eos_token_ids`` are the model's."""
-        self._vocab_size = vocab_size
+    def __init__(self, setup: ProcessorSetup) -> None:
+        num_slots = setup.num_slots
+        self._vocab_size = setup.vocab_size
         self.asked_of = np.zeros(num_slots, np.int32)
         """What each slot asks for; nothing where it is empty."""
         self.asked = 0
@@ -64,9 +83,10 @@ class SamplingMetadata:
         self.num_logprobs = np.zeros(num_slots, np.int32)
         self.num_prompt_logprobs = np.zeros(num_slots, np.int32)
         self.processors: list[tuple[int, LogitsProcessor[Any]]] = [
-            (processor_bit(kind), kind(num_slots, vocab_size, eos_token_ids)) for kind in PROCESSORS
+            (processor_bit(kind), kind(setup)) for kind in PROCESSORS
         ]
         """With the bit of rows to which each applies, in the order in which they are applied."""
+        [self.grammar_mask] = [each for _, each in self.processors if isinstance(each, GrammarMask)]
         self._until = np.zeros((len(PROCESSORS), num_slots), np.int64)
         """Output tokens at which each processor ceases to apply."""
 
@@ -106,7 +126,20 @@ class SamplingMetadata:
     def greedy(self, slots: Index) -> bool:
         """Whether each of ``slots`` takes the argmax, and asks for nothing else that needs logits."""
         # If no slot asks for anything, there is no need to look at them.
-        return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & ~PROMPT_LOGPROBS
+        return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY
+
+    def greedy_in_grammar(self, slots: Index) -> bool:
+        """Whether each of ``slots`` takes the argmax, of what a grammar allows where it has one, as some have."""
+        return self.any_grammar and not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
+
+    @property
+    def any_grammar(self) -> bool:
+        """Whether any slot has a grammar."""
+        return bool(self.asked & processor_bit(GrammarMask))
+
+    def allowed(self, rows: SamplingRows) -> Bits:
+        """[R, ⌈V / 32⌉]: the tokens that grammars allow for ``rows``; all, where a row has none."""
+        return self.grammar_mask.allowed(rows, np.flatnonzero(self.asked_of[rows.slots] & processor_bit(GrammarMask)))
 
     def reads_tokens(self, slots: Index) -> bool:
         """Whether what may be sampled for any of ``slots`` depends on the tokens before."""

@@ -14,6 +14,7 @@ import torch
 
 from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import U64, VocabularyNoise, gumbel
+from engine_core.structured_output.matcher import Bits
 
 F32 = npt.NDArray[np.float32]
 Masses = npt.NDArray[np.int32]
@@ -27,7 +28,12 @@ threshold longer; few classes make short inner loops."""
 _LOGPROB_ELEMENTS = 1 << 18
 """Logits whose log probabilities are computed at a time: what fits a core's cache."""
 _ID_MASK = np.int64(0xFFFF_FFFF)
+_PROBED = 64
+"""Logits among which one is mostly left, so that a row need not be searched."""
 _MASS_UNITS = np.float32(1 << 30)
+_BITS_OF_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1, bitorder="little")
+_LIMITS_OF_BYTE = np.where(_BITS_OF_BYTE == 1, np.float32(np.nan), np.float32(-np.inf))
+"""[256, 8]: for each bit of a byte of a mask, what a logit is limited to. NaN, for ``fmin``, is no limit."""
 
 _quiet = np.errstate(all="ignore")
 """Logits are −inf where tokens are banned, NaN where a model overflows, and temperatures may be tiny."""
@@ -62,6 +68,22 @@ class NumpyOps(SamplingOps):
         values = np.maximum(logits[pairs], LEAST_LOGIT)
         logits[rows] = -np.inf
         logits[pairs] = values
+
+    def mask(self, logits: F32, rows: Index, allowed: Bits) -> None:
+        for row, bits in zip(rows.tolist(), allowed, strict=True):
+            limits = _LIMITS_OF_BYTE.take(bits.view(np.uint8), axis=0).reshape(-1)[: logits.shape[1]]
+            if np.fmin.reduce(logits[row]) == -np.inf:  # rare, and to look is six times as fast
+                np.maximum(logits[row], LEAST_LOGIT, out=logits[row])
+            np.fmin(logits[row], limits, out=logits[row])
+
+    def ban(self, logits: F32, pairs: tuple[Ids, Ids]) -> None:
+        rows, _ = pairs
+        before = logits[pairs]
+        logits[pairs] = -np.inf
+        for row in np.unique(rows).tolist():
+            if logits[row, :_PROBED].max() == -np.inf and logits[row].max() == -np.inf:
+                own = rows == row
+                logits[row, pairs[1][own]] = before[own]
 
     @_quiet
     def change(self, logits: F32, pairs: tuple[Ids, Ids], change: Change, *columns: npt.NDArray[Any]) -> None:

@@ -15,6 +15,7 @@ import torch
 from engine_core.async_copy import upload
 from engine_core.sampling.base import LEAST_LOGIT, Change, Ids, Index, RandomRows, SamplingOps
 from engine_core.sampling.noise import torch_gumbel
+from engine_core.structured_output.matcher import Bits
 
 _MASS_UNITS = float(1 << 30)
 _ID_MASK = 0xFFFF_FFFF
@@ -46,6 +47,22 @@ class TorchOps(SamplingOps):
         values = logits[*kept].clamp_min(LEAST_LOGIT)
         logits.index_fill_(0, changed, -torch.inf)
         logits[*kept] = values
+
+    def mask(self, logits: torch.Tensor, rows: Index, allowed: Bits) -> None:
+        masked, words = upload([rows, allowed.view(np.int32)], logits.device)
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device) & 1
+        banned = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
+        chosen = logits if len(rows) == len(logits) else logits.index_select(0, masked)
+        chosen.clamp_min_(LEAST_LOGIT).masked_fill_(banned, -torch.inf)
+        if chosen is not logits:
+            logits.index_copy_(0, masked, chosen)
+
+    def ban(self, logits: torch.Tensor, pairs: tuple[Ids, Ids]) -> None:
+        rows, ids = upload([*pairs], logits.device)
+        before = logits[rows, ids]
+        logits[rows, ids] = -torch.inf
+        is_empty = logits.amax(1) == -torch.inf
+        logits[rows, ids] = torch.where(is_empty[rows], before, -torch.inf)
 
     def change(self, logits: torch.Tensor, pairs: tuple[Ids, Ids], change: Change, *columns: npt.NDArray[Any]) -> None:
         rows, ids, *others = upload([*pairs, *columns], logits.device)

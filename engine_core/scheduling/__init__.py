@@ -7,11 +7,10 @@ step_in_flight     a step until its results have arrived
 request_queue      the waiting queue: priority, deficit round-robin across tenants, arrival; deadlines
 fairness           the running places, blocks and tokens of a step that are reserved for other tenants
 lifecycle          state transitions of sequences: start, preempt, end; outputs: the outputs of a step
-drafting           interface for speculative decoding; stats: load and counters
+drafting           how many drafts a step takes (speculative decoding); stats: load and counters
 """
 
-from engine_core.scheduling.drafting import Drafter
 from engine_core.scheduling.scheduler import Scheduler
 from engine_core.scheduling.stats import SchedulerStats
 
-__all__ = ["Drafter", "Scheduler", "SchedulerStats"]
+__all__ = ["Scheduler", "SchedulerStats"]

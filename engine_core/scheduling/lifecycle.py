@@ -212,6 +212,8 @@ class Lifecycle:
         seq.block_tables = []
         seq.first_blocks = []
         seq.num_computed = 0
+        seq.drafts = []
+        seq.is_drafted = False
         seq.num_tokens = group.num_prompt_tokens + len(seq.output)
 
     def _watch(self, seq: Sequence) -> None:

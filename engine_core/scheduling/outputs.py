@@ -14,15 +14,17 @@ _LENGTH = Finish(FinishReason.LENGTH)
 
 def end_of(group: SequenceGroup, output: Tokens[int]) -> Finish | None:
     """How the last token of a choice's non-empty output ends it (eos or stop token, else a limit); None: not at all."""
-    if output[-1] in group.stop_ids and len(output) > group.min_tokens:
-        return Finish(FinishReason.STOP, output[-1])
+    token_id = output[-1]
+    if token_id in group.final_ids or (token_id in group.stop_ids and len(output) > group.min_tokens):
+        return Finish(FinishReason.STOP, token_id)
     return _LENGTH if len(output) >= group.max_output else None
 
 
 def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], result: StepResult) -> SequenceOutput | None:
     """Append the tokens that a step sampled for ``seq``, up to the one that ends it; None if there is no news.
 
-    ``num_computed``: the computed tokens of ``seq`` after the step.
+    ``num_computed``: the computed tokens of ``seq`` after the step. A sequence that failed ends with ERROR, unless its
+    last token ends it.
     """
     group = seq.group
     first_position = len(seq.output)
@@ -33,15 +35,18 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
         if finish is not None:
             token_ids = token_ids[:count]
             break
+    if finish is None and seq.seq_id in result.failed:
+        finish = Finish(FinishReason.ERROR, error=result.failed[seq.seq_id])
     cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
         prompt_logprobs = _fresh_logprobs(group, result.prompt_logprobs.get(seq.seq_id))
         cached_tokens, queue_seconds = _take_admission(group)
         prefilled_tokens = _progress(group, num_computed)
         group.has_news = group.prefilled_tokens < group.num_prompt_tokens or group.scores_prompt
-    if not token_ids and cached_tokens is None and prefilled_tokens is None and prompt_logprobs is None:
+    news = finish, cached_tokens, prefilled_tokens, prompt_logprobs
+    if not token_ids and all(each is None for each in news):
         return None
-    logprobs = result.logprobs.get(seq.seq_id)
+    logprobs = result.logprobs.get(seq.seq_id) if token_ids else None
     if logprobs is not None and len(logprobs) != len(token_ids):
         logprobs = logprobs[: len(token_ids)]
     return SequenceOutput(

@@ -11,8 +11,11 @@ have no visible effect: those for a sequence that has ended or was preempted mea
 released with the last step that uses them, and blocks are published only after the results of the step that filled
 them.
 
-With a drafter a step may sample several tokens of a sequence. Rejected drafts are rolled back as soon as the results
-arrive, before any block is published.
+A result may bring drafts: tokens that will probably follow. With drafts a step may sample several tokens of a sequence;
+``drafting`` decides how many. Rejected ones are rolled back as soon as the results arrive, before any block is
+published. Until then it is not known where the sequence continues, so no other step computes it. Nor does a step that
+is planned while a token of a sequence is pending compute drafts of it: if there are drafts to follow the pending token,
+the sequence waits for it, because the step after computes them together and so makes up for the one that is missed.
 
 With several stages (pipeline parallelism) a sequence is not planned while it has a pending token, because the first
 stage would need it before the last one has sampled it. All stages are busy only while each has a step, so a step takes
@@ -32,7 +35,7 @@ from engine_core.errors import ExecutorError, InvalidRequestError, OutOfMemoryEr
 from engine_core.kv_cache.manager import KVCacheManager, Prefix
 from engine_core.kv_cache_interface import KVCacheConfig, blocks_of_longest
 from engine_core.request import Finish, FinishReason, Request
-from engine_core.scheduling.drafting import Drafter
+from engine_core.scheduling import drafting
 from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
@@ -53,21 +56,18 @@ class Scheduler:
         kv_cache_config: KVCacheConfig,
         model: ModelSpec,
         clock: Callable[[], float] = time.monotonic,
-        drafter: Drafter | None = None,
         cache_identity: Iterable[bytes] = (),
         stages: int = 1,
     ) -> None:
         """Deadlines are times of ``clock``; ``cache_identity`` identifies the model and numerics that compute blocks.
 
-        With a ``drafter``, or with more than one of the ``stages`` that a step goes through, no sequence is planned
-        while it has a pending token. Raises ``ConfigError`` and ``OutOfMemoryError``.
+        With more than one of the ``stages`` that a step goes through, no sequence is planned while it has a pending
+        token. Raises ``ConfigError`` and ``OutOfMemoryError``.
         """
         _check_limits(config, kv_cache_config, model)
         self._config = config
         self._clock = clock
-        self._drafter = drafter
         self._stages = stages
-        self._waits_for_tokens = drafter is not None or stages > 1
         self._counters = Counters()
         self._kv = KVCacheManager(
             kv_cache_config,
@@ -153,8 +153,8 @@ class Scheduler:
             self._schedule_waiting(step, now)
         if not step.sequences:
             return None
-        if self._drafter is not None and not step.short_of_blocks:
-            self._add_drafts(step, self._drafter)
+        if not step.short_of_blocks:
+            self._add_drafts(step)
         self._lifecycle.in_flight[step.step_id] = step
         released, self._lifecycle.released = self._lifecycle.released, []
         return step.plan(released)
@@ -162,7 +162,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
         """Process the results of ``plan``. Raises ``ExecutorError`` if they do not match the plan."""
         step = self._lifecycle.in_flight.pop(plan.step_id)
-        if result.step_id != plan.step_id or [bool(sampled) for sampled in result.token_ids] != step.samples:
+        if not step.is_answered_by(result):
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
         if step.draft_token_ids:
             step.roll_back(result.token_ids)
@@ -174,6 +174,8 @@ class Scheduler:
         for seq, end, token_ids in zip(step.sequences, step.ends, result.token_ids, strict=True):
             if step.dropped and seq.seq_id in step.dropped:
                 continue
+            if seq.drafts or seq.seq_id in result.draft_token_ids:
+                drafting.take_in(seq, token_ids, result.draft_token_ids.get(seq.seq_id))
             output = output_of_step(seq, end, token_ids, result)
             if end >= seq.watch_at:
                 # Drafts after a token that ends the sequence were computed and accepted, but are not part of it.
@@ -220,8 +222,8 @@ class Scheduler:
             index += 1
             if seq.state is not SequenceState.RUNNING:
                 continue  # Preempted by one before it.
-            if seq.num_computed == seq.group.max_computed or (self._waits_for_tokens and seq.has_pending_token):
-                continue  # All tokens are computed, or the pending token has to be known first.
+            if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
+                continue  # All tokens are computed, or the pending one has to be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
                 # Leave a token for each later sequence, so that a long prompt does not interrupt its decoding.
@@ -252,20 +254,44 @@ class Scheduler:
         later = {seq.seq_id for seq in ready[part:]}
         return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
-    def _add_drafts(self, step: StepInFlight, drafter: Drafter) -> None:
-        """Fill the rest of the step with drafts of decoding sequences.
+    def _waits(self, seq: Sequence) -> bool:
+        """Whether ``seq``, which has drafts, waits for its pending token, for the reasons above.
+
+        With stages, sequences with pending tokens do not get this far.
+        """
+        if seq.is_drafted or not seq.has_pending_token:
+            return seq.is_drafted
+        rows, config = len(self._lifecycle.running), self._config
+        room = min(
+            len(seq.drafts) - seq.num_pending,
+            min(config.max_num_seqs, config.max_num_batched_tokens) - rows,
+            seq.group.max_computed - seq.num_computed - 1,
+        )
+        if self._kv.pool.num_free <= self._headroom:
+            room = min(room, seq.capacity - seq.num_computed - 1)
+        return self._num_drafts(seq, room, rows) > 0
+
+    def _num_drafts(self, seq: Sequence, most: int, rows: int) -> int:
+        """How many drafts, of at most ``most``, a step with ``rows`` rows takes from ``seq``."""
+        most = min(most, self._config.num_speculative_tokens)
+        return drafting.num_worthwhile(seq.drafts_come_true, most, rows)
+
+    def _add_drafts(self, step: StepInFlight) -> None:
+        """Add drafts of decoding sequences, as far as there is room and they are worth it.
 
         At most ``max_num_seqs`` rows are sampled, because memory was measured for the logits of that many. Drafts take
         no blocks that others need: each running sequence can still get one more block in each of its tables.
         """
         rows = self._config.max_num_seqs - sum(step.samples)
-        introduced = {new.seq_id for new in step.new}
         for place, seq in enumerate(step.sequences):
-            room = min(rows, step.budget, seq.group.max_computed - seq.num_computed)
-            decodes = step.samples[place] and step.num_tokens[place] == 1 and seq.seq_id not in introduced
-            if not decodes or room <= 0:
+            # A sequence with drafts decodes. Its only pending token must be the one that this step samples.
+            if not seq.drafts or seq.num_pending != 1:
                 continue
-            drafts = list(drafter.propose(seq.tokens(0, seq.num_known), room))[:room]
+            room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
+            count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)
+            drafts = seq.drafts[:count]
+            if not drafts:
+                continue
             added = self._kv.grow(seq, seq.num_computed + len(drafts), headroom=self._headroom)
             if added is None:
                 drafts = drafts[: seq.capacity - seq.num_computed]

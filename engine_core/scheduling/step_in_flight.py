@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine_core.errors import ExecutorError
 from engine_core.sequence import BlockTables, Sequence
-from engine_core.step import NewSequence, StepPlan
+from engine_core.step import NewSequence, StepPlan, StepResult
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -53,12 +53,21 @@ class StepInFlight:
     def add_drafts(self, place: int, draft_token_ids: list[int]) -> None:
         """Compute drafts after the tokens of the sequence at ``place``; they count as accepted until ``roll_back``."""
         seq, count = self.sequences[place], len(draft_token_ids)
+        seq.is_drafted = True
         seq.num_computed += count
         seq.num_tokens += count
         self.budget -= count
         self.num_tokens[place] += count
         self.ends[place] += count
         self.draft_token_ids[seq.seq_id] = draft_token_ids
+
+    def is_answered_by(self, result: StepResult) -> bool:
+        """Whether ``result`` has tokens for those sequences that sample and have not failed."""
+        answers = [bool(token_ids) for token_ids in result.token_ids]
+        if result.failed and len(answers) == len(self.samples):
+            for place, seq in enumerate(self.sequences):
+                answers[place] |= self.samples[place] and seq.seq_id in result.failed
+        return result.step_id == self.step_id and answers == self.samples
 
     def roll_back(self, token_ids: list[list[int]]) -> None:
         """Undo the counting of rejected drafts; ``token_ids``: the step's result."""
@@ -69,6 +78,7 @@ class StepInFlight:
             rejected = 1 + len(drafts) - len(token_ids[place])
             if rejected < 0:
                 raise ExecutorError(f"step {self.step_id} sampled more tokens than its plan has rows for")
+            seq.is_drafted = False
             seq.num_computed -= rejected
             seq.num_tokens -= rejected
             self.ends[place] -= rejected

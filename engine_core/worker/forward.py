@@ -47,8 +47,8 @@ class Forward(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]."""
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Ids [R] int64 of the tokens with the greatest logits of hidden states [R, H]."""
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """As ``LanguageModel.argmax``."""
 
 
 class HostForward:
@@ -85,9 +85,9 @@ class HostForward:
         with outputs_in(self._logits):
             return self._model.compute_logits(hidden)
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         with outputs_in(self._logits):
-            return self._model.argmax(hidden)
+            return self._model.argmax(hidden, allowed)
 
 
 def _forward_stage(model: StagedModel, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:

@@ -20,10 +20,12 @@ import torch
 
 from engine_core.attention.base import AttentionMetadata
 from engine_core.kv_cache_interface import KVCacheGroup, blocks_of_longest
-from engine_core.sampling.logits_processors import SamplingRows
+from engine_core.sampling.grammar_mask import Following
+from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.logprobs import report_bytes
 from engine_core.sampling.metadata import TEMPORARY, SamplingMetadata
 from engine_core.step import NewSequence, StepPlan
+from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.validation import MAX_LOGPROBS
 
 Index = npt.NDArray[np.intp]
@@ -40,6 +42,8 @@ class BatchLimits:
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
     min_batched_tokens: int = 1
     """The least that ``max_num_batched_tokens`` could be lowered to with the other options."""
+    num_speculative_tokens: int = 0
+    """The most drafts that a step proposes for the next one of a sequence."""
 
     @property
     def max_blocks_per_table(self) -> int:
@@ -90,13 +94,22 @@ class StepInputs:
 class InputBatch:
     """Slots of sequences and their state. N slots."""
 
-    def __init__(self, limits: BatchLimits, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """Arrays for the largest batch; the system allocates their memory only as it is written."""
+    def __init__(
+        self,
+        limits: BatchLimits,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
+        """Arrays for the largest batch; the system allocates their memory only as it is written.
+
+        ``grammars`` of the rank that samples; without it none is followed.
+        """
         slots, length = limits.max_num_seqs, limits.max_model_len
         self._limits = limits
         self._slot_of: dict[int, int] = {}
         self._free = list(range(slots - 1, -1, -1))
-        self.sampling = SamplingMetadata(slots, vocab_size, eos_token_ids)
+        self.sampling = SamplingMetadata(ProcessorSetup(slots, vocab_size, tuple(eos_token_ids), grammars))
         self.token_ids = np.zeros((slots, length + 1), np.int32)
         """[N, longest + 1]: prompt, then output; the token after the last position is never computed."""
         self._num_tokens = np.zeros(slots, np.int64)
@@ -298,3 +311,27 @@ class InputBatch:
             np.add.at(self._num_computed_tokens, behind, 1)
             self.sampling.expire(slots, self._num_tokens[slots] - self._num_prompt_tokens[slots])
         return accepted
+
+    def follow_grammars(self, inputs: StepInputs, accepted: npt.NDArray[np.bool_]) -> dict[int, Following]:
+        """What grammars say after the ``accepted`` [R] tokens of a committed step, by place in the plan.
+
+        From where a grammar fails on, its sequence's rows are taken out of ``accepted``. Sequences that have left since
+        are not in the result.
+        """
+        if not len(accepted) or not self.sampling.any_grammar:
+            return {}
+        rows, grammars = inputs.sampling_rows, self.sampling.grammar_mask
+        places, firsts = np.unique(inputs.sampled, return_index=True)
+        followed: dict[int, Following] = {}
+        for place, first, end in zip(
+            places.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(accepted)], strict=True
+        ):
+            slot, prompt = int(rows.slots[first]), int(rows.num_prompt_tokens[first])
+            if not grammars.follows(slot) or self._introduced_as[slot] > inputs.introductions:
+                continue
+            known = int(rows.num_tokens[first])
+            output = self.token_ids[slot, prompt : known + int(accepted[first:end].sum())]
+            following = followed[place] = grammars.following(slot, output, self._limits.num_speculative_tokens)
+            if following.failed_at is not None:
+                accepted[max(first, first + following.failed_at + prompt - known) : end] = False
+        return followed

@@ -66,6 +66,7 @@ class PendingStep:
         token_ids, *tensors = self._copy.wait()
         sampled = self.sampled = token_ids.numpy()
         accepted = self._batch.commit(self.inputs, sampled)
+        following = self._batch.follow_grammars(self.inputs, accepted)
         arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
         for report in self._logprobs:
@@ -79,11 +80,19 @@ class PendingStep:
         for seq_id, report in self._prompt_logprobs:
             host = report.take_from(arrived)
             prompt_logprobs[seq_id] = pack(host.ranks, host.top_ids, host.values)
-        return StepResult(self._plan.step_id, self._by_sequence(sampled.tolist(), accepted), logprobs, prompt_logprobs)
+        seq_ids = self._plan.seq_ids
+        return StepResult(
+            self._plan.step_id,
+            self._by_sequence(sampled.tolist(), accepted),
+            logprobs,
+            prompt_logprobs,
+            {seq_ids[place]: each.drafts for place, each in following.items() if each.drafts},
+            {seq_ids[place]: each.problem for place, each in following.items() if each.failed_at is not None},
+        )
 
     def _by_sequence(self, sampled: list[int], accepted: npt.NDArray[np.bool_]) -> list[list[int]]:
         """The accepted tokens of each sequence of the plan."""
-        if len(sampled) == len(self._plan.seq_ids) and not self._plan.draft_token_ids:
+        if len(sampled) == len(self._plan.seq_ids) and not self._plan.draft_token_ids and accepted.all():
             return [[token] for token in sampled]
         token_ids: list[list[int]] = [[] for _ in self._plan.seq_ids]
         for place, token, kept in zip(self.inputs.sampled.tolist(), sampled, accepted.tolist(), strict=True):
@@ -190,9 +199,12 @@ class ModelRunner:
         if not len(inputs.sampled):
             # On the device, so that asking for the result still waits for the step.
             return SamplerOutput(torch.empty(0, dtype=torch.int64, device=hidden.device), [])
-        rows = inputs.sampling_rows
-        if self.batch.sampling.greedy(rows.slots):
+        rows, state = inputs.sampling_rows, self.batch.sampling
+        if state.greedy(rows.slots):
             return SamplerOutput(self.forward.argmax(hidden), [])
+        if state.greedy_in_grammar(rows.slots) and self.model.masks_argmax:
+            allowed = torch.from_numpy(state.allowed(rows).view(np.int32))
+            return SamplerOutput(self.forward.argmax(hidden, allowed), [])
         return sampler.sample(self.forward.logits(hidden), rows)
 
     def _prompt_logprobs(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 
+from services.common.rpc.part_messages import write_parts
 from services.common.rpc.shared_messages import write_end, write_logprobs
 from services.ring.outbox import RequestUpdate
 
@@ -26,6 +27,9 @@ def outputs_of(taken: Sequence[RequestUpdate]) -> detokenizer_pb2.TextOutputs:
             if part.ids or any(part.texts):
                 if part.logprobs:
                     write_logprobs(outputs.logprobs.add(entry=len(request_ids)).logprobs, part.logprobs)
+                if (parts := part.parts[-1]) is not None:
+                    entry = outputs.parts.add(entry=len(request_ids), reasoning_tokens=parts.reasoning_tokens)
+                    write_parts(entry.parts, part.parts)
                 request_ids.append(update.request_id)
                 epochs.append(update.epoch)
                 choices.append(choice)

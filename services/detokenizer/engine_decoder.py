@@ -6,33 +6,69 @@ All state belongs to one link: it is built from a request's first frame on that 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 from google.protobuf.message import DecodeError
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 
+from services.common.rpc.part_messages import parse_options, typed_parts
 from services.common.rpc.shared_messages import OutputEntry, read_end, read_entries, read_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT, Tracing
 from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.errors import Code, Status, invalid_field
-from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, fit
+from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, TypedParts, fit
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
+from services.text.parsing.choice_parser import ChoiceParser
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
 
 class _Choice:
-    """One choice: its decoder, and the log probabilities of held-back ids."""
+    """One choice: its decoder, the parser of its text, and the log probabilities of held-back ids."""
 
-    __slots__ = ("decoder", "logprobs")
+    __slots__ = ("_to_restore", "decoder", "logprobs", "parser")
 
-    def __init__(self, decoder: ChoiceDecoder) -> None:
+    def __init__(self, decoder: ChoiceDecoder, parser: ChoiceParser | None) -> None:
+        """``parser``: None if the answer is not divided into parts."""
         self.decoder = decoder
+        self.parser = parser
+        self._to_restore = decoder.delivered
+        """Ids delivered before that the parser has not been given."""
         self.logprobs: PackedLogprobs | None = None
+
+    def feed(self, ids: Sequence[int]) -> tuple[Delta | None, TypedParts | None]:
+        """Decode the next ids; what can be delivered now, and its parts."""
+        self._restore(ids)
+        delta = self.decoder.feed(ids)
+        if delta is None or self.parser is None:
+            return delta, None
+        return delta, typed_parts(self.parser.feed(delta), self.parser.reasoning_tokens)
+
+    def finish(self, ids: Sequence[int], *, stop_token: bool) -> tuple[Delta, TypedParts | None]:
+        """Decode the last ids, as ``ChoiceDecoder.finish`` does."""
+        self._restore(ids)
+        delta = self.decoder.finish(ids, stop_token=stop_token)
+        if self.parser is None:
+            return delta, None
+        pieces = self.parser.feed(delta, last=True, stop_token=stop_token)
+        return delta, typed_parts(pieces, self.parser.reasoning_tokens)
+
+    def end_parts(self) -> TypedParts | None:
+        """The parts that only the end of the choice completes."""
+        if self.parser is None:
+            return None
+        return typed_parts(self.parser.finish(), self.parser.reasoning_tokens)
+
+    def _restore(self, ids: Sequence[int]) -> None:
+        if self.parser is not None and self._to_restore:
+            self.parser.restore(ids[: self._to_restore])
+            self._to_restore -= min(self._to_restore, len(ids))
 
     def hold_logprobs(self, logprobs: PackedLogprobs, count: int) -> None:
         """Hold the log probabilities of the next ``count`` ids, except for ids that were delivered before.
@@ -154,9 +190,18 @@ class EngineDecoder:
             include_stop_str_in_output=context.include_stop_str_in_output,
             min_tokens=context.min_tokens,
         )
-        pieces = self._tokenizer.pieces(skip_special_tokens=context.skip_special_tokens)
+        skip = context.skip_special_tokens
+        pieces = self._tokenizer.pieces(skip_special_tokens=skip)
         delivered = {one.choice: one.count for one in opened.delivered}
-        return {choice: _Choice(ChoiceDecoder(pieces, options, delivered.get(choice, 0))) for choice in opened.choices}
+        parse = parse_options(context) if context.HasField("parse") else None
+        choices = {}
+        for choice in opened.choices:
+            decoder = ChoiceDecoder(pieces, options, delivered.get(choice, 0))
+            parser = None
+            if parse is not None:
+                parser = ChoiceParser(self._tokenizer, parse, choice, options, skip_special_tokens=skip)
+            choices[choice] = _Choice(decoder, parser)
+        return choices
 
     def _refuse(self, opened: engine_pb2.Opened, subscriber: Subscriber, status: Status) -> None:
         """End every choice with an error, and drop the request."""
@@ -207,22 +252,29 @@ class EngineDecoder:
             state.hold_logprobs(logprobs, len(ids))
         outbox, epoch = request.subscriber.outbox, request.epoch
         try:
+            parts: TypedParts | None
+            delta: Delta | None
             if finish is None:
-                delta = decoder.feed(ids)
+                delta, parts = state.feed(ids)
             else:
-                delta = decoder.finish(ids, stop_token=finish.HasField("stop_token_id"))
+                delta, parts = state.finish(ids, stop_token=finish.HasField("stop_token_id"))
+            ended = finish is not None or (delta is not None and delta.stop is not None)
+            end_parts = state.end_parts() if ended else None
         except Exception:  # must not end the link, because it carries other requests, too
             self._fail(request_id, request)
             return
         if delta is not None and (delta.token_ids or delta.text):
             scores = state.take_logprobs(delta)
-            outbox.delta(request_id, choice, delta.first_position, delta.token_ids, delta.text, scores, epoch=epoch)
+            first = delta.first_position
+            outbox.delta(request_id, choice, first, delta.token_ids, delta.text, scores, parts, epoch=epoch)
+        elif parts is not None and end_parts is not None:
+            end_parts = typed_parts([*parts.pieces, *end_parts.pieces], end_parts.reasoning_tokens)
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
-            end = ChoiceEnd(FinishReason.STOP, delta.end, stop_string=delta.stop)
+            end = ChoiceEnd(FinishReason.STOP, delta.end, stop_string=delta.stop, parts=end_parts)
         elif finish is not None:
-            end = read_end(finish)
+            end = replace(read_end(finish), parts=end_parts)
         else:
             return
         outbox.end(request_id, choice, end, epoch=epoch)
@@ -237,7 +289,9 @@ class EngineDecoder:
         log.exception("cannot be decoded", request_id=request_id)
         del self._requests[request_id]
         for choice, state in request.choices.items():
-            end = ChoiceEnd(FinishReason.ERROR, state.decoder.delivered, error=_internal_error(request_id))
+            tokens = None if state.parser is None else TypedParts(reasoning_tokens=state.parser.reasoning_tokens)
+            error = _internal_error(request_id)
+            end = ChoiceEnd(FinishReason.ERROR, state.decoder.delivered, error=error, parts=tokens)
             request.subscriber.outbox.end(request_id, choice, end, epoch=request.epoch)
 
     def _finished(self, request_id: str, request: _Request) -> None:

@@ -15,7 +15,7 @@ from services.common.rpc.shared_messages import peer_changes_to_proto, welcome_m
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.subscribers import Subscriber, Subscribers
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import PeerId, negotiate
+from services.ring.identity import DETOKENIZER_CAPABILITIES, PeerId, negotiate
 from services.ring.roles import Role, check_name
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class DetokenizerService:
     async def _serve(self, subscriber: Subscriber, context: Context, version: int) -> None:
         """Write new output until another stream supersedes this one."""
         send = partial(subscriber.write, context.write, stall_timeout=self._stall_timeout)
-        welcome = welcome_message(self._me, version, self._max_message_bytes)
+        welcome = welcome_message(self._me, version, self._max_message_bytes, DETOKENIZER_CAPABILITIES)
         await send(detokenizer_pb2.SubscribeResponse(welcome=welcome))
         draining_told = False
         while True:

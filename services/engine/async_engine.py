@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Collection
 
 import structlog
 
 from engine_core.config import ModelSpec
 from engine_core.errors import RequestError
+from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.request import Request
 from engine_core.step import SequenceOutput
 from services.engine.engine_messages import end_of, status_of
+from services.engine.grammar_queue import EngineRequest, GrammarQueue
 from services.engine.large_messages import LargeMessages
 from services.engine.metrics import EngineMetrics, EngineReading
 from services.engine.step_loop import StepLoop, StepReport
 from services.engine.tracing import EngineTraces
 from services.ring.attach_registry import AttachRegistry
-from services.ring.errors import retry_after_ms
+from services.ring.errors import Status, retry_after_ms
+from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
 from services.ring.outbound_link import OutboundLink
@@ -41,17 +45,24 @@ class LinkWaker:
 
 
 class AsyncEngine:
-    """The attach registry with its ledger, the step loop, and the writers of all links. Implements ``CorePort``."""
+    """The attach registry with its ledger, the step loop, and the writers of all links.
+
+    Implements ``CorePort`` and ``GrammarQueueOwner``.
+    """
 
     def __init__(self, *, orphan_grace: float, max_ledgers: int, traces: EngineTraces | None = None) -> None:
         self.step_loop: StepLoop | None = None
         """Set once the engine has loaded; peers attach after that."""
         self.model: ModelSpec
         """Set once the engine has loaded."""
+        self.capabilities: Collection[str] = ()
+        """Set once the engine has loaded."""
+        self.grammars: GrammarQueue | None = None
+        """Requests that wait for their grammars; None until the engine has loaded, or if it cannot use grammars."""
         self.model_digest = ""
         """Digest of model and tokenizer; set once the engine has loaded."""
         self.ledgers = Ledgers(orphan_grace=orphan_grace, max_entries=max_ledgers, retry_after_ms=self._retry_after_ms)
-        self.registry: AttachRegistry[Request] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
+        self.registry: AttachRegistry[EngineRequest] = AttachRegistry(self, self.ledgers, on_removed=self._removed)
         self._traces = traces
         self.large_frames = LargeMessages()
         """Large frames of all peers, parsed and executed one at a time."""
@@ -66,15 +77,40 @@ class AsyncEngine:
 
     # CorePort
 
-    def add(self, core_id: str, core_request: Request) -> None:
+    def add(self, core_id: str, core_request: EngineRequest) -> None:
         assert self.step_loop is not None
         if self._traces is not None:
             self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
-        self.step_loop.add(core_id, core_request)
+        if core_request.constraint is None:
+            self.step_loop.add(core_id, core_request.core)
+        else:
+            assert self.grammars is not None  # else its Submit was refused
+            self.metrics.constrained_requests += 1
+            self.grammars.add(core_id, core_request)
 
     def cancel(self, core_id: str, choice: int | None) -> bool:
         assert self.step_loop is not None
+        if self.grammars is not None and core_id in self.grammars:
+            return self.grammars.cancel(core_id, choice)
         return self.step_loop.cancel(core_id, choice)
+
+    # GrammarQueueOwner
+
+    def grammar_ready(self, core_id: str, request: Request, cancelled: set[int]) -> None:
+        assert self.step_loop is not None
+        self.step_loop.add(core_id, request)
+        for choice in cancelled:
+            self.step_loop.cancel(core_id, choice)
+
+    def grammar_refused(self, core_id: str, error: RequestError | Status) -> None:
+        self._refuse(core_id, error)
+        self.wake()
+
+    def grammar_too_late(self, core_id: str, request: Request) -> None:
+        for choice in request.resume or range(request.params.n):
+            end = ChoiceEnd(FinishReason.DEADLINE, len(request.resume.get(choice, ())))
+            self.registry.progress(core_id, choice, (), None, end)
+        self.wake()
 
     # Peers
 
@@ -112,6 +148,10 @@ class AsyncEngine:
         self.registry.draining = True
         self.drain_grace = grace
         self.push_load()
+
+    def use_grammars(self, compile_grammar: Callable[[str], None]) -> None:
+        """Accept constraints; ``compile_grammar`` is the executor's."""
+        self.grammars = GrammarQueue(self, compile_grammar, self.metrics.grammar, retry_after_ms=self._retry_after_ms)
 
     def fail(self, reason: str) -> None:
         """End every stream and refuse new ones: computing has stopped."""
@@ -162,6 +202,7 @@ class AsyncEngine:
         if output.token_ids or output.finish is not None:
             end = None
             if output.finish is not None:
+                self.metrics.failed_choices += output.finish.finish_reason is CoreFinishReason.ERROR
                 end = end_of(output.finish, output.first_position + len(output.token_ids))
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 
@@ -179,10 +220,11 @@ class AsyncEngine:
         if self._traces is not None:
             self._traces.removed(entry, time.monotonic())
 
-    def _refuse(self, core_id: str, error: RequestError) -> None:
-        entry = self.registry.refuse(core_id, status_of(error, self._retry_after_ms()))
+    def _refuse(self, core_id: str, error: RequestError | Status) -> None:
+        status = error if isinstance(error, Status) else status_of(error, self._retry_after_ms())
+        entry = self.registry.refuse(core_id, status)
         if entry is not None:
-            log.info("refused", request_id=entry.request_id, reason=str(error))
+            log.info("refused", request_id=entry.request_id, reason=status.message)
 
     def _retry_after_ms(self) -> int:
         """Assumes that the next request will be queued as long as the one scheduled last."""
@@ -196,7 +238,9 @@ class AsyncEngine:
         stats = loop.stats
         return EngineReading(
             running=stats.running_seqs,
-            waiting=stats.waiting_reqs + stats.returning_reqs,
+            waiting=stats.waiting_reqs
+            + stats.returning_reqs
+            + (len(self.grammars) if self.grammars is not None else 0),
             kv_usage=stats.kv_usage,
             kv_blocks=stats.kv_blocks,
             peers=len(self._wakers),

@@ -22,7 +22,7 @@ from services.engine.async_engine import AsyncEngine, LinkWaker
 from services.engine.engine_messages import response_of, submission_of
 from services.engine.submit_limits import frame_limits
 from services.ring.errors import Code, Reason, Refused, Status, invalid_field
-from services.ring.identity import ENGINE_CAPABILITIES, MAX_REQUEST_ID_LENGTH, PeerId, negotiate
+from services.ring.identity import MAX_REQUEST_ID_LENGTH, PeerId, negotiate
 from services.ring.outbound_link import RejectedCommand
 from services.ring.roles import Role, check_name, check_role
 
@@ -180,7 +180,9 @@ class Attachment:
             case "submit":
                 check_role("to submit requests", SUBMITTERS)
                 self._check_model(command.submit)
-                registry.submit(peer, submission_of(command.submit, self._engine.model, time.monotonic()), ordinal)
+                engine = self._engine
+                submission = submission_of(command.submit, engine.model, time.monotonic(), engine.capabilities)
+                registry.submit(peer, submission, ordinal)
             case "cancel":
                 registry.cancel(peer, command.cancel.request_id, command.cancel.epoch)
             case "stop":
@@ -204,7 +206,7 @@ class Attachment:
 
     async def _write(self, context: Context, waker: LinkWaker, version: int) -> None:
         send = partial(write_in_time, context, stall_timeout=self._stall_timeout, reader="peer")
-        welcome = welcome_message(self._me, version, self._max_message_bytes, ENGINE_CAPABILITIES)
+        welcome = welcome_message(self._me, version, self._max_message_bytes, self._engine.capabilities)
         await send(engine_pb2.AttachResponse(welcome=welcome))
         while True:
             await waker.event.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ringline.engine.v1 import engine_pb2
 from ringline.types.v1 import output_pb2
@@ -14,35 +14,42 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
+from services.common.rpc.constraint_messages import read_constraint
 from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT
+from services.engine.grammar_queue import EngineRequest
 from services.engine.submit_limits import check_size
 from services.ring.errors import Code, Status, invalid_field
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
+from services.text.grammar.constraints import Constraint, ConstraintError
 
 _FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,
     CoreFinishReason.LENGTH: FinishReason.LENGTH,
     CoreFinishReason.CANCELLED: FinishReason.CANCELLED,
     CoreFinishReason.DEADLINE: FinishReason.DEADLINE,
+    CoreFinishReason.ERROR: FinishReason.ERROR,
 }
 _FIELDS = {
     "bad_words_token_ids": "bad_words",
     **{name: f"sampling.{name}" for name in engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name},
     "deadline": "timeout_ms",
+    "grammar": "constraint",
 }
 """Maps fields of the core's request to their name in a Submit, where the two differ."""
 
 
-def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Submission[Request]:
-    """The ring's and the core's forms of a Submit; ``now`` is on the core's clock.
+def submission_of(
+    submit: engine_pb2.Submit, model: ModelSpec, now: float, capabilities: Collection[str] = ENGINE_CAPABILITIES
+) -> Submission[EngineRequest]:
+    """The ring's and the core's forms of a Submit; ``now`` is on the core's clock, ``capabilities`` are this engine's.
 
     Raises ``Refused`` for sizes and contradictions; the core validates values against the model.
     """
-    check_size(submit, model)
+    check_size(submit, model, capabilities)
     params = sampling_params_of(submit)
     resume = {resumed.choice: tuple(resumed.token_ids) for resumed in submit.resume}
     if len(resume) < len(submit.resume):
@@ -69,10 +76,20 @@ def submission_of(submit: engine_pb2.Submit, model: ModelSpec, now: float) -> Su
         prompt_tokens=len(request.prompt_token_ids),
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
+        constraint_bytes=submit.constraint.ByteSize(),
         tenant=submit.tenant,
-        core_request=request,
+        core_request=EngineRequest(request, _constraint(submit)),
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
     )
+
+
+def _constraint(submit: engine_pb2.Submit) -> Constraint | None:
+    if not submit.HasField("constraint"):
+        return None
+    try:
+        return read_constraint(submit.constraint)
+    except ConstraintError as error:
+        raise invalid_field(f"constraint.{error.field}".rstrip("."), error.problem) from None
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:
@@ -127,7 +144,8 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 
 def end_of(finish: Finish, position: int) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens."""
-    return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, stop_token_id=finish.stop_token_id)
+    error = None if finish.error is None else invalid_field("constraint", finish.error).status
+    return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, finish.stop_token_id, error=error)
 
 
 def rank_messages(ranks: Sequence[RankPlace]) -> list[engine_pb2.RankProcess]:
@@ -143,6 +161,7 @@ def model_message(
     tokenizer_digest: str,
     model_digest: str,
     numerics: str,
+    capabilities: Iterable[str] = ENGINE_CAPABILITIES,
 ) -> engine_pb2.GetModelResponse:
     """The answer of GetModel."""
     defaults = engine_pb2.SamplingDefaults()
@@ -164,7 +183,7 @@ def model_message(
         num_blocks=cache.num_blocks,
         max_num_queued_reqs=scheduler.max_num_queued_reqs,
         max_num_seqs=scheduler.max_num_seqs,
-        capabilities=ENGINE_CAPABILITIES,
+        capabilities=capabilities,
     )
 
 

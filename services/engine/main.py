@@ -33,7 +33,7 @@ from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import fingerprint_of, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.ring.identity import PeerId
+from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 
 log = structlog.get_logger(__name__)
@@ -111,6 +111,9 @@ class _EngineProcess:
         await self._start_engine()
         assert self._started is not None
         executor = self._started.executor
+        can_constrain = executor.grammar_support is None
+        if not can_constrain:
+            log.info("constraints are refused", reason=executor.grammar_support)
         model = model_message(
             executor.model,
             executor.kv_cache_config,
@@ -118,9 +121,13 @@ class _EngineProcess:
             tokenizer_digest=tokenizer_digest,
             model_digest=digest_of(executor.model_digest, tokenizer_digest),
             numerics=executor.numerics,
+            capabilities=[name for name in ENGINE_CAPABILITIES if name != CONSTRAINT or can_constrain],
         )
         loop = asyncio.get_running_loop()
         self._engine.model, self._engine.model_digest = executor.model, model.model_digest
+        self._engine.capabilities = frozenset(model.capabilities)
+        if can_constrain:
+            self._engine.use_grammars(executor.compile_grammar)
         room = executor.request_memory
         self._engine.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
         self._engine.step_loop = StepLoop(
@@ -212,6 +219,8 @@ class _EngineProcess:
     def _close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._engine.grammars is not None:
+            self._engine.grammars.close()
         loop = self._engine.step_loop
         if loop is not None and not loop.stop(_STOP_TIMEOUT):
             raise FatalError(f"the current step did not end within {_STOP_TIMEOUT:g} s", ExitCode.FAILURE)

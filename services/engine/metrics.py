@@ -50,6 +50,13 @@ class EngineMetrics(ServiceMetrics):
             "From a request's being queued to its being scheduled first.",
             REQUEST_SECONDS,
         )
+        self._grammar = Histogram(
+            "ringline_grammar_compile_seconds", "Making and compiling the grammar of a request.", GAP_SECONDS
+        )
+        self.constrained_requests = 0
+        """Requests with a constraint since the start."""
+        self.failed_choices = 0
+        """Choices that ended because nothing more could be sampled for them."""
         super().__init__()
 
     def step(self, seconds: float, tokens: int) -> None:
@@ -60,6 +67,10 @@ class EngineMetrics(ServiceMetrics):
     def queued(self, seconds: float) -> None:
         """A request was scheduled for the first time, ``seconds`` after it was queued."""
         self._queue.observe(seconds)
+
+    def grammar(self, seconds: float) -> None:
+        """A grammar took ``seconds`` in its thread; one that was compiled before takes next to none."""
+        self._grammar.observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._service()
@@ -77,4 +88,6 @@ class EngineMetrics(ServiceMetrics):
             yield self._counter("ringline_steps", "Steps computed.", now.steps)
             yield self._counter("ringline_computed_tokens", "Tokens computed, of prompts too.", now.computed_tokens)
             yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
-        yield from self._histograms(self._step, self._step_tokens, self._queue)
+        yield self._counter("ringline_constrained_requests", "Requests with a constraint.", self.constrained_requests)
+        yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self.failed_choices)
+        yield from self._histograms(self._step, self._step_tokens, self._queue, self._grammar)

@@ -5,18 +5,22 @@ Frames are measured before they are parsed, since many may wait for one step. Th
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ringline.engine.v1 import engine_pb2
 
 from engine_core.config import ModelSpec
 from engine_core.validation import MAX_CHOICES, MAX_LIST_ITEMS, MAX_LOGPROBS
 from services.common.rpc.message_limits import MessageLimits
 from services.ring.errors import invalid_field
-from services.ring.identity import ENGINE_CAPABILITIES, check_requires
+from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, check_requires
 
 MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
+MAX_CONSTRAINT_BYTES = (1 << 20) + 64
+"""A constraint has at most 256 KiB of text; the grammar that a processor makes of it may be larger."""
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
@@ -26,14 +30,25 @@ _BYTES_PER_ID = 3
 def frame_limits(model: ModelSpec) -> MessageLimits:
     """Limits of one frame: the most that a link sends at a time, plus one Submit that resumes every choice."""
     resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
-    return MessageLimits(
-        _LEAST_FRAME_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed, MAX_FRAME_FIELDS
-    )
+    submit = MAX_CONSTRAINT_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed
+    return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
 
 
-def check_size(submit: engine_pb2.Submit, model: ModelSpec) -> None:
-    """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``."""
-    check_requires(submit.requires, ENGINE_CAPABILITIES)
+def check_size(
+    submit: engine_pb2.Submit, model: ModelSpec, capabilities: Collection[str] = ENGINE_CAPABILITIES
+) -> None:
+    """Raise ``Refused`` for the first field that is larger or smaller than the contract allows for ``model``.
+
+    ``capabilities``: what this engine can do; a constraint is never ignored, even if ``requires`` does not name it.
+    """
+    check_requires(submit.requires, capabilities)
+    if submit.HasField("constraint"):
+        check_requires([CONSTRAINT], capabilities)
+        _check("constraint", submit.constraint.ByteSize(), "bytes", 0, MAX_CONSTRAINT_BYTES)
+        if submit.constraint.HasField("after_reasoning"):
+            raise invalid_field(
+                "constraint.after_reasoning", "set: expected none, as the grammar covers all of the answer"
+            )
     sampling = submit.sampling
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)

@@ -19,6 +19,7 @@ text_output        frames of detokenizers to clients' outboxes
 failover           when a request moves: retry, resubmit, redirect, replay, route timeout
 in_flight          ends it
 
-Both use served_models (models, their limits and tokenizers). Not on the way: main (start, drain), authentication and
-json_web_tokens (principal), inference_messages (protobuf), and for operators metrics, request_log, tracing, dashboard/.
+Both use served_models (models, their limits, tokenizers and checked_grammars). Not on the way: main (start, drain),
+authentication and json_web_tokens (principal), inference_messages (protobuf), and for operators metrics, request_log,
+tracing, dashboard/.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import grpc
@@ -22,7 +23,7 @@ DUPLICATE_INTERVAL = 0.5
 class DetokenizerOwner(Protocol):
     """Receives the events of links to detokenizers."""
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None: ...
+    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None: ...
 
     def detokenizer_frame(self, detokenizer: PeerId, frame: detokenizer_pb2.SubscribeResponse) -> None: ...
 
@@ -68,7 +69,7 @@ class DetokenizerLink:
             call.cancel()
 
     async def _listen(self, call: Any, detokenizer: PeerId, first: detokenizer_pb2.SubscribeResponse) -> None:
-        self._owner.detokenizer_up(detokenizer, self.address)
+        self._owner.detokenizer_up(detokenizer, self.address, first.welcome.capabilities)
         self.up = True
         try:
             self._owner.detokenizer_frame(detokenizer, first)

@@ -70,6 +70,7 @@ class Dispatcher:
             resolved.prefixes,
             choices=len(request.delivery.unfinished()),
             engine=engine,
+            needs=resolved.needs,
         )
 
     def submit(self, request: Request, route: Route, reason: str) -> Status | None:

@@ -142,7 +142,8 @@ class Failover:
             self._leave_silent_peers(now)
 
     def _end_without_route(self, request: Request) -> None:
-        reasons = filter(None, (request.route_lost_reason, self._peers.no_route_reason()))
+        no_route_reason = self._peers.no_route_reason(request.resolved.needs)
+        reasons = filter(None, (request.route_lost_reason, no_route_reason))
         served, wanted = self._routes.preferred(), request.resolved.generation
         refused = no_route(served, wanted, self._dispatcher.route_timeout, "; ".join(reasons))
         self._in_flight.end(request, FinishReason.ERROR, refused.status)

@@ -99,6 +99,7 @@ class InFlightRequests:
             prompt_tokens=resolved.prompt_tokens,
             cached_tokens=delivery.cached_tokens or 0,
             completion_tokens=delivery.completion_tokens,
+            reasoning_tokens=delivery.reasoning_tokens,
         )
         del self._requests[request.request_id]
         self._dispatcher.forget(request)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
+from services.common.rpc.part_messages import read_parts, write_parts
 from services.common.rpc.shared_messages import read_end, read_entries, status_to_proto, write_end, write_logprobs
 from services.ring.errors import Code, Status
-from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.events import ChoiceEnd, FinishReason, TypedParts
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import ChoiceUpdate, RequestUpdate
 
@@ -70,6 +71,8 @@ def _write_delta(delta: inference_pb2.Delta, choice: int, part: ChoiceUpdate) ->
     delta.token_ids.extend(part.ids)
     if part.logprobs:
         write_logprobs(delta.logprobs, part.logprobs)
+    if part.parts[-1] is not None:
+        write_parts(delta.parts, part.parts)
 
 
 class TextEntry(NamedTuple):
@@ -82,12 +85,14 @@ class TextEntry(NamedTuple):
     ids: Sequence[int]
     logprobs: PackedLogprobs | None
     text: str
+    parts: TypedParts | None
 
 
 def entries_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[TextEntry]:
     """Every delta, in order."""
-    for entry, text in zip(read_entries(outputs), outputs.texts[:], strict=True):
-        yield TextEntry(*entry, text)
+    parts = {one.entry: read_parts(one.parts, one.reasoning_tokens) for one in outputs.parts}
+    for index, (entry, text) in enumerate(zip(read_entries(outputs), outputs.texts[:], strict=True)):
+        yield TextEntry(*entry, text, parts.get(index))
 
 
 def ends_of(outputs: detokenizer_pb2.TextOutputs) -> Iterator[tuple[str, int, int, ChoiceEnd]]:

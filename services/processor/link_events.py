@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -53,7 +54,7 @@ class LinkEvents:
         """The engine is attached; raises ``LinkRefused`` if its model was dropped meanwhile."""
         self._models.engine_up(engine, model)
         self._peers.engines[engine] = LinkedEngine("engine", engine, link.address, link, model.numerics)
-        self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None)
+        self._routes.engine_up(engine, generation_of(model), model.max_num_seqs or None, model.capabilities)
         self._peers.events.append(PeerEvent("engine", engine.name, "joined"))
         log.info("engine attached", engine=engine.name, address=link.address)
         self._update_partitions(engine)
@@ -87,9 +88,9 @@ class LinkEvents:
 
     # DetokenizerOwner
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
+    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None:
         self._peers.detokenizers[detokenizer] = LinkedDetokenizer("detokenizer", detokenizer, address)
-        self._routes.detokenizer_up(detokenizer)
+        self._routes.detokenizer_up(detokenizer, capabilities)
         self._peers.events.append(PeerEvent("detokenizer", detokenizer.name, "joined"))
         log.info("detokenizer subscribed", detokenizer=detokenizer.name, address=address)
         self._failover.routes_changed()

@@ -17,7 +17,7 @@ from services.common.links.engine_link import EngineLink
 from services.ring.attached_peers import PeerList
 from services.ring.identity import PeerId
 from services.ring.liveness import Liveness
-from services.ring.routing_logic import Route, Routes
+from services.ring.routing_logic import Needs, Route, Routes
 
 MAX_EVENTS = 30
 """The latest events that are kept for the dashboard."""
@@ -115,10 +115,16 @@ class LinkedPeers:
         detokenizers = {node.address for node in self.detokenizers.values()}
         return KnownAddresses(sorted(set(known.engines) - engines), sorted(set(known.detokenizers) - detokenizers))
 
-    def no_route_reason(self) -> str | None:
-        """Why no request can be routed, in words for clients, which are not told addresses; None if requests can be."""
-        if self._routes.any_joined():
+    def no_route_reason(self, needs: Needs | None = None) -> str | None:
+        """Why no request can be routed, in words for clients, which are not told addresses; None if requests can be.
+
+        ``needs``: of a request; None: of one without needs.
+        """
+        if self._routes.any_joined(needs or Needs()):
             return None
+        if self._routes.any_joined():
+            lacking = ", ".join(sorted(needs.engine | needs.detokenizer)) if needs else ""
+            return f"no engine and detokenizer that are attached have what it needs ({lacking})"
         missing = self.missing()
         engines, detokenizers = len(self.engines), len(self.detokenizers)
         of_engines = f"{engines} of {engines + len(missing.engines)}"

@@ -22,7 +22,7 @@ from services.ring.model_generations import Generation
 from services.ring.poison import PoisonTracker
 from services.ring.prefixes import Prefixes, prefixes_of
 from services.ring.route_timeout import RouteTimeout
-from services.ring.routing_logic import Route
+from services.ring.routing_logic import Needs, Route
 
 # Upper estimates of the memory that an admitted request takes, bytes.
 _REQUEST_HELD, _CHOICE_HELD, _RESUMED_ID_HELD = 8 << 10, 512, 12
@@ -41,6 +41,8 @@ class RequestMessage:
     resumed_model_digest: str
     """Digest of the model that a resumed request began on; empty for a new request."""
     priority: int
+    is_constrained: bool = False
+    """Whether it may need a grammar, which takes time to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class ResolvedRequest:
     """Numerics of the engine that computed the resumed ids, if the client knows them."""
     model: engine_pb2.GetModelResponse
     """The model that the request was checked against and tokenized for."""
+    needs: Needs = field(default_factory=Needs)
+    """Capabilities that its engine and its detokenizer must have."""
 
     @property
     def admitted(self) -> inference_pb2.Admitted:

@@ -7,7 +7,7 @@ with the generation that admitted it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -16,10 +16,14 @@ from ringline.engine.v1 import engine_pb2
 from services.common.links.redial import LinkRefused
 from services.common.links.tokenizer_fetch import TokenizerFetcher
 from services.common.rpc.message_limits import MessageLimits
+from services.processor.checked_grammars import CheckedGrammars
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.ring.model_generations import Generation, Generations
 from services.text.chat_templates import ChatTemplates
+from services.text.grammar.checker import GrammarChecker
+from services.text.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
+from services.text.grammar.constraints import MAX_TEXT_BYTES
 from services.text.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -35,6 +39,9 @@ BYTES_PER_ID = 3
 BASE_TEXT_BYTES = 64 << 10
 BASE_MESSAGE_BYTES = 256 << 10
 MIN_FIELDS, MAX_FIELDS = 8192, 32768
+CONSTRAINT_BYTES = MAX_TEXT_BYTES + 4 * MAX_CONSTRAINT_CHOICES
+"""A constraint's texts, and what their lengths take where they are many."""
+CONSTRAINT_FIELDS = MAX_CONSTRAINT_CHOICES + 2048
 _ADVICE = "`ringline status` shows what is missing; retry when it is there"
 UNKNOWN_MODEL = MessageLimits(BASE_MESSAGE_BYTES, MIN_FIELDS)
 """For messages that come before any model is known."""
@@ -64,9 +71,10 @@ class ModelLimits:
 
     @property
     def request(self) -> MessageLimits:
-        """For a message with a request: lists as long as the vocabulary, and the resumed ids of every choice."""
+        """For a message with a request: lists as long as the vocabulary, resumed ids of every choice, a constraint."""
         resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
-        return MessageLimits(self.lookup.max_bytes + resumed, self.lookup.max_fields)
+        max_bytes = self.lookup.max_bytes + resumed + CONSTRAINT_BYTES
+        return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +93,12 @@ class ServedModel:
     tokenizer: Tokenizer
     chat: ChatTemplates
     limits: ModelLimits
+    grammars: CheckedGrammars
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What a request may require: the engine's capabilities that this processor knows, and its own."""
-        chat = (CHAT_CAPABILITY,) if self.chat.names else ()
+        """What a request may require: the engines' capabilities that this processor knows, and its own."""
+        chat = CHAT_CAPABILITIES if self.chat.names else ()
         return frozenset(
             (*(name for name in self.model.capabilities if name in ENGINE_CAPABILITIES), *PROCESSOR_CAPABILITIES, *chat)
         )
@@ -148,22 +157,32 @@ class ServedModels:
         if generation_of(model) not in self.held:
             digest = model.tokenizer_digest
             await self._fetches.get(digest, stub, lambda: self._codec(model), lambda codec: self.add(model, codec))
-            if (codec := self._codec(model)) is not None:
-                self.add(model, codec)
+        if (codec := self._codec(model)) is not None:
+            self.add(model, codec)
         return model
 
     def add(self, model: engine_pb2.GetModelResponse, codec: TextCodec) -> None:
         """Hold an engine's model; raises ``LinkRefused`` while there is no room for one more."""
         generation = generation_of(model)
-        if generation in self.held:
+        if (held := self.held.get(generation)) is not None:
+            self._add_capabilities(held, model.capabilities)
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
-        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits)
+        checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
+        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker))
         if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
             raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
         log.info(
             "learned model", model=model.model, model_digest=model.model_digest, tokenizer_digest=model.tokenizer_digest
         )
+
+    def _add_capabilities(self, held: ServedModel, capabilities: Iterable[str]) -> None:
+        """Another engine of a model may be of a later version, and have capabilities that those before lack."""
+        if new := [name for name in capabilities if name not in held.model.capabilities]:
+            model = engine_pb2.GetModelResponse()
+            model.CopyFrom(held.model)
+            model.capabilities.extend(new)
+            self.held.replace(held.generation, replace(held, model=model))
 
     def engine_up(self, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
         """An engine was linked; raises ``LinkRefused`` if its model was dropped since it was learned."""

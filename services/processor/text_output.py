@@ -88,10 +88,16 @@ class TextOutput:
             self._failover.replay(request)  # prompt log probabilities precede all tokens, so some were lost
             return
         self._begin_output(request)
-        verdict = request.delivery.delta(entry.epoch, entry.choice, entry.first_position, entry.ids)
+        verdict = request.delivery.delta(entry.epoch, entry.choice, entry.first_position, entry.ids, entry.parts)
         if verdict is Verdict.ACCEPT:
             request.stream.outbox.delta(
-                entry.request_id, entry.choice, entry.first_position, entry.ids, entry.text, entry.logprobs
+                entry.request_id,
+                entry.choice,
+                entry.first_position,
+                entry.ids,
+                entry.text,
+                entry.logprobs,
+                entry.parts,
             )
             computed = count_delta(self._metrics, request, entry.choice, len(entry.ids), now)
             self._admission.delivered(request, len(entry.ids), computed, now)

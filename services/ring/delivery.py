@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from services.ring.errors import Status
-from services.ring.events import ChoiceEnd, FinishReason, Fit, fit
+from services.ring.events import ChoiceEnd, FinishReason, Fit, TypedParts, fit
 
 
 class Verdict(enum.Enum):
@@ -27,11 +27,13 @@ class Verdict(enum.Enum):
 class ChoiceDelivery:
     """The part of one choice that the client has received."""
 
-    __slots__ = ("end", "ids")
+    __slots__ = ("end", "ids", "reasoning_tokens")
 
     def __init__(self, resumed_ids: Sequence[int] = ()) -> None:
         self.ids = array("I", resumed_ids)
         self.end: ChoiceEnd | None = None
+        self.reasoning_tokens: int | None = None
+        """Of all its tokens, as far as reported; None if its answer is not divided into parts, or nothing came yet."""
 
 
 class Delivery:
@@ -56,6 +58,11 @@ class Delivery:
         """Output tokens delivered, over all choices; resumed ones count."""
         return sum(len(state.ids) for state in self.choices.values())
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the output tokens, those of reasoning, as far as detokenizers have reported them."""
+        return sum(state.reasoning_tokens or 0 for state in self.choices.values())
+
     def next_epoch(self) -> int:
         """Begin a new epoch, for a Submit or a Redirect: frames of earlier ones are dropped from now on."""
         self.epoch += 1
@@ -69,14 +76,18 @@ class Delivery:
         """The number of ids of each unfinished choice, as a Redirect carries them."""
         return {choice: len(ids) for choice, ids in self.unfinished().items()}
 
-    def delta(self, epoch: int, choice: int, first_position: int, ids: Sequence[int]) -> Verdict:
-        """Judge a delta, and keep its ids if it is accepted."""
+    def delta(
+        self, epoch: int, choice: int, first_position: int, ids: Sequence[int], parts: TypedParts | None = None
+    ) -> Verdict:
+        """Judge a delta, and keep its ids and its count of reasoning tokens if it is accepted."""
         state = self._unfinished_choice(epoch, choice)
         if state is None:
             return Verdict.DROP
         match fit(first_position, len(ids), len(state.ids)):
             case Fit.NEXT:
                 state.ids.extend(ids)
+                if parts is not None:
+                    state.reasoning_tokens = parts.reasoning_tokens
                 self.replays = 0
                 return Verdict.ACCEPT
             case Fit.OLD:
@@ -92,6 +103,8 @@ class Delivery:
         if end.position != len(state.ids):
             return Verdict.REPLAY
         state.end = end
+        if end.parts is not None:
+            state.reasoning_tokens = end.parts.reasoning_tokens
         return Verdict.ACCEPT
 
     def abort(self, finish_reason: FinishReason, error: Status | None = None) -> dict[int, ChoiceEnd]:
@@ -99,7 +112,9 @@ class Delivery:
         ends = {}
         for choice, state in self.choices.items():
             if state.end is None:
-                state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error)
+                reasoning = state.reasoning_tokens
+                parts = None if reasoning is None else TypedParts(reasoning_tokens=reasoning)
+                state.end = ends[choice] = ChoiceEnd(finish_reason, len(state.ids), error=error, parts=parts)
         return ends
 
     def _unfinished_choice(self, epoch: int, choice: int) -> ChoiceDelivery | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from services.ring.errors import Status
 
@@ -19,6 +21,17 @@ class FinishReason(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TypedParts:
+    """What a delta, or the end of a choice, adds to the typed parts of its choice. The ring carries them unread."""
+
+    pieces: Sequence[Any] = ()
+    wire_bytes: int = 0
+    """Upper estimate of the size of ``pieces`` on the wire."""
+    reasoning_tokens: int = 0
+    """Tokens of reasoning so far, over all of the choice."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnd:
     """The end of one choice."""
 
@@ -28,6 +41,8 @@ class ChoiceEnd:
     stop_token_id: int | None = None
     stop_string: str | None = None
     error: Status | None = None
+    parts: TypedParts | None = None
+    """The last typed parts; None if the answer is not divided into parts."""
 
 
 @dataclass(frozen=True, slots=True)

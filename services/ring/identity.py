@@ -12,12 +12,15 @@ PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
-ENGINE_CAPABILITIES = ("generate", "prompt_logprobs")
-"""Capabilities of every engine of this version; others, of later versions, are not known here."""
-PROCESSOR_CAPABILITIES = ("resume",)
+CONSTRAINT, PARSE = "constraint", "parse"
+ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT)
+"""Capabilities of engines that are known here; an engine that cannot use grammars lacks ``CONSTRAINT``."""
+DETOKENIZER_CAPABILITIES = (PARSE,)
+"""Capabilities of every detokenizer of this version."""
+PROCESSOR_CAPABILITIES = ("resume", PARSE)
 """Capabilities that a processor of this version adds."""
-CHAT_CAPABILITY = "chat"
-"""A model with a chat template has it."""
+CHAT_CAPABILITIES = ("chat", "tools")
+"""Those that it adds for a model with a chat template."""
 MAX_REQUIRED_CAPABILITIES, MAX_CAPABILITY_BYTES = 16, 64
 
 

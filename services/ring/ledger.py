@@ -21,6 +21,8 @@ from services.ring.tenant_quota import TenantMemoryQuota
 MAX_OUTPUT_CONTEXT_BYTES = 16 << 10
 _ID_BYTES = 44
 """Approximate memory of a token id in a Submit: an int, its slot in a tuple, and its place in the sampler's array."""
+_CONSTRAINT_COPIES = 4
+"""Bytes of memory per byte of a constraint: its text, its grammar, and their copies on the way to the core."""
 _COMPUTED_ID_BYTES = 5
 """Approximate memory of a computed token id: its slot in an array, with over-allocation."""
 
@@ -52,11 +54,14 @@ class Submission(Generic[CoreRequest]):
     core_request: CoreRequest
     traceparent: str = ""
     """W3C trace context; empty if it is not traced."""
+    constraint_bytes: int = 0
+    """Size of its constraint on the wire."""
 
     @property
     def id_bytes(self) -> int:
-        """Approximate memory of its token ids: those in the message and those still to be computed."""
-        return _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
+        """Approximate memory of its constraint and its token ids: those in the message and those to be computed."""
+        ids = _ID_BYTES * self.num_ids + _COMPUTED_ID_BYTES * self._tokens_to_come
+        return ids + _CONSTRAINT_COPIES * self.constraint_bytes
 
     @property
     def logprob_bytes(self) -> int:

@@ -75,6 +75,11 @@ class Generations(Generic[K, V]):
         self._started[generation] = engine.incarnation
         return True
 
+    def replace(self, generation: K, value: V) -> None:
+        """Set the value of a generation that is held."""
+        assert generation in self._held
+        self._held[generation] = value
+
     def engine_up(self, engine: PeerId, generation: K) -> bool:
         """An engine was linked; returns whether its generation is held. If not, the engine does not count."""
         if generation not in self._held:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from services.ring.events import ChoiceEnd, Prefill
+from services.ring.events import ChoiceEnd, Prefill, TypedParts
 from services.ring.logprobs import PackedLogprobs
 
 MAX_UNREAD_BYTES = 64 << 20
@@ -21,7 +21,7 @@ _READERS = 2
 _REQUEST_BYTES, _CHOICE_BYTES, _TOKEN_BYTES = 96, 96, 5
 _UTF8_BYTES = 4
 # Upper estimates of the memory of Python's objects beyond the wire size, bytes.
-_REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _ID_HELD, _NOTICE_HELD = 600, 500, 104, 36, 1000
+_REQUEST_HELD, _CHOICE_HELD, _DELTA_HELD, _ID_HELD, _PIECE_HELD, _NOTICE_HELD = 600, 500, 112, 36, 250, 1000
 
 
 @dataclass(slots=True)
@@ -34,16 +34,21 @@ class ChoiceUpdate:
     """One text per delta."""
     counts: list[int] = field(default_factory=list)
     """Number of ids, one per delta."""
+    parts: list[TypedParts | None] = field(default_factory=list)
+    """What each delta adds to the typed parts; None if it has none."""
     logprobs: PackedLogprobs | None = None
     """Aligned to the end of ``ids``: resumed tokens have none."""
     wire_bytes: int = _CHOICE_BYTES
     """Upper estimate of its size on the wire."""
     end: ChoiceEnd | None = None
 
-    def add(self, ids: Sequence[int], text: str, logprobs: PackedLogprobs | None, size: int) -> None:
+    def add(
+        self, ids: Sequence[int], text: str, logprobs: PackedLogprobs | None, parts: TypedParts | None, size: int
+    ) -> None:
         """Add a delta of ``size`` bytes on the wire. Takes ownership of ``logprobs``."""
         self.ids.extend(ids)
         self.texts.append(text)
+        self.parts.append(parts)
         self.counts.append(len(ids))
         if self.logprobs is None:
             self.logprobs = logprobs
@@ -60,19 +65,26 @@ class ChoiceUpdate:
         unscored = len(self.ids) - scored
         deltas = num_ids = 0
         used = _CHOICE_BYTES
-        for count, text in zip(self.counts, self.texts, strict=True):
+        for count, text, parts in zip(self.counts, self.texts, self.parts, strict=True):
             if used >= room and deltas > 0:
                 break
             fresh = max(0, num_ids + count - max(num_ids, unscored))
             deltas, num_ids = deltas + 1, num_ids + count
             used += _TOKEN_BYTES * count + _UTF8_BYTES * len(text) + entry_bytes * fresh
+            used += 0 if parts is None else parts.wire_bytes
         if deltas == len(self.texts):
-            return self, used
+            return self, self.wire_bytes
         scores = self.logprobs.take(num_ids - unscored) if self.logprobs and num_ids > unscored else None
         head = ChoiceUpdate(
-            self.first_position, self.ids[:num_ids], self.texts[:deltas], self.counts[:deltas], scores, used
+            self.first_position,
+            self.ids[:num_ids],
+            self.texts[:deltas],
+            self.counts[:deltas],
+            self.parts[:deltas],
+            scores,
+            used,
         )
-        del self.ids[:num_ids], self.texts[:deltas], self.counts[:deltas]
+        del self.ids[:num_ids], self.texts[:deltas], self.counts[:deltas], self.parts[:deltas]
         self.first_position += num_ids
         self.wire_bytes -= used - _CHOICE_BYTES
         return head, used
@@ -106,6 +118,8 @@ class RequestUpdate:
             size += len(self.prompt_logprobs) * self.prompt_logprobs.entry_bytes
         for part in self.choices.values():
             size += _CHOICE_HELD + part.wire_bytes + _DELTA_HELD * len(part.texts) + _ID_HELD * len(part.ids)
+            size += sum(_PIECE_HELD * len(parts.pieces) for parts in part.parts if parts is not None)
+            size += _PIECE_HELD * len(part.end.parts.pieces) if part.end and part.end.parts else 0
         return size
 
     def add_prompt_logprobs(self, offset: int, scores: PackedLogprobs) -> None:
@@ -240,6 +254,7 @@ class Outbox:
         ids: Sequence[int],
         text: str,
         logprobs: PackedLogprobs | None = None,
+        parts: TypedParts | None = None,
         *,
         epoch: int = 0,
     ) -> None:
@@ -248,20 +263,29 @@ class Outbox:
             size = _TOKEN_BYTES * len(ids) + _UTF8_BYTES * len(text)
             if logprobs is not None:
                 size += len(logprobs) * logprobs.entry_bytes
-            held = size + _DELTA_HELD + _ID_HELD * len(ids)
+            held = _DELTA_HELD + _ID_HELD * len(ids)
+            if parts is not None:
+                size += parts.wire_bytes
+                held += _PIECE_HELD * len(parts.pieces)
+            held += size
             if (part := update.choices.get(choice)) is None:
                 part = update.choices[choice] = ChoiceUpdate(first_position)
                 held += _CHOICE_HELD + _CHOICE_BYTES
-            part.add(ids, text, logprobs, size)
+            part.add(ids, text, logprobs, parts, size)
             self._grow(update, held)
 
     def end(self, request_id: str, choice: int, end: ChoiceEnd, *, epoch: int = 0) -> None:
         """End a choice; nothing may follow."""
         if (update := self._of(request_id, epoch)) is not None:
+            held = 0
             if (part := update.choices.get(choice)) is None:
                 part = update.choices[choice] = ChoiceUpdate(end.position)
-                self._grow(update, _CHOICE_HELD + _CHOICE_BYTES)
+                held += _CHOICE_HELD + _CHOICE_BYTES
             part.end = end
+            if end.parts is not None:
+                part.wire_bytes += end.parts.wire_bytes
+                held += end.parts.wire_bytes + _PIECE_HELD * len(end.parts.pieces)
+            self._grow(update, held)
 
     def open(self, request_id: str, opening: object, size: int) -> None:
         """Set the message that is sent first; ``size``: its bytes on the wire."""

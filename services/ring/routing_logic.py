@@ -36,6 +36,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """Capabilities that a request needs of its peers beyond those of their generation."""
+
+    engine: frozenset[str] = frozenset()
+    detokenizer: frozenset[str] = frozenset()
+
+
+_NO_NEEDS = Needs()
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """The engine that computes a request, and the detokenizer that decodes it."""
 
@@ -57,6 +68,7 @@ class Decision(enum.Enum):
 @dataclass(slots=True)
 class _Node:
     peer: PeerId
+    capabilities: frozenset[str]
     own: int = 0
     """This processor's load there: choices at an engine, requests at a detokenizer."""
     others: int = 0
@@ -98,10 +110,12 @@ class Routes:
         self.decisions: Counter[Decision] = Counter(dict.fromkeys(Decision, 0))
         """Number of decisions of each kind."""
 
-    def engine_up(self, peer: PeerId, generation: Generation, capacity: int | None = None) -> None:
+    def engine_up(
+        self, peer: PeerId, generation: Generation, capacity: int | None = None, capabilities: Iterable[str] = ()
+    ) -> None:
         """An engine welcomed this processor. ``capacity``: choices that it computes at a time, if known."""
         own = sum(choices for route, choices in self._held.values() if route.engine == peer)
-        self._engines[peer.name] = _Node(peer, own, generation=generation, capacity=capacity)
+        self._engines[peer.name] = _Node(peer, frozenset(capabilities), own, generation=generation, capacity=capacity)
         self.revision += 1
 
     def engine_down(self, peer: PeerId) -> None:
@@ -114,9 +128,9 @@ class Routes:
             node.attached = frozenset(attached)
             self.revision += 1
 
-    def detokenizer_up(self, peer: PeerId) -> None:
+    def detokenizer_up(self, peer: PeerId, capabilities: Iterable[str] = ()) -> None:
         own = sum(route.detokenizer == peer for route, _ in self._held.values())
-        self._detokenizers[peer.name] = _Node(peer, own)
+        self._detokenizers[peer.name] = _Node(peer, frozenset(capabilities), own)
         self.revision += 1
 
     def detokenizer_down(self, peer: PeerId) -> None:
@@ -161,9 +175,9 @@ class Routes:
                 node.taking = taking
                 self.revision += 1
 
-    def any_joined(self) -> bool:
-        """Whether any pair takes work."""
-        return bool(self._engines_taking())
+    def any_joined(self, needs: Needs = _NO_NEEDS) -> bool:
+        """Whether any pair takes work, of requests with these needs."""
+        return bool(self._engines_taking(needs))
 
     def generations(self) -> list[Generation]:
         """The generations of engines that take work; that of the engine started last comes first."""
@@ -204,19 +218,21 @@ class Routes:
         *,
         choices: int = 1,
         engine: PeerId | None = None,
+        needs: Needs = _NO_NEEDS,
     ) -> Route | None:
         """A joined pair of a generation that takes work, or None; the request counts as its load until ``release``.
 
-        ``engine``: stay on the engine that has the request, even if it takes nothing new.
+        ``engine``: stay on the engine that has the request, even if it takes nothing new. Both peers of the pair have
+        what the request ``needs``.
         """
         if engine is None:
-            chosen = self._choose_engine(generation, prefixes)
+            chosen = self._choose_engine(generation, prefixes, needs)
         else:
             node = self._engines.get(engine.name)
-            chosen = node if node is not None and node.peer == engine and any(self._joined(node)) else None
+            chosen = node if node is not None and node.peer == engine and any(self._joined(node, needs)) else None
         if chosen is None:
             return None
-        detokenizer = self._less_loaded(list(self._joined(chosen)))
+        detokenizer = self._less_loaded(list(self._joined(chosen, needs)))
         self.release(request_id)
         chosen.own += choices
         detokenizer.own += 1
@@ -236,8 +252,8 @@ class Routes:
         if (node := self._detokenizers.get(route.detokenizer.name)) is not None and node.peer == route.detokenizer:
             node.own -= 1
 
-    def _choose_engine(self, generation: Generation, prefixes: Prefixes) -> _Node | None:
-        nodes = {node.peer: node for node in self._engines_taking() if node.generation == generation}
+    def _choose_engine(self, generation: Generation, prefixes: Prefixes, needs: Needs) -> _Node | None:
+        nodes = {node.peer: node for node in self._engines_taking(needs) if node.generation == generation}
         if not nodes:
             return None
         match = self.prefixes.find(prefixes, nodes)
@@ -268,15 +284,22 @@ class Routes:
         """The less loaded of two random nodes."""
         return min(self._rng.sample(nodes, min(2, len(nodes))), key=_busy)
 
-    def _engines_taking(self) -> list[_Node]:
-        return [node for node in self._engines.values() if node.taking and any(self._joined(node))]
+    def _engines_taking(self, needs: Needs = _NO_NEEDS) -> list[_Node]:
+        return [
+            node
+            for node in self._engines.values()
+            if node.taking and needs.engine <= node.capabilities and any(self._joined(node, needs))
+        ]
 
-    def _joined(self, engine: _Node) -> Iterator[_Node]:
-        """The detokenizers joined with an engine that take work."""
+    def _joined(self, engine: _Node, needs: Needs = _NO_NEEDS) -> Iterator[_Node]:
+        """The detokenizers joined with an engine that take work, and have what a request needs of them."""
         return (
             node
             for node in self._detokenizers.values()
-            if node.taking and node.peer in engine.attached and _hears(node, engine)
+            if node.taking
+            and node.peer in engine.attached
+            and _hears(node, engine)
+            and needs.detokenizer <= node.capabilities
         )
 
 

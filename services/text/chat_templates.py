@@ -16,6 +16,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
+from services.text.parsing.formats import NONE, detect
 from services.text.special_tokens import read_special_tokens
 from services.text.template_sandbox import MAX_RENDERED_CHARS, TIME_LIMIT_S, BoundedEnvironment, charge_for
 from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
@@ -109,6 +110,8 @@ class ChatTemplates:
         self._compiled = {name: self._compile(source) for name, source in self._sources.items()}
         self._call_forms: dict[str, _CallForm] = {}
         """The call form of each template that has rendered tool calls, keyed by the template's name."""
+        self._formats: dict[str, tuple[str, str]] = {}
+        """The formats of each template's answers, keyed by the template's name."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplates:
@@ -170,6 +173,18 @@ class ChatTemplates:
         }
         rendered = self._render(name, variables, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
+
+    def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
+        """Names of the formats in which a template writes calls of tools, and reasoning; none without such a template.
+
+        The template is the one that ``render`` uses.
+        """
+        name = template_name or ("tool_use" if has_tools and "tool_use" in self._sources else "default")
+        if (source := self._sources.get(name)) is None:
+            return NONE, NONE
+        if name not in self._formats:
+            self._formats[name] = detect(source.text)
+        return self._formats[name]
 
     def _choose(self, name: str | None, has_tools: bool) -> str:
         if not self._sources:

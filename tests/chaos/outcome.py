@@ -7,7 +7,19 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ringline import Admitted, Delta, Event, Finished, FinishReason, PromptLogprobs, Resumed, Started, Usage
+from ringline import (
+    Admitted,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    Part,
+    PromptLogprobs,
+    Resumed,
+    Started,
+    ToolCallPiece,
+    Usage,
+)
 
 
 class Defect(StrEnum):
@@ -18,7 +30,7 @@ class Defect(StrEnum):
     DUPLICATED = "duplicated"
     """Tokens were delivered twice."""
     ALTERED = "altered"
-    """Tokens, text, log probabilities or ends differ."""
+    """Tokens, text, typed parts, log probabilities or ends differ."""
     WRONG_USAGE = "wrong usage"
     STUCK = "stuck"
     """It did not end in time."""
@@ -30,8 +42,22 @@ class Answer:
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
+    parts: str = ""
+    """The typed parts, written one after the other: how they were cut into pieces is not seen."""
     logprobs: list[object] = field(default_factory=list)
     end: tuple[FinishReason, int | str | None] | None = None
+    part_kind: str = ""
+    """What the last piece is of."""
+
+    def add_part(self, piece: Part) -> None:
+        """Write the next piece of the typed parts."""
+        text = piece.arguments if isinstance(piece, ToolCallPiece) else piece.text
+        kind = f"call {piece.index}" if isinstance(piece, ToolCallPiece) else type(piece).__name__
+        if kind != self.part_kind:
+            self.part_kind = kind
+            named = f" {piece.id} {piece.name}" if isinstance(piece, ToolCallPiece) else ""
+            self.parts += f"\n[{kind}{named}] "
+        self.parts += text
 
 
 @dataclass(frozen=True)
@@ -141,6 +167,8 @@ class Outcome:
         answer.ids += delta.token_ids
         answer.text += delta.text
         answer.logprobs += delta.logprobs or ()
+        for piece in delta.parts:
+            answer.add_part(piece)
 
 
 def find_defects(outcome: Outcome, right: Outcome, *, cancelled: bool) -> dict[Defect, str]:
@@ -177,16 +205,20 @@ def _compare(choice: int, answer: Answer, expected: Answer, partial: bool, found
     elif partial:
         if not expected.text.startswith(answer.text):
             found[Defect.ALTERED] = f"choice {choice} has other text"
+        elif not expected.parts.startswith(answer.parts):
+            found[Defect.ALTERED] = f"choice {choice} has other parts"
     elif count < len(expected.ids):
         found[Defect.LOST] = f"choice {choice} has {count} tokens instead of {len(expected.ids)}"
     elif len(answer.logprobs) != len(expected.logprobs):
         found[Defect.LOST] = f"choice {choice} lacks log probabilities"
     elif answer.text != expected.text:
         found[Defect.ALTERED] = f"choice {choice} has other text"
+    elif answer.parts != expected.parts:
+        found[Defect.ALTERED] = f"choice {choice} has other parts"
     elif answer.end != expected.end:
         found[Defect.ALTERED] = f"choice {choice} ended with {answer.end} instead of {expected.end}"
 
 
-def _without_cached(usage: Usage | None) -> tuple[int, int] | None:
+def _without_cached(usage: Usage | None) -> tuple[int, int, int] | None:
     """The number of cached tokens depends on where the request went first."""
-    return None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+    return None if usage is None else (usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens)

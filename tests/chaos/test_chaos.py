@@ -9,7 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import pytest
-from ringline import Delta, Finished, FinishReason, Started, Usage
+from ringline import Content, Delta, Finished, FinishReason, Started, Usage
 
 from tests.chaos.faults import Kind, schedule
 from tests.chaos.fleet import Fleet
@@ -59,12 +59,13 @@ RIGHT = answer([7, 8, 9], "abc")
         (lambda outcome: outcome.add(Delta(0, 2, "c", (9,), None)), Defect.DUPLICATED),
         (lambda outcome: operator.setitem(outcome.choices[0].ids, 1, 1), Defect.ALTERED),
         (lambda outcome: setattr(outcome.choices[0], "text", "abd"), Defect.ALTERED),
+        (lambda outcome: outcome.choices[0].add_part(Content("abc")), Defect.ALTERED),
         (lambda outcome: setattr(outcome.choices[0], "end", (FinishReason.STOP, 9)), Defect.ALTERED),
         (lambda outcome: outcome.prompt_logprobs.append(0.0), Defect.ALTERED),
         (lambda outcome: setattr(outcome, "usage", Usage(3, 0, 4)), Defect.WRONG_USAGE),
         (lambda outcome: setattr(outcome, "stuck", True), Defect.STUCK),
     ],
-    ids=["fails", "short", "gap", "repeat", "token", "text", "end", "prompt scores", "usage", "no end"],
+    ids=["fails", "short", "gap", "repeat", "token", "text", "parts", "end", "prompt scores", "usage", "no end"],
 )
 def test_the_checker_finds(harm: Callable[[Outcome], object], defect: Defect) -> None:
     outcome = deepcopy(RIGHT)

@@ -13,6 +13,30 @@ TOPICS = ("a small dog", "the king of the hill", "two sisters", "an old boat", "
 SHARED = "Once upon a time there was a little girl who lived in a house near the woods with her mother. " * 4
 STOP_TOKENS = [" the", " and", ".", "<|im_end|>"]
 """Tokens whose text is a stop string as well."""
+HERO = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "friends": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 1, "maxItems": 4},
+        "kind": {"enum": ["dog", "cat", "king", "boat"]},
+    },
+    "required": ["name", "age", "friends", "kind"],
+    "additionalProperties": False,
+}
+SENTENCES = """start: sentence+
+sentence: ("The" | "A") " " ("fox" | "dog" | "girl") " " ("ran" | "slept" | "sang") /( very){0,6}/ ".\\n"
+"""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+    for name in ("get_weather", "get_time")
+]
 
 
 @dataclass(frozen=True)
@@ -57,4 +81,22 @@ def pool(seed: int, per_kind: int = 4) -> list[RequestSpec]:
         specs.append(RequestSpec(f"chat-{index}", None, messages, {**seeded, "max_tokens": 120}))
         shown = {"skip_special_tokens": False, "stop": STOP_TOKENS[-1:]}
         specs.append(RequestSpec(f"shown-{index}", None, messages, {**seeded, **shown, "max_tokens": 120}))
+        specs += _constrained(index, text, topic, seeded)
+    return specs
+
+
+def _constrained(index: int, text: str, topic: str, seeded: dict[str, Any]) -> list[RequestSpec]:
+    """Requests whose answers have a form, and calls of tools: a third of the pool."""
+    kinds: dict[str, dict[str, Any]] = {
+        "schema": {"temperature": 0.0, "json_schema": HERO, "logprobs": 2, "max_tokens": 150},
+        "schemas": {**seeded, "json_schema": HERO, "any_whitespace": True, "n": 2, "max_tokens": 120},
+        "regex": {**seeded, "regex": r"([A-Z][a-z]{2,8} ){20,40}end\.", "frequency_penalty": 0.5},
+        "grammar": {**seeded, "grammar": SENTENCES, "stop": ["fox sang"], "min_tokens": 20, "max_tokens": 200},
+    }
+    specs = [RequestSpec(f"{kind}-{index}", text, options=options) for kind, options in kinds.items()]
+    question = ({"role": "user", "content": f"What is the weather in Paris, for {topic}?"},)
+    tools = {**seeded, "tools": TOOLS, "max_tokens": 100}
+    specs.append(RequestSpec(f"required-{index}", None, question, {**tools, "tool_choice": "required"}))
+    question = ({"role": "user", "content": "What time is it in Rome?"},)
+    specs.append(RequestSpec(f"auto-{index}", None, question, {**tools, "n": 2}))
     return specs

@@ -27,11 +27,18 @@ def blocking(address: str) -> dict:
     """The library over Generate: an answer, a refusal with its details. Nobody is at the other address."""
     with ringline.Client(f"127.0.0.1:1,{address}") as client:
         answer = client.generate(PROMPT, **GREEDY)
+        chosen = client.generate(PROMPT, json_schema={"enum": [{"a": 1}]}, parse=True, timeout=60.0)
         try:
             client.generate(PROMPT, temperature=-1.0)
         except ringline.InvalidRequest as error:
             refusal = str(error)
-        return {"models": len(client.models()), "generate": shown(answer), "refusal": refusal}
+        return {
+            "models": len(client.models()),
+            "generate": shown(answer),
+            "refusal": refusal,
+            "parsed": chosen.parsed,
+            "content": chosen.content,
+        }
 
 
 async def multiplexed(address: str) -> list[dict]:

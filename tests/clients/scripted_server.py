@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceServicer, add_InferenceServiceServicer_to_server
-from ringline.types.v1 import link_pb2, output_pb2
+from ringline.types.v1 import link_pb2, output_pb2, part_pb2
 
 from tests.ports import HeldPort
 
@@ -43,9 +43,24 @@ def admitted(n: int = 1, prompt_tokens: int = 3, **fields: object) -> pb.Generat
     return pb.GenerateResponse(admitted=message)
 
 
-def delta(position: int, token_ids: Sequence[int], text: str, choice: int = 0, logprobs=None) -> pb.GenerateResponse:
-    message = pb.Delta(choice=choice, first_position=position, text=text, token_ids=token_ids, logprobs=logprobs)
+def delta(
+    position: int,
+    token_ids: Sequence[int],
+    text: str,
+    choice: int = 0,
+    logprobs: output_pb2.Logprobs | None = None,
+    parts: Sequence[part_pb2.Part] = (),
+) -> pb.GenerateResponse:
+    message = pb.Delta(
+        choice=choice, first_position=position, text=text, token_ids=token_ids, logprobs=logprobs, parts=parts
+    )
     return pb.GenerateResponse(delta=message)
+
+
+def call(arguments: str, name: str = "", index: int = 0) -> part_pb2.Part:
+    """A piece of a tool call; the first one has a name."""
+    piece = part_pb2.ToolCallPiece(index=index, id=name and f"id-{name}", name=name, arguments_json=arguments)
+    return part_pb2.Part(tool_call=piece)
 
 
 def ended(
@@ -53,13 +68,17 @@ def ended(
     choice: int = 0,
     completion: int | None = None,
     error: status_pb2.Status | None = None,
-    **stop: object,
+    reasoning: int = 0,
+    **fields: object,
 ) -> list[pb.GenerateResponse]:
-    """The end of a choice; and of the request if ``completion`` is given: 3 prompt tokens, 1 of them cached."""
-    message = pb.ChoiceFinished(choice=choice, finish_reason=reason, error=error, **stop)
+    """The end of a choice; and of the request if ``completion`` is given: 3 prompt tokens, 1 of them cached.
+
+    The usage counts the ``reasoning`` tokens of this choice alone. ``fields``: what stopped it, and its last parts.
+    """
+    message = pb.ChoiceFinished(choice=choice, finish_reason=reason, error=error, reasoning_tokens=reasoning, **fields)
     responses = [pb.GenerateResponse(choice_finished=message)]
     if completion is not None:
-        usage = pb.Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=completion)
+        usage = pb.Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=completion, reasoning_tokens=reasoning)
         responses.append(pb.GenerateResponse(request_finished=pb.RequestFinished(usage=usage)))
     return responses
 

@@ -14,6 +14,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
 from ringline.retry import Deadline, RetryPolicy
+from ringline.types.v1.constraint_pb2 import Constraint
 
 from tests.clients.either_client import CLIENTS, answer, connected
 
@@ -23,15 +24,12 @@ def build(options, prompt="Hi", messages=None, token_ids=None):
 
 
 def test_the_options_are_the_fields_of_the_contract():
-    fields = {
-        field.name
-        for message in (pb.GenerateRequest, SamplingParams, pb.StoppingParams, pb.OutputParams, pb.Chat)
-        for field in message.DESCRIPTOR.fields
-    }
-    structure = {"text", "token_ids", "chat", "messages", "sampling", "stopping", "output"}
+    messages = (pb.GenerateRequest, Constraint, SamplingParams, pb.StoppingParams, pb.OutputParams, pb.Chat)
+    fields = {field.name for message in messages for field in message.DESCRIPTOR.fields}
+    structure = {"text", "token_ids", "chat", "messages", "sampling", "stopping", "output", "constraint"}
     renamed = {"timeout_ms": "timeout", "tools_json": "tools", "template_args_json": "template_args"}
     expected = {renamed.get(field, field) for field in fields - structure}
-    assert set(get_type_hints(ringline.Options)) == expected - {"resume"}
+    assert set(get_type_hints(ringline.Options)) == expected - {"resume"} | {"parallel_tool_calls"}
 
 
 VALUES = {
@@ -183,7 +181,7 @@ def test_a_conversation_with_tools():
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
         {"role": "assistant", "tool_calls": [{"id": "c2", "name": "add", "arguments": {"a": 2}}]},
     ]
-    tools = [{"type": "function", "function": {"name": "add"}}]
+    tools = [{"type": "retrieval"}]
     options = {"tools": tools, "template_args": {"thinking": False}, "continue_final_message": True}
     chat = build(options, prompt=None, messages=messages).chat
     assert [message.role for message in chat.messages] == ["user", "assistant", "tool", "assistant"]
@@ -198,8 +196,10 @@ def test_a_conversation_with_tools():
 
 
 def test_a_misspelt_option_is_answered_with_the_name_that_is_like_it():
-    with pytest.raises(TypeError, match=r"^option 'response_format' is not supported: answers cannot be held to a gr"):
+    with pytest.raises(TypeError, match=r"^option 'response_format' is not supported: the form of an answer is json_s"):
         build_request("Hi", None, None, {"response_format": {"type": "json_object"}})
+    with pytest.raises(TypeError, match=r"'enable_thinking' is not .*: template_args=\{'enable_thinking': …\}$"):
+        build_request("Hi", None, None, {"enable_thinking": False})
     with pytest.raises(TypeError, match=r"^unknown option 'xyzzy'$"):
         build_request("Hi", None, None, {"xyzzy": 1})
     with pytest.raises(TypeError, match=r"^unknown option 'max_token'; did you mean 'max_tokens'\?$"):

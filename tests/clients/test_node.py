@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 import ringline
+from ringline.types.v1.constraint_pb2 import Constraint
 
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Abort, Served, admitted, delta, ended, play, started
@@ -57,9 +58,11 @@ def test_node_client(ring, programs: Path) -> None:
 
 
 async def test_a_program_of_bare_stubs_keeps_to_its_model(server: Served, programs: Path) -> None:
-    """The one that its prompt was tokenized for, and once tokens came, the one that computed them."""
+    """The one that its prompt was tokenized for, and once tokens came, the one that computed them; and to its form."""
     lost = Abort(grpc.StatusCode.UNAVAILABLE)
-    first = admitted(prompt_token_ids=[1, 2, 3], model_digest="tokenized for")
+    form = Constraint(regex="ab", after_reasoning=False)
+    first = admitted(prompt_token_ids=[1, 2, 3], model_digest="tokenized for", constraint=form)
+    first.admitted.output.parse.reasoning = "think"
     server.service.scripts = [
         play(first, lost),
         play(first, started(), delta(0, [10], "a"), lost),
@@ -72,6 +75,9 @@ async def test_a_program_of_bare_stubs_keeps_to_its_model(server: Served, progra
     assert json.loads(shown.splitlines()[-1])["choices"] == [{"tokenIds": [10, 11], "text": "ab", "ended": True}]
     resumes = [(asked.resume.model_digest, asked.resume.numerics) for asked in server.service.requests]
     assert resumes == [("", ""), ("tokenized for", ""), ("model", "numerics")]
+    for asked in server.service.requests[1:]:
+        assert (asked.constraint, asked.output.parse) == (form, first.admitted.output.parse)
+        assert list(asked.requires) == ["constraint", "parse"]
 
 
 async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: Processors, programs: Path) -> None:

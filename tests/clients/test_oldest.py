@@ -25,6 +25,7 @@ def test_client_with_the_oldest_packages(ring) -> None:
     assert result["session"] == [answer] * 3
     assert result["bare"]["token_ids"] == answer["token_ids"]
     assert "temperature" in result["refusal"]
+    assert (result["parsed"], result["content"]) == ({"a": 1}, '{"a": 1}')
 
 
 def floors(packages: dict[str, str]) -> dict[str, str]:

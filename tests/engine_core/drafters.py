@@ -1,8 +1,12 @@
-"""Drafters that know what will be sampled, and propose it, or something else."""
+"""Drafts that are known to be right or wrong, put into the results of steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from engine_core.executor.base import Executor, PendingResult
+from engine_core.step import StepPlan, StepResult
 
 WAYS = ("right", "wrong", "half", "none")
 
@@ -15,19 +19,58 @@ class ScriptedDrafter:
         self._texts = texts
         self._vocab_size = vocab_size
         self._way = way
-        self.proposed = 0
-        """Drafts."""
         self._calls = 0
 
-    def propose(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+    def propose(self, token_ids: Sequence[int]) -> list[int]:
+        """Up to five tokens that may follow ``token_ids``, prompt and output."""
         self._calls += 1
         known = list(token_ids)
-        count = min(max_tokens, 1 + self._calls % 5)
+        count = 1 + self._calls % 5
         following = next((text[len(known) :] for text in self._texts() if text[: len(known)] == known), [])
         following = [*following, *(at % self._vocab_size for at in range(count))][:count]
         way = WAYS[self._calls % len(WAYS)] if self._way == "mixed" else self._way
         wrong = {"right": count, "wrong": 0, "half": count // 2, "none": count}[way]
         if way == "none":
             return []
-        self.proposed += count
         return [token if at < wrong else (token + 1) % self._vocab_size for at, token in enumerate(following)]
+
+
+class DraftingExecutor:
+    """Stands for a started executor, and adds drafts to what it returns, after every token sampled."""
+
+    def __init__(self, executor: Executor, drafter: ScriptedDrafter) -> None:
+        self._executor = executor
+        self._drafter = drafter
+        self._token_ids: dict[int, list[int]] = {}
+        """Prompt and output of each sequence since it was introduced last, by seq_id."""
+        self.planned = 0
+        """Drafts in plans."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._executor, name)
+
+    def submit(self, plan: StepPlan) -> PendingResult:
+        self.planned += sum(map(len, plan.draft_token_ids.values()))
+        for seq_id in plan.released:
+            del self._token_ids[seq_id]
+        for new in plan.new:
+            self._token_ids[new.seq_id] = list(new.token_ids)
+        known = [self._token_ids[seq_id] for seq_id in plan.seq_ids]
+        return _Drafted(self._executor.submit(plan), self._drafter, plan, known)
+
+
+@dataclass
+class _Drafted:
+    pending: PendingResult
+    drafter: ScriptedDrafter
+    plan: StepPlan
+    known: list[list[int]]
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        drafts = {}
+        for seq_id, known, token_ids in zip(self.plan.seq_ids, self.known, result.token_ids, strict=True):
+            known += token_ids
+            if token_ids and seq_id not in result.failed and (proposed := self.drafter.propose(known)):
+                drafts[seq_id] = proposed
+        return replace(result, draft_token_ids=drafts)

@@ -11,22 +11,27 @@ from engine_core.engine import EngineCore
 from engine_core.llm import configure
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import Request, SamplingParams
-from engine_core.scheduling import Drafter
 from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
+
+from .drafters import DraftingExecutor, ScriptedDrafter
 
 BLOCK_BYTES = 2 * 3 * 2 * 16 * 16 * 4
 """Of the tiny models' cache in float32: keys and values, 3 layers, 2 heads, 16 tokens, head size 16."""
 
 
 @contextmanager
-def started(model: Path, drafter: Drafter | None = None, **options: object) -> Iterator[StartedEngine]:
-    """An engine that is closed at the end; its cache is of 8 MiB unless ``options`` say otherwise."""
+def started(model: Path, drafter: ScriptedDrafter | None = None, **options: object) -> Iterator[StartedEngine]:
+    """An engine that is closed at the end; its cache is of 8 MiB unless ``options`` say otherwise.
+
+    With a ``drafter`` its executor is a ``DraftingExecutor``.
+    """
     options = {"dtype": "float32", "kv_cache_memory_bytes": 8 << 20, **options}
     config = configure(model=str(model), **options)
     engine = start_engine(config, StartupProgress())
     if drafter is not None:
-        engine = replace(engine, core=EngineCore(config, engine.executor, drafter=drafter))
+        executor = DraftingExecutor(engine.executor, drafter)
+        engine = replace(engine, core=EngineCore(config, executor), executor=executor)
     try:
         yield engine
     finally:

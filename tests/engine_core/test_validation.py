@@ -142,7 +142,7 @@ ODD = (
 def test_odd_values_are_taken_or_refused_by_the_name_of_their_field(field):
     """As ``LLM`` takes them."""
     for value in ODD:
-        request = replace(GOOD, params=read_params(given(field, value).params, "").for_engine)
+        request = replace(GOOD, params=read_params(given(field, value).params, "").for_engine())
         if (error := refused(request)) is not None:
             beside = {"max_tokens": "min_tokens", "stop_token_ids": "min_tokens"}
             assert error.field in (field, beside.get(field))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import output_pb2
+from ringline.types.v1 import output_pb2, part_pb2
 
 from services.common.rpc.shared_messages import read_logprobs
 from tests.services.ring.token_logprobs import TokenLogprob, unpacked
@@ -22,6 +22,8 @@ class Transcript:
     admitted: inference_pb2.Admitted | None = None
     ids: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
+    parts: dict[int, list[tuple[str, int, str, str, str]]] = field(default_factory=dict)
+    """Typed parts by choice, as (kind, number of the call, its id, its name, text); what continues is joined."""
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
     deltas: dict[int, list[inference_pb2.Delta]] = field(default_factory=dict)
     prompt_logprobs: output_pb2.Logprobs | None = None
@@ -68,6 +70,7 @@ class Transcript:
         assert delta.first_position == len(ids), "a gap or a repeat"
         ids += delta.token_ids
         self.texts[delta.choice] = self.texts.get(delta.choice, "") + delta.text
+        self.add_parts(delta.choice, delta.parts)
         self.logprobs.setdefault(delta.choice, []).extend(unpacked(read_logprobs(delta.logprobs)))
         self.deltas.setdefault(delta.choice, []).append(delta)
 
@@ -75,6 +78,19 @@ class Transcript:
         assert self.admitted is not None
         assert end.choice not in self.ends, "a second end of a choice"
         self.ends[end.choice] = end
+        self.add_parts(end.choice, end.parts)
+
+    def add_parts(self, choice: int, parts: Iterable[part_pb2.Part]) -> None:
+        """Parts that came in this order."""
+        joined = self.parts.setdefault(choice, [])
+        for part in parts:
+            kind = part.WhichOneof("kind") or ""
+            call = part.tool_call
+            texts = (call.id, call.name, part.content + part.reasoning + call.arguments_json)
+            if joined and joined[-1][:2] == (kind, call.index):
+                before = joined.pop()[2:]
+                texts = (before[0] + texts[0], before[1] + texts[1], before[2] + texts[2])
+            joined.append((kind, call.index, *texts))
 
     @property
     def usage(self) -> inference_pb2.Usage:

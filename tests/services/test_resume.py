@@ -6,13 +6,14 @@ had lost its processor there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import output_pb2
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
 
 from services.common.rpc.shared_messages import read_logprobs
 from services.text.tokenizer import Tokenizer
@@ -42,6 +43,16 @@ BROKEN_CHARACTERS = {"allowed_token_ids": BYTES, "temperature": 100.0, "max_toke
 ENDS_IN_A_STOP_STRING = {"stop_token_ids": BIG, "stop": [TOKENIZER.decode(BIG), "x big"]}
 """A stop token and a stop string are one and the same; before it are parts of others."""
 
+CALL = constraint_pb2.Constraint()
+"""A call of a tool, as Hermes writes it, and whatever the model says after it."""
+CALL.structural_tags.required = True
+CALL.structural_tags.tags.add(
+    begin='<tool_call>{"name": "add", "arguments": ',
+    json_schema='{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}',
+    end="}</tool_call>",
+)
+THOUGHT = constraint_pb2.Constraint(regex="I [a-z ]{0,9}(é|€)</think>[a-z ]{4,20}é", after_reasoning=False)
+
 CASES = {
     "greedy": asked(temperature=0.0),
     "sampled": asked(),
@@ -62,6 +73,9 @@ CASES = {
     "a stop string that comes late": asked(stop=["a", "e"], min_tokens=12),
     "stop strings that only begin": asked(stop=[first + "\u0001" for first in "abcdefghijklmnopqrstuvwxyz ,."]),
     "one token": asked(max_tokens=1),
+    "a constraint": asked(constraint=constraint_pb2.Constraint(regex="(é|€|[a-f ]){5,20}"), n=2),
+    "a call of a tool": asked(constraint=CALL, parse=part_pb2.ParseParams(tool_names=["add"]), max_tokens=60, n=2),
+    "reasoning": asked(constraint=THOUGHT, parse=part_pb2.ParseParams(reasoning="think", begins_in_reasoning=True)),
     "special tokens in the text": asked(skip_special_tokens=False),
     "log probabilities of the prompt": asked(prompt_logprobs=1),
     "characters of several tokens": asked(**BROKEN_CHARACTERS),
@@ -98,6 +112,7 @@ def until(whole: Transcript, cut: Cut) -> Transcript:
         for delta in whole.deltas.get(choice, ())[:count]:
             had.ids.setdefault(choice, []).extend(delta.token_ids)
             had.texts[choice] = had.texts.get(choice, "") + delta.text
+            had.add_parts(choice, delta.parts)
             had.logprobs.setdefault(choice, []).extend(unpacked(read_logprobs(delta.logprobs)))
     return had
 
@@ -109,6 +124,8 @@ def rest_of(name: str, whole: Transcript, had: Transcript, cut: Cut) -> Generate
         request_id=name, sampling=taken.sampling, stopping=taken.stopping, output=taken.output, model=taken.model
     )
     rest.token_ids.ids.extend(taken.prompt_token_ids)
+    if taken.HasField("constraint"):
+        rest.constraint.CopyFrom(taken.constraint)
     for choice in set(whole.ends) - cut.ended:
         rest.resume.choices.add(choice=choice, token_ids=had.ids.get(choice, ()))
     if had.started:
@@ -133,6 +150,8 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
             assert rest.ids.get(choice) == whole.ids.get(choice), name
             assert rest.texts.get(choice) == whole.texts.get(choice), name
             assert rest.logprobs.get(choice) == whole.logprobs.get(choice), name
+            assert rest.parts.get(choice) == whole.parts.get(choice), name
+            assert rest.ends[choice].reasoning_tokens == end.reasoning_tokens, name
             assert rest.ends[choice].finish_reason == end.finish_reason, name
             assert rest.ends[choice].WhichOneof("stop") == end.WhichOneof("stop"), name
             assert (rest.ends[choice].stop_string, rest.ends[choice].stop_token_id) == (
@@ -141,6 +160,8 @@ async def test_it_goes_on_as_if_it_had_not_been_cut(front, request_: GenerateReq
             ), name
         assert rest.admitted.sampling == whole.admitted.sampling, name
         assert rest.admitted.stopping == whole.admitted.stopping, name
+        assert rest.admitted.output == whole.admitted.output, name
+        assert rest.admitted.constraint == whole.admitted.constraint, name
         if rest.deltas:  # with nothing left to compute, nothing is said of the prompt either
             assert rest.prompt_logprobs == whole.prompt_logprobs, name
         assert rest.usage.prompt_tokens == whole.usage.prompt_tokens, name
@@ -173,3 +194,9 @@ async def test_the_cases_show_what_they_are_for(front) -> None:
         "an end that is a stop string",
     ):
         assert transcripts[name].ends[0].HasField("stop_token_id"), name
+    kind, _, call_id, call_name, arguments = transcripts["a call of a tool"].parts[0][0]
+    assert (kind, call_name) == ("tool_call", "add")
+    assert call_id.startswith("call_")
+    assert json.loads(arguments)["a"]
+    assert [part[0] for part in transcripts["reasoning"].parts[0]] == ["reasoning", "content"]
+    assert transcripts["reasoning"].usage.reasoning_tokens > 5

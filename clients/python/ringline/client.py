@@ -9,6 +9,7 @@ from typing import NamedTuple, Self, TypeVar, Unpack
 
 import grpc
 
+from ringline.constraints import json_reader
 from ringline.errors import from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -119,9 +120,8 @@ class Client:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        return Stream(
-            self._pool, self._generate, RetryingRequest(request, RetryState(self._policy, deadline), deadline)
-        )
+        retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline, json_reader(options))
+        return Stream(self._pool, self._generate, retrying)
 
     def tokenize(
         self,

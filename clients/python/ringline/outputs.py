@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from ringline.options import Options
+from ringline.options import Message, Options
+from ringline.parts import ParseError, ToolCall
 
 
 class FinishReason(enum.StrEnum):
@@ -40,6 +44,8 @@ class Usage:
     """Prompt tokens found in the prefix cache."""
     completion_tokens: int
     """Sum over all choices."""
+    reasoning_tokens: int = 0
+    """Of these, reasoning and its markers; counted if the request asked for the answer's parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Admitted:
     """The id in the logs and traces of the server that admitted it first; a server that resumes it uses another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Choice:
     """One choice, whole or as far as it was delivered."""
 
@@ -68,6 +74,45 @@ class Choice:
     stop: int | str | None
     """The stop token's id or the stop string that ended it, if one did."""
     logprobs: tuple[TokenLogprob, ...] | None
+    content: str
+    """The answer without reasoning and calls; all of the text if the request did not ask for the answer's parts."""
+    reasoning: str | None = None
+    """None: the answer has none, or the request did not ask for the parts."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    read_json: Callable[[str], Any] | None = field(default=None, repr=False, compare=False)
+    """What makes an object of the content; None if the request gave no ``json_schema`` or ``json_object``."""
+
+    @cached_property
+    def parsed(self) -> Any:
+        """The content as an object, where ``json_schema`` or ``json_object`` asked for JSON; else None.
+
+        An instance of the model class, if the schema was one. None also where the answer is only calls of tools. Raises
+        ParseError for an answer that is not whole, such as one that ``max_tokens`` ended, and for one that the model
+        class refuses.
+        """
+        if self.read_json is None or (self.tool_calls and not self.content):
+            return None
+        try:
+            return self.read_json(self.content)
+        except (ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
+            where = f"choice {self.index}"
+            if self.finish_reason is FinishReason.STOP:
+                raise ParseError(f"{where} cannot be read: {error}") from error
+            ended = self.finish_reason or "its stream was lost"
+            cut = f"was cut off after {len(self.token_ids)} tokens ({ended}), so its JSON is not whole"
+            raise ParseError(f"{where} {cut}; content has what there is") from None
+
+    def message(self) -> Message:
+        """The choice as the assistant's message of a conversation that goes on."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
 
 
 @dataclass(frozen=True, slots=True)

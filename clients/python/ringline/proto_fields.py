@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from functools import partial
@@ -99,3 +100,13 @@ def shown(number: float) -> str:
         return repr(number)
     digits = int(number.bit_length() * math.log10(2))
     return str(number) if digits < _MAX_DIGITS else f"{'-' if number < 0 else ''}1e{digits}"
+
+
+def json_text(value: object, option: str) -> str:
+    """``value`` as JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"{option}: not JSON ({error}): expected values that JSON can hold") from None
+    except (ValueError, RecursionError) as error:
+        raise invalid(option, f"not JSON ({error}): expected values that JSON can hold") from None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from ringline import constraints, tools
 from ringline.errors import invalid
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.options import Message, ToolCall
-from ringline.proto_fields import assign, expect
+from ringline.options import Message, MessageToolCall
+from ringline.proto_fields import assign, expect, json_text
+from ringline.types.v1 import part_pb2
 
 _REQUEST = frozenset(
     {
@@ -24,20 +25,33 @@ _REQUEST = frozenset(
         "truncate_prompt_tokens",
     }
 )
-_CHAT = frozenset({"tools", "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
-_MESSAGE = ("role", "content", "tool_calls", "tool_call_id", "name")
+_CHAT = frozenset({*tools.OPTIONS, "template_args", "add_generation_prompt", "continue_final_message", "template_name"})
+_MESSAGE = ("role", "content", "reasoning", "tool_calls", "tool_call_id", "name")
 _NESTED = {
     field.name: name
     for name, params in (("sampling", pb.SamplingParams), ("stopping", pb.StoppingParams), ("output", pb.OutputParams))
     for field in params.DESCRIPTOR.fields
+    if field.name != "parse"
 }
 """For each option, the submessage of the request that holds it."""
 
-_NO_GRAMMAR = "answers cannot be held to a grammar or a JSON schema yet"
-_GUIDED = ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs")
 _OF_OTHER_APIS = {
-    **dict.fromkeys(_GUIDED, _NO_GRAMMAR),
-    **dict.fromkeys(("parallel_tool_calls", "tool_choice"), "the model decides; its text has the calls that it writes"),
+    "guided_json": "it is called json_schema here",
+    "guided_regex": "it is called regex here",
+    "guided_choice": "it is called choice here",
+    "guided_grammar": "it is called grammar here",
+    **dict.fromkeys(("structural_tag", "guided_structural_tag"), "it is called structural_tags here"),
+    "guided_whitespace_pattern": "any_whitespace leaves the white space of JSON to the model",
+    **dict.fromkeys(
+        ("response_format", "structured_outputs", "guided_decoding"),
+        "the form of an answer is json_schema, json_object, regex, choice, grammar or structural_tags",
+    ),
+    "functions": "they are called tools here",
+    "function_call": "it is called tool_choice here",
+    **dict.fromkeys(("include_reasoning", "separate_reasoning"), "parse=True divides reasoning from content"),
+    **dict.fromkeys(
+        ("enable_thinking", "reasoning_effort"), "give it to the model's template: template_args={{'{0}': …}}"
+    ),
     **dict.fromkeys(("best_of", "use_beam_search"), "n gives several choices"),
     "chat_template_kwargs": "it is called template_args here",
     "lora_request": "there are no adapters; merge them into the model's weights",
@@ -70,6 +84,13 @@ def build_request(
     given = {name: value for name, value in options.items() if value is not None}
     if messages is not None:
         build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
+    if request.chat.tools and given.pop("tool_calls", None) is not None:  # of options that a server resolved
+        given.pop("after_reasoning", None)
+    constraints.set_constraint(
+        request.constraint, {name: given.pop(name) for name in constraints.OPTIONS & given.keys()}
+    )
+    if "parse" in given:
+        _set_parse(request, given.pop("parse"))
     for name, value in given.items():
         if name in _REQUEST:
             assign(request, name, value)
@@ -79,14 +100,41 @@ def build_request(
             raise TypeError(f"option {name!r} is for messages only: give messages, or leave it out")
         else:
             raise _unknown(name)
+    request.requires.extend(name for name in _needed(request) if name not in request.requires)
     return request
+
+
+def _needed(request: pb.GenerateRequest) -> list[str]:
+    """Capabilities without which a server would ignore what ``request`` asks for."""
+    parses = request.output.HasField("parse") or request.chat.tools
+    asked = {"constraint": request.HasField("constraint"), "parse": parses, "tools": request.chat.tools}
+    return [name for name, needed in asked.items() if needed]
+
+
+def _set_parse(request: pb.GenerateRequest, value: object) -> None:
+    if value is False and not request.chat.tools:
+        return  # there is nothing to turn off
+    target = request.output.parse
+    target.SetInParent()
+    if isinstance(value, bool):
+        if not value:
+            target.tool_calls = target.reasoning = "none"
+        return
+    keys = part_pb2.ParseParams.DESCRIPTOR.fields_by_name
+    expect(Mapping, "True, or a dict such as {'reasoning': 'think'}", value, "parse")
+    for key, one in dict(value).items():  # type: ignore[call-overload]
+        if key not in keys:
+            raise TypeError(f"parse: unknown key {key!r}: expected {', '.join(keys)}")
+        if one is not None:
+            assign(target, key, one, option=f"parse.{key}")
 
 
 def _unknown(name: str) -> TypeError:
     """The error of an option that there is not: of another API, or misspelt."""
     if (instead := _OF_OTHER_APIS.get(name)) is not None:
-        return TypeError(f"option {name!r} is not supported: {instead}")
-    near = get_close_matches(name, _REQUEST | _NESTED.keys() | _CHAT, 1, cutoff=0.8)
+        return TypeError(f"option {name!r} is not supported: {instead.format(name)}")
+    known = _REQUEST | _NESTED.keys() | _CHAT | constraints.OPTIONS | {"parse"}
+    near = get_close_matches(name, known, 1, cutoff=0.8)
     return TypeError(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
@@ -130,10 +178,11 @@ def build_chat(chat: pb.Chat, messages: Sequence[Message], options: Mapping[str,
         raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")
     for number, message in enumerate(messages):
         _add_message(chat.messages.add(), message, f"messages[{number}]")
+    tools.set_tools(chat, options)
     for name, value in options.items():
-        if name in ("tools", "template_args"):
-            assign(chat, f"{name}_json", _json(value, name), option=name)
-        else:
+        if name == "template_args":
+            assign(chat, "template_args_json", json_text(value, name), option=name)
+        elif name not in tools.OPTIONS:
             assign(chat, name, value)
 
 
@@ -177,21 +226,12 @@ def _join_parts(target: pb.ChatMessage, parts: Sequence[object], path: str) -> N
     target.content = "\n".join(texts)
 
 
-def _add_tool_call(target: pb.ToolCall, call: ToolCall, path: str) -> None:
+def _add_tool_call(target: pb.ToolCall, call: MessageToolCall, path: str) -> None:
     expect(Mapping, "a dict such as {'id': 'c1', 'name': 'add', 'arguments': {'a': 1}}", call, path)
     function = call.get("function", call)
     expect(Mapping, "a dict such as {'name': 'add', 'arguments': {'a': 1}}", function, f"{path}.function")
     arguments = function.get("arguments", "{}")
-    text = arguments if isinstance(arguments, str) else _json(arguments, f"{path}.arguments")
+    text = arguments if isinstance(arguments, str) else json_text(arguments, f"{path}.arguments")
     assign(target, "id", call.get("id", ""), option=f"{path}.id")
     assign(target, "name", function.get("name", ""), option=f"{path}.name")
     assign(target, "arguments_json", text, option=f"{path}.arguments")
-
-
-def _json(value: object, option: str) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except TypeError as error:
-        raise TypeError(f"{option}: not JSON ({error}): expected values that JSON can hold") from None
-    except (ValueError, RecursionError) as error:
-        raise invalid(option, f"not JSON ({error}): expected values that JSON can hold") from None

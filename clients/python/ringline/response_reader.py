@@ -5,8 +5,9 @@ One reader serves all attempts at a request: after a resume, what was delivered 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -24,6 +25,7 @@ from ringline.errors import (
 )
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted, Choice, Partial, TokenLogprob, Usage
+from ringline.parts import Content, Part, Reasoning, ToolCall, ToolCallPiece
 from ringline.results import (
     Delta,
     Event,
@@ -37,9 +39,10 @@ from ringline.results import (
     failure_of,
     finish_reason_of,
     logprobs_from,
+    part_from,
     usage_from,
 )
-from ringline.types.v1 import output_pb2, sampling_pb2
+from ringline.types.v1 import output_pb2, part_pb2, sampling_pb2
 
 _FINAL = (Cancelled, DeadlineExceeded, InvalidRequest, PermissionDenied, ProtocolError)
 """Errors that end a request for good. Any other end of a stream means a lost connection or server."""
@@ -52,7 +55,28 @@ class _ChoiceLog:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
+    contents: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    calls: list[list[ToolCallPiece]] = field(default_factory=list)
     finished: Finished | None = None
+
+    def add(self, part: Part) -> bool:
+        """Keep a piece; returns whether it continues a call that is known, or begins the next one."""
+        if isinstance(part, Content):
+            self.contents.append(part.text)
+        elif isinstance(part, Reasoning):
+            self.reasonings.append(part.text)
+        elif part.index < len(self.calls):
+            self.calls[part.index].append(part)
+        elif part.index == len(self.calls) and part.name:
+            self.calls.append([part])
+        else:
+            return False
+        return True
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(ToolCall(c[0].id, c[0].name, "".join(piece.arguments for piece in c)) for c in self.calls)
 
 
 @dataclass(slots=True)
@@ -77,8 +101,11 @@ class ResponseReader:
     Each later attempt brings the same, for the choices that had not ended. Unknown events are skipped.
     """
 
-    def __init__(self, *, hides_prompt: bool = False) -> None:
-        """``hides_prompt``: the caller did not ask for the prompt's ids, so leave them out of ``admitted``."""
+    def __init__(self, *, hides_prompt: bool = False, read_json: Callable[[str], Any] | None = None) -> None:
+        """``hides_prompt``: the caller did not ask for the prompt's ids, so leave them out of ``admitted``.
+
+        ``read_json`` makes an object of a choice's content, which is JSON; None where it is not.
+        """
         self.admitted: Admitted | None = None
         self.admitted_message: pb.Admitted | None = None
         """The first server's message, from which ``admitted`` was made."""
@@ -89,6 +116,7 @@ class ResponseReader:
         self.cut: RingError | None = None
         """The error that ended the last attempt that was admitted."""
         self._hides_prompt = hides_prompt
+        self._read_json = read_json
         self._logs: list[_ChoiceLog] = []
         self._usage: Usage | None = None
         self._cached_tokens = 0
@@ -123,17 +151,52 @@ class ResponseReader:
         self._progress = _AttemptProgress(choices=set(choices), unfinished=set(choices))
         self._usage = None
 
-    def read(self, response: pb.GenerateResponse) -> Event | None:
-        """The event of a response; None if it has none for the caller.
+    def read(self, response: pb.GenerateResponse) -> list[Event]:
+        """The events of a response; empty if it has none for the caller.
 
         Raises the error of a refusal, ProtocolError for what the contract forbids, and at the end of a request whose
         choices ended with an error that another attempt may mend, that error.
         """
+        if response.HasField("choice_finished"):
+            return self._read_choice_finished(response.choice_finished)
+        event = self._read_one(response)
+        return [] if event is None else [event]
+
+    def generation(self) -> Generation:
+        """The whole answer; raises ``failure`` if a choice failed."""
+        assert self.done, "the request has not ended"
+        if self.failure is not None:
+            raise self.failure
+        assert self.admitted is not None
+        assert self._usage is not None
+        prompt_logprobs = None if self._prompt_logprobs is None else tuple(self._prompt_logprobs)
+        return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs, self.resumed)
+
+    def lost(self, cause: RingError) -> RingError | None:
+        """The error of a lost stream. None if every choice had ended: then the request counts as done."""
+        if isinstance(cause, _FINAL) or not self._logs or any(log.finished is None for log in self._logs):
+            return self.ended(cause)
+        assert self.admitted is not None
+        tokens = self._num_tokens(range(len(self._logs)))
+        reasoning = self._reasoning_tokens(range(len(self._logs)))
+        self._usage = Usage(self.admitted.prompt_tokens, self._cached_tokens, tokens, reasoning)
+        self._note_failure()
+        return None
+
+    def ended(self, cause: RingError) -> RingError:
+        """The error of a stream that ended before the request did, because of ``cause``."""
+        if isinstance(cause, _FINAL) or not self._progress.admitted:
+            return self._with_partial(cause)
+        return self._cut(Truncated(f"the stream ended before the request did: {cause}"))
+
+    def _cut(self, error: RingError) -> RingError:
+        self.cut = error
+        return self._with_partial(error)
+
+    def _read_one(self, response: pb.GenerateResponse) -> Event | None:
         kind = response.WhichOneof("event")
         if kind == "delta":
             return self._read_delta(response.delta)
-        if kind == "choice_finished":
-            return self._read_choice_finished(response.choice_finished)
         if kind == "request_finished":
             self._read_request_finished(response.request_finished)
             return None
@@ -152,36 +215,6 @@ class ResponseReader:
             return self._read_prompt_logprobs(response.prompt_logprobs)
         started = self._started = response.started
         return Started(started.model_digest, started.numerics, started.identical, started.reason)
-
-    def generation(self) -> Generation:
-        """The whole answer; raises ``failure`` if a choice failed."""
-        assert self.done, "the request has not ended"
-        if self.failure is not None:
-            raise self.failure
-        assert self.admitted is not None
-        assert self._usage is not None
-        prompt_logprobs = None if self._prompt_logprobs is None else tuple(self._prompt_logprobs)
-        return Generation(self._choices(), self._usage, self.admitted, prompt_logprobs, self.resumed)
-
-    def lost(self, cause: RingError) -> RingError | None:
-        """The error of a lost stream. None if every choice had ended: then the request counts as done."""
-        if isinstance(cause, _FINAL) or not self._logs or any(log.finished is None for log in self._logs):
-            return self.ended(cause)
-        assert self.admitted is not None
-        tokens = self._num_tokens(range(len(self._logs)))
-        self._usage = Usage(self.admitted.prompt_tokens, self._cached_tokens, tokens)
-        self._note_failure()
-        return None
-
-    def ended(self, cause: RingError) -> RingError:
-        """The error of a stream that ended before the request did, because of ``cause``."""
-        if isinstance(cause, _FINAL) or not self._progress.admitted:
-            return self._with_partial(cause)
-        return self._cut(Truncated(f"the stream ended before the request did: {cause}"))
-
-    def _cut(self, error: RingError) -> RingError:
-        self.cut = error
-        return self._with_partial(error)
 
     def _read_admitted(self, message: pb.Admitted) -> Event:
         if self._progress.admitted:
@@ -209,6 +242,8 @@ class ResponseReader:
             "prompt_tokens": message.prompt_tokens == first.prompt_tokens,
             "sampling": _agree(first.sampling, message.sampling),
             "stopping": _agree(first.stopping, message.stopping),
+            "constraint": first.HasField("constraint") == message.HasField("constraint")
+            and _agree(first.constraint, message.constraint),
         }
         if others := [name for name, same in agreed.items() if not same]:
             raise self._breach(f"the resumed request has another {others[0]} than before")
@@ -247,19 +282,29 @@ class ResponseReader:
             log.logprobs.extend(logprobs)
         log.texts.append(message.text)
         log.token_ids.extend(token_ids)
-        return Delta(message.choice, expected, message.text, token_ids, logprobs)
+        return Delta(message.choice, expected, message.text, token_ids, logprobs, self._read_parts(log, message.parts))
 
-    def _read_choice_finished(self, message: pb.ChoiceFinished) -> Event | None:
+    def _read_parts(self, log: _ChoiceLog, messages: Iterable[part_pb2.Part]) -> tuple[Part, ...]:
+        parts = tuple(part for part in map(part_from, messages) if part is not None)
+        if not all(map(log.add, parts)):
+            raise self._breach("a piece of a tool call that did not begin")
+        return parts
+
+    def _read_choice_finished(self, message: pb.ChoiceFinished) -> list[Event]:
         log = self._log(message.choice, "end")
         self._progress.unfinished.remove(message.choice)
         reason = finish_reason_of(message)
         error = failure_of(reason, message)
         if isinstance(error, Unavailable | Overloaded):
             self._progress.not_final = self._progress.not_final or error
-            return None
+            return []  # the last parts come again, from where the choice goes on
         stop = message.WhichOneof("stop")
-        log.finished = Finished(message.choice, reason, getattr(message, stop) if stop else None, error)
-        return log.finished
+        log.finished = Finished(
+            message.choice, reason, getattr(message, stop) if stop else None, error, message.reasoning_tokens
+        )
+        if parts := self._read_parts(log, message.parts):
+            return [Delta(message.choice, len(log.token_ids), "", (), None, parts), log.finished]
+        return [log.finished]
 
     def _read_request_finished(self, message: pb.RequestFinished) -> None:
         if not self._progress.admitted:
@@ -271,7 +316,9 @@ class ResponseReader:
             raise self._breach(f"{counted} completion tokens counted, {delivered} delivered")
         usage = pb.Usage()
         usage.CopyFrom(message.usage)
-        usage.completion_tokens = self._num_tokens(range(len(self._logs)))  # this server counted its own choices only
+        everything = range(len(self._logs))  # this server counted its own choices only
+        usage.completion_tokens = self._num_tokens(everything)
+        usage.reasoning_tokens += self._reasoning_tokens(set(everything) - self._progress.choices)
         self._usage = usage_from(usage)
         if self._progress.not_final is not None:
             raise self._cut(self._progress.not_final)
@@ -292,6 +339,11 @@ class ResponseReader:
     def _num_tokens(self, choices: Iterable[int]) -> int:
         return sum(len(self._logs[choice].token_ids) for choice in choices)
 
+    def _reasoning_tokens(self, choices: Iterable[int]) -> int:
+        """Of those that have ended."""
+        ends = [self._logs[choice].finished for choice in choices]
+        return sum(end.reasoning_tokens for end in ends if end is not None)
+
     def _log(self, choice: int, what: str) -> _ChoiceLog:
         if not self._progress.admitted:
             raise self._breach(f"a {what} before admitted")
@@ -303,6 +355,7 @@ class ResponseReader:
         return log
 
     def _choices(self) -> tuple[Choice, ...]:
+        parsed = self.admitted_message is not None and self.admitted_message.output.HasField("parse")
         return tuple(
             Choice(
                 index,
@@ -311,6 +364,10 @@ class ResponseReader:
                 log.finished.reason if log.finished else None,
                 log.finished.stop if log.finished else None,
                 None if log.logprobs is None else tuple(log.logprobs),
+                "".join(log.contents if parsed else log.texts),
+                "".join(log.reasonings) or None,
+                log.tool_calls,
+                self._read_json,
             )
             for index, log in enumerate(self._logs)
         )

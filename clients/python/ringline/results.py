@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from google.protobuf.message import Message as ProtoMessage
+
 from ringline.errors import Cancelled, DeadlineExceeded, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.options import Options
+from ringline.options import Message, Options
 from ringline.outputs import Admitted, Choice, FinishReason, TokenLogprob, Usage
-from ringline.types.v1 import output_pb2
+from ringline.parts import Content, Part, Reasoning, ToolCall, ToolCallPiece
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,9 @@ class Delta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     """One per token; None unless asked for."""
+    parts: tuple[Part, ...] = ()
+    """What it adds to the content, the reasoning and the calls, if the request asked for them. They may lag behind the
+    text: the last delta of a choice may bring parts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class Finished:
     """The stop token's id or the stop string, if the reason is STOP and one ended the choice."""
     error: RingError | None
     """Set unless the reason is STOP or LENGTH."""
+    reasoning_tokens: int = 0
+    """As in ``Usage``, of this choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,30 @@ class Generation:
         """The first choice's log probabilities, one per token; None unless asked for."""
         return self.choices[0].logprobs
 
+    @property
+    def content(self) -> str:
+        """The first choice's text without reasoning and calls."""
+        return self.choices[0].content
+
+    @property
+    def reasoning(self) -> str | None:
+        """The first choice's reasoning, if it has any."""
+        return self.choices[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The first choice's calls of tools."""
+        return self.choices[0].tool_calls
+
+    @property
+    def parsed(self) -> Any:
+        """The first choice's content as an object; see ``Choice.parsed``."""
+        return self.choices[0].parsed
+
+    def message(self) -> Message:
+        """The first choice as the assistant's message of a conversation that goes on."""
+        return self.choices[0].message()
+
 
 @dataclass(frozen=True, slots=True)
 class Tokenization:
@@ -161,6 +193,8 @@ def admitted_from(message: pb.Admitted) -> Admitted:
     for params in (message.sampling, message.stopping, message.output):
         for field, value in params.ListFields():
             options[field.name] = _plain(value)
+    if message.HasField("constraint"):
+        options |= _constraint_options(message.constraint)
     return Admitted(
         message.model,
         message.prompt_tokens,
@@ -170,11 +204,39 @@ def admitted_from(message: pb.Admitted) -> Admitted:
     )
 
 
+def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, object]:
+    options = {field.name: _plain(value) for field, value in constraint.ListFields()}
+    if "choice" in options:
+        options["choice"] = list(constraint.choice.texts)
+    if "tool_calls" in options:
+        calls = constraint.tool_calls
+        tools = [
+            {"name": one.name, "parameters": one.parameters_json or None, "strict": one.strict} for one in calls.tools
+        ]
+        options["tool_calls"] = {"tools": tools, "required": calls.required, "single": calls.single}
+    return options
+
+
 def _plain(value: Any) -> object:
     """A field's value; containers are copied, since protobuf's refer to their message."""
+    if isinstance(value, ProtoMessage):
+        return {field.name: _plain(one) for field, one in value.ListFields()}
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return list(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def part_from(message: part_pb2.Part) -> Part | None:
+    """A piece of an answer's parts; None for a kind of a later contract."""
+    kind = message.WhichOneof("kind")
+    if kind == "content":
+        return Content(message.content)
+    if kind == "reasoning":
+        return Reasoning(message.reasoning)
+    if kind == "tool_call":
+        piece = message.tool_call
+        return ToolCallPiece(piece.index, piece.id, piece.name, piece.arguments_json)
+    return None
 
 
 def finish_reason_of(message: pb.ChoiceFinished) -> FinishReason:
@@ -213,7 +275,7 @@ def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
 
 def usage_from(message: pb.Usage) -> Usage:
     """The usage of a request."""
-    return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens)
+    return Usage(message.prompt_tokens, message.cached_tokens, message.completion_tokens, message.reasoning_tokens)
 
 
 def tokenization_from(message: pb.TokenizeResponse) -> Tokenization:

@@ -8,6 +8,7 @@ the interruption. ``retry`` decides whether and when, ``response_reader`` keeps 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
@@ -22,7 +23,14 @@ from ringline.server_pool import Server, ServerPool
 class RetryingRequest:
     """A request, what has been delivered of it, and its next attempt."""
 
-    def __init__(self, request: pb.GenerateRequest, retry_state: RetryState, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        request: pb.GenerateRequest,
+        retry_state: RetryState,
+        deadline: Deadline,
+        read_json: Callable[[str], Any] | None = None,
+    ) -> None:
+        """``read_json``: see ``ResponseReader``."""
         self.deadline = deadline
         self._began: float | None = None
         """When the first attempt did, on the monotonic clock: long after this was made, perhaps."""
@@ -32,7 +40,7 @@ class RetryingRequest:
         hides_prompt = keeps_prompt and not request.output.return_prompt_token_ids
         if keeps_prompt:  # a resume needs the ids that the server made of a text or chat
             request.output.return_prompt_token_ids = True
-        self.reader = ResponseReader(hides_prompt=hides_prompt)
+        self.reader = ResponseReader(hides_prompt=hides_prompt, read_json=read_json)
         self.avoid: Server[Any] | None = None
         """A server that had no engine for it: the next attempt goes elsewhere, if it can."""
 
@@ -47,14 +55,15 @@ class RetryingRequest:
             request.timeout_ms = milliseconds
         return request
 
-    def read(self, response: pb.GenerateResponse) -> Event | None:
+    def read(self, response: pb.GenerateResponse) -> list[Event]:
         """Like ``ResponseReader.read``; also tells the retry state of progress."""
-        event = self.reader.read(response)
-        if isinstance(event, Admitted | Resumed):
-            self._retry_state.admitted()
-        elif isinstance(event, Delta | Finished | PromptLogprobs):
-            self._retry_state.delivered()
-        return event
+        events = self.reader.read(response)
+        for event in events:
+            if isinstance(event, Admitted | Resumed):
+                self._retry_state.admitted()
+            elif isinstance(event, Delta | Finished | PromptLogprobs):
+                self._retry_state.delivered()
+        return events
 
     def failed_at(self, server: Server[Any], pool: ServerPool[Any], error: RingError) -> RingError:
         """An attempt ended with ``error``: eject a server that is lost, or takes no requests.
@@ -118,6 +127,10 @@ class RetryingRequest:
             resume=self.reader.resume(),
             requires=self._request.requires,
         )
+        if admitted.HasField("constraint"):  # which says in other words what tools and tool_choice demanded
+            request.constraint.CopyFrom(admitted.constraint)
+        needed = {"constraint": admitted.HasField("constraint"), "parse": admitted.output.HasField("parse")}
+        request.requires.extend(name for name, on in needed.items() if on and name not in request.requires)
         request.token_ids.ids.extend(self._prompt_ids())
         request.output.return_prompt_token_ids = False
         if self._request.HasField("priority"):

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ringline.aio_stream import AsyncStream
+from ringline.constraints import json_reader
 from ringline.errors import Cancelled, RingError, Unavailable
 from ringline.options import Message, Options
 from ringline.request import build_request
@@ -82,7 +83,7 @@ class Session:
         timeout = options.pop("timeout", self._timeout)
         request = build_request(prompt, messages, token_ids, options)
         deadline = Deadline(timeout)
-        retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline)
+        retrying = RetryingRequest(request, RetryState(self._policy, deadline), deadline, json_reader(options))
         return AsyncStream(self._begin, lambda: self._pool().any_available_but(retrying.avoid), retrying)
 
     async def close(self) -> None:

@@ -70,15 +70,14 @@ class Attempt:
     def take(self, response: pb.GenerateResponse) -> bool:
         """Read a response; returns whether it is the last one of the request."""
         try:
-            event = self.retrying.read(response)
+            events = self.retrying.read(response)
         except RingError as error:
             self.error = self.error or error
             self._wake()
             return True
         done = self.retrying.reader.done
         if self.error is None:  # else nobody waits for the answer
-            if event is not None:
-                self._events.append(event)
+            self._events.extend(events)
             if done:
                 self.error = self.retrying.reader.failure
             self._wake()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -44,6 +45,8 @@ class Stream(Iterator[Delta]):
         self._call: GenerateCall | None = None
         self._server: Server[Any] | None = None
         """The server of the current or last attempt."""
+        self._events: deque[Event] = deque()
+        """Read and not yet taken: one response may bring two."""
         self._failure: RingError | None = None
         self._closed = threading.Event()
 
@@ -89,12 +92,13 @@ class Stream(Iterator[Delta]):
     def _next_event(self) -> Event | None:
         """The next event, over any number of attempts; None after the last. Raises the request's error."""
         while self._failure is None and not self._closed.is_set():
+            if self._events:
+                return self._events.popleft()
             try:
                 if self._retrying.reader.done:
                     self._finish()
                     break
-                if (event := self._read()) is not None:
-                    return event
+                self._events.extend(self._read())
             except RingError as error:
                 self._drop_call()
                 if not self._closed.is_set():
@@ -115,21 +119,21 @@ class Stream(Iterator[Delta]):
             call.cancel()
         return call
 
-    def _read(self) -> Event | None:
-        """Read one response; returns its event, if it has one for the caller."""
+    def _read(self) -> list[Event]:
+        """Read one response; returns its events for the caller."""
         call = self._call or self._begin()
         try:
             response = next(call)
         except StopIteration:
             self._lost(Truncated("the stream ended before the request did"))
-            return None
+            return []
         except grpc.RpcError as failure:
             self._lost(from_lost_call(failure))
-            return None
-        event = self._retrying.read(response)
-        if self._server is not None and isinstance(event, Admitted | Resumed):
+            return []
+        events = self._retrying.read(response)
+        if self._server is not None and any(isinstance(event, Admitted | Resumed) for event in events):
             self._pool.succeeded(self._server)
-        return event
+        return events
 
     def _lost(self, cause: RingError) -> None:
         if (error := self._retrying.reader.lost(cause)) is not None:

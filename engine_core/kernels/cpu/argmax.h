@@ -17,6 +17,8 @@ struct Place {
     }
 };
 
+constexpr float kLowest = -__FLT_MAX__;
+
 // Keeps each row's greatest result, for each thread apart.
 class GreatestOutputs {
 public:
@@ -32,6 +34,7 @@ public:
     void take(int thread, long row, long first, const float* sums) {
         Place& greatest = of(thread)[row];
         const long left = args_.out_features - first;
+        if (args_.allowed) return take_allowed(greatest, row, first, left, sums);
         if (left >= kTileOutputs && !any_greater(sums, greatest.value)) return;
         for (long i = 0; i < kTileOutputs && i < left; ++i) {
             const Place place{sums[i], first + i};
@@ -52,6 +55,20 @@ public:
 
 private:
     Place* of(int thread) const { return reinterpret_cast<Place*>(places_.at(thread * stride_)); }
+
+    // What is allowed counts as the lowest number at least, so that it precedes what is not.
+    void take_allowed(Place& greatest, long row, long first, long left, const float* sums) {
+        const long words = (args_.out_features + 31) / 32;
+        const uint32_t* const allowed = args_.allowed + row * words + first / 32;
+        const uint64_t bits = allowed[0] | (left > 32 ? static_cast<uint64_t>(allowed[1]) << 32 : 0);
+        if (!bits) return;
+        if (left >= kTileOutputs && greatest.value >= kLowest && !any_greater(sums, greatest.value)) return;
+        for (long i = 0; i < kTileOutputs && i < left; ++i) {
+            if (!(bits >> i & 1)) continue;
+            const Place place{sums[i] < kLowest ? kLowest : sums[i], first + i};
+            if (place.precedes(greatest)) greatest = place;
+        }
+    }
 
     // Whether any of a tile's results is, or is a NaN.
     static bool any_greater(const float* sums, float value) {

@@ -137,8 +137,14 @@ class TransformersForCausalLM(LanguageModel):
         logits: torch.Tensor = self._with_head(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0]
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._assembly.head.argmax(hidden) if self.config.outline.is_head_plain else super().argmax(hidden)
+    @property
+    def masks_argmax(self) -> bool:
+        return self.config.outline.is_head_plain and self._assembly.head.masks_argmax
+
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        if self.config.outline.is_head_plain:
+            return self._assembly.head.argmax(hidden, allowed)
+        return super().argmax(hidden, allowed)
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)

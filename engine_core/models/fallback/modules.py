@@ -159,9 +159,13 @@ class Head(Projection):
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         return self._head.logits(x)
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R] int64: ids of the greatest logits of ``hidden`` [R, K], the lowest of equals."""
-        return self._head.argmax(_widened(hidden, self._head.op.in_features))
+    @property
+    def masks_argmax(self) -> bool:
+        return self._head.masks_argmax
+
+    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+        """As ``LanguageModel.argmax``, of ``hidden`` [R, K]."""
+        return self._head.argmax(_widened(hidden, self._head.op.in_features), allowed)
 
 
 class Embedding(nn.Module):

@@ -63,6 +63,8 @@ _CONNECTION_OPTIONS = (
     click.option("--token-file", envvar=TOKEN_FILE_VARIABLE, help="File whose first line is the bearer token to send."),
 )
 SECTIONS = {
+    "Form of the answer": ("json_schema", "json_object", "regex", "choice", "grammar", "any_whitespace"),
+    "Tools": ("tools", "tool_choice"),
     "Sampling": (
         "top_k",
         "min_p",
@@ -232,6 +234,10 @@ def usage_errors() -> Iterator[None]:
         yield
     except ringline.InvalidRequest as error:
         raise click.UsageError(_as_flag(error) or str(error)) from None
+    except TypeError as error:  # of a value in a file, such as a tool's name that is a number
+        if (problem := _as_flag(error)) is None:
+            raise
+        raise click.UsageError(problem) from None
 
 
 @contextmanager
@@ -243,9 +249,10 @@ def server_errors(address: str, connection: Connection) -> Iterator[None]:
         raise click.ClickException(describe(error, address, connection)) from None
 
 
-def _as_flag(error: ringline.InvalidRequest) -> str | None:
+def _as_flag(error: ringline.InvalidRequest | TypeError) -> str | None:
     """The error's text with the flag in place of the field; None if no flag sets the field."""
-    path = (error.field or "").partition("[")[0]
+    field = str(error).partition(": ")[0] if isinstance(error, TypeError) else error.field
+    path = (field or "").partition("[")[0]
     name, problem = path.rpartition(".")[2], str(error).removeprefix(path)
     if path in _CONNECTION_FLAGS:
         return f"{_CONNECTION_FLAGS[path]}{problem}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 import ringline
 
 from services.cli.commands._connection import Connection, closed_by_interrupt
+from services.cli.commands._forms import TOOLS_FILE, tools_option
 from services.cli.commands._options import (
     PATIENCE,
     ClientCommand,
@@ -22,14 +24,23 @@ from services.cli.commands._options import (
     to_options,
     usage_errors,
 )
+from services.cli.commands._parts import AnswerPrinter
 
 HELP = "/system TEXT sets the system message, /reset begins a new conversation, /exit ends; Ctrl-C stops an answer."
+TOOLS_HELP = """With --tools, chat shows each call that the model makes, and asks you for its result: any text, such as
+JSON. From a pipe, the next line is the result.
+
+\b
+  ringline chat --tools tools.json
+  printf 'What is 3 plus 4?\\n7\\n' | ringline chat --tools tools.json
+"""
 
 
-@click.command("chat", cls=ClientCommand, epilog=HELP)
+@click.command("chat", cls=ClientCommand, epilog=f"{HELP}\n\n{TOOLS_HELP}\n{TOOLS_FILE}")
 @addresses_option
 @connection_options
 @click.option("--system", help="The system message.")
+@tools_option
 @generation_options
 def chat(address: str, connection: Connection, system: str | None, **flags: Any) -> None:
     """Talk to the model."""
@@ -51,7 +62,11 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
             raise click.ClickException(
                 f"model {model.name!r} has no chat template; `ringline generate` continues plain text without one"
             )
-        conversation = Conversation(client, address, connection, system, to_options(flags))
+        options = to_options(flags)
+        if "parse" in model.capabilities:
+            options["parse"] = True
+        asks = _ask_for_result if sys.stdin.isatty() else _read_result
+        conversation = Conversation(client, address, connection, system, options, asks)
         if sys.stdin.isatty():
             click.echo(f"{model.name} at {address}. {HELP}", err=True)
             _talk(conversation)
@@ -77,6 +92,23 @@ def _talk(conversation: Conversation) -> None:
             return
 
 
+def _ask_for_result(call: ringline.ToolCall) -> str | None:
+    """Of a call, at the terminal; None if nobody gives it."""
+    try:
+        return input(f"result of {call.name}> ")
+    except (EOFError, KeyboardInterrupt):
+        click.echo(err=True)
+        return None
+
+
+def _read_result(call: ringline.ToolCall) -> str | None:
+    """Of a call, the next line of a pipe."""
+    line = sys.stdin.readline()
+    if not line:
+        raise click.ClickException(f"the input ended before the result of {call.name}: expected a line with it")
+    return line.removesuffix("\n")
+
+
 @dataclass(slots=True)
 class Conversation:
     """What was said so far, and how the next answer is asked for."""
@@ -86,6 +118,8 @@ class Conversation:
     connection: Connection
     system: str | None
     options: ringline.Options
+    result_of: Callable[[ringline.ToolCall], str | None]
+    """Gives a call's result; None to take back what was asked."""
     messages: list[ringline.Message] = field(default_factory=list)
 
     def take(self, line: str, keep_going: bool) -> bool:
@@ -105,24 +139,55 @@ class Conversation:
         return True
 
     def _answer(self, text: str, keep_going: bool) -> None:
-        """Stream the answer; it becomes part of the conversation, unless it failed."""
+        """Stream the answer to ``text``, and those to the results of the tools that it calls.
+
+        All become part of the conversation, unless one fails.
+        """
+        before = len(self.messages)
         self.messages.append({"role": "user", "content": text})
-        system: list[ringline.Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = ""
         try:
-            stream = self.client.stream(messages=[*system, *self.messages], **self.options)
-            with stream, closed_by_interrupt(stream):
-                for delta in stream:
-                    click.echo(delta.text, nl=False)
-                    said += delta.text
-        except KeyboardInterrupt:
-            click.echo(" [stopped]", nl=False)
+            while calls := self._say():
+                for call in calls:
+                    if (result := self.result_of(call)) is None:
+                        del self.messages[before:]
+                        return
+                    self.messages.append(
+                        {"role": "tool", "content": result, "tool_call_id": call.id, "name": call.name}
+                    )
         except ringline.RingError as error:
-            self.messages.pop()
-            click.echo()
+            del self.messages[before:]
             if not keep_going:
                 raise click.ClickException(describe(error, self.address, self.connection)) from None
             click.echo(f"Error: {describe(error, self.address, self.connection)}", err=True)
-            return
-        click.echo()
-        self.messages.append({"role": "assistant", "content": said})
+
+    def _say(self) -> tuple[ringline.ToolCall, ...]:
+        """Stream one message of the model, and keep it; returns the calls that it makes."""
+        system: list[ringline.Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        with usage_errors():
+            stream = self.client.stream(messages=[*system, *self.messages], **self.options)
+        printer = AnswerPrinter(stream)
+        try:
+            with stream, closed_by_interrupt(stream):
+                for delta in stream:
+                    printer.show(delta)
+                answer = stream.result()
+        except KeyboardInterrupt:
+            click.echo(" [stopped]")
+            self.messages.append({"role": "assistant", "content": _content_so_far(stream)})
+            return ()
+        except ringline.RingError:
+            click.echo()
+            raise
+        printer.end()
+        if not answer.text:
+            click.echo()  # a line for each answer
+        self.messages.append(answer.message())
+        return answer.tool_calls
+
+
+def _content_so_far(stream: ringline.Stream) -> str:
+    """Of a stream that was closed."""
+    try:
+        return stream.result().content
+    except ringline.RingError as closed:
+        return closed.partial.choices[0].content if closed.partial else ""

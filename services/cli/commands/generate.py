@@ -6,12 +6,14 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 import ringline
 
 from services.cli.commands._connection import Connection, closed_by_interrupt
+from services.cli.commands._forms import TOOLS_FILE, check_form, form_options, tools_option
 from services.cli.commands._options import (
     PATIENCE,
     ClientCommand,
@@ -23,9 +25,18 @@ from services.cli.commands._options import (
     token_ids,
     usage_errors,
 )
+from services.cli.commands._parts import AnswerPrinter
+
+EXAMPLES = """\b
+Examples:
+  ringline generate "Once upon a time" --max-tokens 32
+  ringline generate "Is 7 prime?" --chat --choice yes --choice no
+  ringline generate "Name colours." --chat --json-schema '{"type": "array", "items": {"type": "string"}}'
+  ringline generate "What is 3 plus 4?" --chat --tools tools.json --tool-choice required
+"""
 
 
-@click.command("generate", cls=ClientCommand)
+@click.command("generate", cls=ClientCommand, epilog=f"{EXAMPLES}\n{TOOLS_FILE}")
 @click.argument("prompt", required=False)
 @addresses_option
 @connection_options
@@ -40,6 +51,9 @@ from services.cli.commands._options import (
     "--logprobs", type=int, help="With --json: log probabilities of each output token and of this many alternatives."
 )
 @click.option("--prompt-logprobs", type=int, help="With --json: the same for the tokens of the prompt.")
+@form_options
+@tools_option
+@click.option("--tool-choice", metavar="TEXT", help="auto, none, required, or the name of the tool to call.")
 @generation_options
 def generate(
     prompt: str | None,
@@ -60,6 +74,11 @@ def generate(
         raise click.UsageError("--chat needs PROMPT, not --token-ids.")
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat.")
+    if not chat and (flags["tools"] is not None or flags["tool_choice"] is not None):
+        raise click.UsageError("--tools and --tool-choice need --chat.")
+    if flags["tools"] is None and flags["tool_choice"] is not None:
+        raise click.UsageError("--tool-choice needs --tools.")
+    check_form(flags)
     options = to_options(flags)
     if not as_json and not options.keys().isdisjoint(("logprobs", "prompt_logprobs")):
         raise click.UsageError("--logprobs and --prompt-logprobs need --json, which shows them.")
@@ -88,13 +107,11 @@ def generate(
 
 def to_json(generation: ringline.Generation) -> dict[str, Any]:
     """The first choice's fields and the usage; all choices if there are several."""
-    usage = generation.usage
+    usage = asdict(generation.usage)
+    if not usage["reasoning_tokens"]:
+        del usage["reasoning_tokens"]
     document = _choice_json(generation.choices[0]) | {
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "completion_tokens": usage.completion_tokens,
-        },
+        "usage": usage,
         "model": generation.request.model,
         "seed": generation.request.options.get("seed"),
     }
@@ -114,6 +131,10 @@ def _choice_json(choice: ringline.Choice) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop": choice.stop,
     }
+    if choice.reasoning is not None or choice.tool_calls:
+        document["content"] = choice.content
+        document["reasoning"] = choice.reasoning
+        document["tool_calls"] = [asdict(call) for call in choice.tool_calls]
     if choice.logprobs is not None:
         document["logprobs"] = _logprobs_json(choice.token_ids, choice.logprobs)
     return document
@@ -137,10 +158,9 @@ def _finite(value: float) -> float | None:
 
 
 def _print_stream(stream: ringline.Stream) -> None:
-    printed = ""
+    printer = AnswerPrinter(stream)
     try:
         for delta in stream:
-            click.echo(delta.text, nl=False)
-            printed = delta.text or printed
+            printer.show(delta)
     finally:
-        click.echo("", nl=bool(printed))  # ends the line, so that an error does not follow the text
+        printer.end()  # so that an error does not follow the text

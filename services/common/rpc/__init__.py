@@ -3,7 +3,7 @@
 server             its lifecycle: bind, serve, stop   (read first)
 call_interceptor   every call: counted, authorized, read, answered; errors become statuses
 handlers           the handlers of a service's methods: requests as bytes, and how long one may take to arrive
-shared_messages    statuses, handshakes and logprobs ⇄ protobuf
+shared_messages    statuses, handshakes and logprobs ⇄ protobuf; also constraint_messages, part_messages (typed parts)
 grpc_options, bind_address, health   gRPC's options with their reasons, the address before gRPC binds it, health checks
 
 Limits, each with what happens when it is exceeded:

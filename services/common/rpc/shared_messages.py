@@ -14,6 +14,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, output_pb2
 
+from services.common.rpc.part_messages import read_parts, write_parts
 from services.ring.attached_peers import PeerChange
 from services.ring.errors import USUAL_REASONS, Code, Reason, Status
 from services.ring.events import ChoiceEnd, FinishReason
@@ -104,15 +105,20 @@ def read_end(finished: engine_pb2.Finished | detokenizer_pb2.TextFinished) -> Ch
         error = error or Status(Code.UNKNOWN, f"it ended with an unknown finish reason ({reason})")
         reason = output_pb2.FinishReason.ValueType(FinishReason.ERROR)
     stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
-    stop_string = None
-    if isinstance(finished, detokenizer_pb2.TextFinished) and finished.HasField("stop_string"):
-        stop_string = finished.stop_string
-    return ChoiceEnd(FinishReason(reason), finished.position, stop_token_id, stop_string, error)
+    stop_string = parts = None
+    if isinstance(finished, detokenizer_pb2.TextFinished):
+        stop_string = finished.stop_string if finished.HasField("stop_string") else None
+        if finished.parts or finished.reasoning_tokens:
+            parts = read_parts(finished.parts, finished.reasoning_tokens)
+    return ChoiceEnd(FinishReason(reason), finished.position, stop_token_id, stop_string, error, parts)
 
 
 def write_end(message: detokenizer_pb2.TextFinished | inference_pb2.ChoiceFinished, end: ChoiceEnd) -> None:
     """Fill in why a choice ended."""
     message.finish_reason = output_pb2.FinishReason.ValueType(end.finish_reason)
+    if end.parts is not None:
+        write_parts(message.parts, [end.parts])
+        message.reasoning_tokens = end.parts.reasoning_tokens
     if end.error is not None:
         message.error.CopyFrom(status_to_proto(end.error))
     if end.stop_string is not None:

@@ -11,6 +11,7 @@ import time
 from ringline.inference.v1 import inference_pb2
 
 from services.processor.admission.backlog import Backlog
+from services.processor.admission.constraint_resolution import is_constrained
 from services.processor.admission.rate_limiter import RateLimiter
 from services.processor.admission.tokenization_job import OnResolved
 from services.processor.admission.tokenization_queue import TokenizationQueue
@@ -61,7 +62,11 @@ class Admission:
         self._backlog.check(tenant, timeout, stopping.max_tokens if stopping.HasField("max_tokens") else None)
         self._rate_limiter.check(tenant, now)
         request.message = RequestMessage(
-            message.SerializeToString(), message.model, message.resume.model_digest, message.priority
+            message.SerializeToString(),
+            message.model,
+            message.resume.model_digest,
+            message.priority,
+            is_constrained(message),
         )
         self._queue.add(request, on_resolved)
         self._backlog.enter(request.request_id, tenant, now)

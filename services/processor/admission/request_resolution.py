@@ -6,16 +6,19 @@ Pure, except that a request without a seed gets a random one. Runs in a worker t
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import sampling_pb2
+from ringline.types.v1 import constraint_pb2, sampling_pb2
 
+from services.processor.admission.constraint_resolution import resolve_constraint
+from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
+from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
 from services.processor.admission.validation import (
     check_candidates,
     check_chat,
@@ -27,8 +30,9 @@ from services.processor.admission.validation import (
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
-from services.ring.identity import PeerId, check_requires
+from services.ring.identity import CONSTRAINT, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
+from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplateError, UnknownTemplateError
 from services.text.incremental_decoder import left_context
 
@@ -59,7 +63,8 @@ def resolve_request(
     limits, model = served_model.limits, served_model.model
     check_requires(request.requires, served_model.capabilities)
     check_request(request, limits)
-    prompt = prompt_ids(request, served_model)
+    tools = resolve_tools(request.chat)
+    prompt = prompt_ids(request, served_model, tools)
     check_prompt_length(len(prompt), limits)
     check_token_ids("prompt", prompt, limits)  # a tokenizer may have more tokens than the model
     choices = {resumed.choice: array("I", resumed.token_ids) for resumed in request.resume.choices}
@@ -69,6 +74,10 @@ def resolve_request(
     sampling = _resolve_sampling(request.sampling, model.default_sampling)
     stopping = _resolve_stopping(request.stopping, room, is_resume=request.HasField("resume"))
     output = _resolve_output(request.output)
+    parse = resolve_parse(request, served_model, prompt, tools)
+    if parse is not None:
+        output.parse.CopyFrom(parse)
+    constraint = resolve_constraint(request, served_model, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
     submit = engine_pb2.Submit(
@@ -85,8 +94,9 @@ def resolve_request(
         tenant=tenant,
         cache_salt=cache_salt(tenant, request.cache_salt),
         traceparent=traceparent,
-        requires=[name for name in request.requires if name in model.capabilities],
+        requires=_engine_requires(request.requires, model, is_constrained=constraint is not None),
         model_digest=model.model_digest,
+        constraint=constraint_pb2.Constraint(grammar=constraint.grammar) if constraint is not None else None,
     )
     context = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
@@ -98,6 +108,8 @@ def resolve_request(
         min_tokens=stopping.min_tokens,
         tokenizer_digest=model.tokenizer_digest,
         traceparent=traceparent,
+        parse=parse,
+        call_id_seed=call_id_seed(prompt, sampling.seed) if parse is not None else b"",
     )
     admitted = inference_pb2.Admitted(
         prompt_tokens=len(prompt),
@@ -107,6 +119,7 @@ def resolve_request(
         output=output,
         model=model.model,
         model_digest=model.model_digest,
+        constraint=constraint.admitted if constraint is not None else None,
     )
     return ResolvedRequest(
         packed_admitted=admitted.SerializeToString(),
@@ -121,11 +134,16 @@ def resolve_request(
         num_prompt_logprobs=len(prompt) - 1 if output.HasField("prompt_logprobs") else 0,
         numerics=request.resume.numerics,
         model=model,
+        needs=Needs(
+            frozenset((CONSTRAINT,) if constraint is not None else ()), frozenset((PARSE,) if parse is not None else ())
+        ),
     )
 
 
-def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel) -> list[int]:
-    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set."""
+def prompt_ids(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, tools: Tools | None = None
+) -> list[int]:
+    """The prompt as ids; only the last ``truncate_prompt_tokens`` if that is set. ``tools``: as in ``render_chat``."""
     last = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     if request.WhichOneof("prompt") == "token_ids":
         return request.token_ids.ids[-last if last is not None else 0 :]
@@ -134,21 +152,22 @@ def prompt_ids(request: inference_pb2.GenerateRequest, served_model: ServedModel
         text = request.text
     else:
         special = request.add_special_tokens
-        text = render_chat(request.chat, served_model)
+        text = render_chat(request.chat, served_model, tools)
     return served_model.tokenizer.encode(text, add_special_tokens=special, truncate_prompt_tokens=last)
 
 
-def render_chat(chat: inference_pb2.Chat, served_model: ServedModel) -> str:
-    """A conversation rendered by the model's chat template; raises ``Refused``."""
+def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tools | None = None) -> str:
+    """A conversation rendered by the model's chat template; raises ``Refused``. ``tools``: its own if None."""
     check_chat(chat)
+    tools = tools or resolve_tools(chat)
     generation_prompt = not chat.continue_final_message
     if chat.HasField("add_generation_prompt"):
         generation_prompt = chat.add_generation_prompt
     try:
         rendered = served_model.chat.render(
             [_message(message, index) for index, message in enumerate(chat.messages)],
-            tools=_json("chat.tools_json", chat.tools_json, list, "array"),
-            template_args=_json("chat.template_args_json", chat.template_args_json, dict, "object"),
+            tools=tools.descriptions,
+            template_args=json_value("chat.template_args_json", chat.template_args_json, dict, "object"),
             add_generation_prompt=generation_prompt,
             continue_final_message=chat.continue_final_message,
             template_name=chat.template_name or None,
@@ -172,6 +191,8 @@ def cache_salt(tenant: str, client_salt: str) -> bytes:
 
 def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        rendered["reasoning_content"] = message.reasoning
     if message.tool_calls:
         rendered["tool_calls"] = [
             {
@@ -179,7 +200,7 @@ def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call.name,
-                    "arguments": _json(
+                    "arguments": json_value(
                         f"chat.messages[{index}].tool_calls[{i}].arguments_json", call.arguments_json, dict, "object"
                     )
                     or {},
@@ -194,18 +215,6 @@ def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
     return rendered
 
 
-def _json(field: str, text: str, kind: type, noun: str) -> Any:
-    if not text:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refuse(field, f"not JSON ({error}): expected an {noun}") from None
-    if not isinstance(value, kind):
-        raise refuse(field, f"a JSON {type(value).__name__}: expected an {noun}")
-    return value
-
-
 def _resolve_sampling(
     given: inference_pb2.SamplingParams, model: engine_pb2.SamplingDefaults
 ) -> inference_pb2.SamplingParams:
@@ -218,6 +227,12 @@ def _resolve_sampling(
     if not given.HasField("seed"):
         resolved.seed = secrets.randbits(64)
     return resolved
+
+
+def _engine_requires(given: Sequence[str], model: engine_pb2.GetModelResponse, *, is_constrained: bool) -> list[str]:
+    """What the engine must have: it must not ignore a constraint, even if the client does not say so."""
+    names = [name for name in given if name in model.capabilities]
+    return [*names, CONSTRAINT] if is_constrained and CONSTRAINT not in names else names
 
 
 def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:

@@ -26,6 +26,9 @@ OnResolved = Callable[[Request, ResolvedRequest | Status], None]
 
 MIN_BYTES = 64
 """The least that a message is charged: even an empty one takes time."""
+CONSTRAINT_CHARGE = 64 << 10
+"""Bytes that a request with a constraint is charged in addition: its grammar may take as long to check as a text of
+this size to tokenize, or longer. A job of more than this comes alone, so no other request waits for its end."""
 
 
 class Job(ABC):
@@ -34,13 +37,15 @@ class Job(ABC):
     ``is_ready`` and ``finish`` are called on the event loop.
     """
 
-    __slots__ = ("key", "size", "tenant")
+    __slots__ = ("held", "key", "size", "tenant")
 
-    def __init__(self, key: str, tenant: str, size: int) -> None:
+    def __init__(self, key: str, tenant: str, size: int, extra: int = 0) -> None:
         self.key = key
         self.tenant = tenant
-        self.size = max(size, MIN_BYTES)
-        """Bytes that the job is charged."""
+        self.held = max(size, MIN_BYTES)
+        """Bytes of its message."""
+        self.size = self.held + extra
+        """Bytes that it counts as when its tenant has its turn."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -108,7 +113,8 @@ class RequestJob(Job):
         policies: TenantPolicies,
         me: PeerId,
     ) -> None:
-        super().__init__(request.request_id, request.tenant, len(message.packed))
+        extra = CONSTRAINT_CHARGE if message.is_constrained else 0
+        super().__init__(request.request_id, request.tenant, len(message.packed), extra)
         self._request = request
         self._message = message
         self._on_resolved = on_resolved

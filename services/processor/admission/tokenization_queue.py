@@ -102,7 +102,7 @@ class TokenizationQueue:
         message = request.message
         assert message is not None
         job = RequestJob(request, message, on_resolved, self._models, self._policies, self._me)
-        self._reserve(job.tenant, job.size)
+        self._reserve(job.tenant, job.held)
         if self._window.enter(job.tenant, message.priority, job.key, job, self._max_ahead(job.tenant)):
             self._append(job)
 
@@ -113,7 +113,7 @@ class TokenizationQueue:
         held_back = self._window.remove(request.tenant, request.message.priority, request.request_id)
         job, _ = self._parked.pop(request.request_id, (held_back, 0.0))
         if job is not None:
-            self._bytes.give_back(job.tenant, job.size)
+            self._bytes.give_back(job.tenant, job.held)
         else:
             self._remove(self._waiting, request.tenant, request.request_id)
 
@@ -145,7 +145,7 @@ class TokenizationQueue:
         Raises ``Refused`` while too much waits already, and any exception of ``function``.
         """
         job = LookUp(f"look-up {next(self._look_ups)}", tenant, size, function)
-        self._reserve(tenant, job.size)
+        self._reserve(tenant, job.held)
         waiting = self._urgent if urgent else self._waiting
         waiting.append(tenant, job.key, job)
         self._start_batches()
@@ -195,7 +195,7 @@ class TokenizationQueue:
 
     def _remove(self, waiting: DeficitRoundRobin[Job], tenant: str, key: str) -> None:
         if (job := waiting.remove(tenant, key)) is not None:
-            self._bytes.give_back(tenant, job.size)
+            self._bytes.give_back(tenant, job.held)
 
     def _next_queue(self) -> DeficitRoundRobin[Job]:
         if self._waiting and self._urgent_was_last:
@@ -212,9 +212,9 @@ class TokenizationQueue:
                     self._parked[job.key] = job, now
                     continue
                 batch.append(job)
-                self._bytes.give_back(job.tenant, job.size)
+                self._bytes.give_back(job.tenant, job.held)
                 self._begun_bytes += job.size
-                self._throughput.add(job.size, now)
+                self._throughput.add(job.held, now)
             if not batch:
                 continue
             self._free_threads -= 1
@@ -229,7 +229,7 @@ class TokenizationQueue:
             return
         for job, outcome in zip(batch, done.result(), strict=True):
             if not job.finish(outcome):
-                self._bytes.take(job.tenant, job.size)
+                self._bytes.take(job.tenant, job.held)
                 self._append(job)
         self._start_batches()
 
@@ -242,7 +242,7 @@ class TokenizationQueue:
                 self._append(job)
             elif now - since > self._route_timeout:
                 del self._parked[key]
-                self._bytes.give_back(job.tenant, job.size)
+                self._bytes.give_back(job.tenant, job.held)
                 job.finish(no_route(served, None, self._route_timeout, self._models.no_route_reason))
             elif not served:
                 return  # and later entries came later still
@@ -251,6 +251,6 @@ class TokenizationQueue:
 def _run_batch(batch: list[Job]) -> list[object]:
     """Runs in a worker thread."""
     outcomes = [job.outcome() for job in batch]
-    if sum(job.size for job in batch) > BATCH_BYTES:
+    if sum(job.held for job in batch) > BATCH_BYTES:
         trim_malloc()
     return outcomes

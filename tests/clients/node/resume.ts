@@ -56,6 +56,8 @@ function nextRequest(): GenerateRequest {
     sampling: admitted.sampling,
     stopping: admitted.stopping,
     output: { ...admitted.output, returnPromptTokenIds: false },
+    constraint: admitted.constraint,
+    requires: [...(admitted.constraint ? ["constraint"] : []), ...(admitted.output?.parse ? ["parse"] : [])],
     resume: {
       choices: choices.flatMap(({ tokenIds, ended }, choice) => (ended ? [] : [{ choice, tokenIds }])),
       modelDigest: (started ?? admitted).modelDigest,

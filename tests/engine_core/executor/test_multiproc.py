@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine_core import request
 from engine_core.config import DeviceConfig, EngineConfig, ParallelConfig
-from engine_core.errors import ConfigError
+from engine_core.errors import ConfigError, InvalidRequestError
 from engine_core.executor import multiproc
 from engine_core.llm import LLM, SamplingParams
 from engine_core.progress import StartupProgress
 from tests.processes import alive
 
-from ..engines import StageDetails
+from ..engines import StageDetails, run, started
+from ..structured_output.grammars import PERSON, save_model_with_tokenizer, text_of
 
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4, "num_threads": 1}
 PARAMS = [
@@ -23,6 +28,14 @@ PARAMS = [
     SamplingParams(temperature=1.0, seed=4, n=2, repetition_penalty=1.3, max_tokens=6, ignore_eos=True),
 ]
 PROMPTS = [[5, 6, 7], list(range(10, 60)), [9, 9]]
+
+
+IN_GRAMMAR = request.SamplingParams(grammar=PERSON, max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model_with_tokenizer(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +55,22 @@ def test_answers_are_those_of_one_process(ranks: LLM, checkpoint: Path) -> None:
     with LLM(checkpoint, **OPTIONS) as alone:  # type: ignore[arg-type]
         assert ranks.generate(PROMPTS, PARAMS) == alone.generate(PROMPTS, PARAMS)
         assert (ranks.numerics, ranks.model_digest) == (alone.numerics, alone.model_digest)
+
+
+def test_grammars_are_compiled_here_and_on_the_rank_that_samples(ranks: LLM, checkpoint: Path) -> None:
+    params = {name: replace(IN_GRAMMAR, temperature=heat) for name, heat in {"greedy": 0.0, "random": 1.0}.items()}
+    prompts = dict.fromkeys(params, PROMPTS[0])
+    executor = ranks._engine.executor
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(executor.compile_grammar, [f'start: "{each}"' for each in "abcdefgh"] + [PERSON] * 4))
+    with pytest.raises(InvalidRequestError, match="grammar: 1\\(9\\): Expected token"):
+        executor.compile_grammar("start: (")
+    outcomes = run(ranks._engine, prompts, params)
+    with started(checkpoint, **OPTIONS) as alone:
+        expected = run(alone, prompts, params)
+    for key, outcome in outcomes.items():
+        assert outcome.token_ids == expected[key].token_ids
+        assert re.fullmatch(r'\{"name": "[a-z]{1,8}", "age": [0-9]{1,3}\}', text_of(outcome.token_ids))
 
 
 def test_the_start_names_ranks(ranks: LLM, stages: StageDetails) -> None:

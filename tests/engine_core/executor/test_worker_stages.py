@@ -14,8 +14,7 @@ from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
-from engine_core.scheduling import Drafter
-from tests.engine_core.drafters import ScriptedDrafter
+from tests.engine_core.drafters import DraftingExecutor, ScriptedDrafter
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.executor.threaded_executor import ThreadedExecutor
 from tests.engine_core.models.families import configuration
@@ -53,7 +52,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def in_stages(
     directory: Path,
     stages: int,
-    drafter: Drafter | None = None,
+    drafter: ScriptedDrafter | None = None,
     spare_blocks: int | None = None,
     tensor_transport: str | None = None,
     **options: object,
@@ -64,7 +63,7 @@ def in_stages(
     executor.spare_blocks, executor.tensor_transport = spare_blocks, tensor_transport
     executor.start(StartupProgress())
     try:
-        yield EngineCore(config, executor, drafter=drafter), executor
+        yield EngineCore(config, executor if drafter is None else DraftingExecutor(executor, drafter)), executor
     finally:
         executor.close()
 

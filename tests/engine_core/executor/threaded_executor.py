@@ -20,6 +20,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.progress import StartupProgress
 from engine_core.step import StepPlan, StepResult
+from engine_core.structured_output.compiler import GrammarCompiler
 
 Sampled = tuple[int, npt.NDArray[np.int64]]
 
@@ -78,6 +79,11 @@ class ThreadedExecutor(CollectiveExecutor):
         if self.tensor_transport is None:
             return super().rendezvous(device)
         return open_rendezvous("127.0.0.1", self.tensor_transport, 1)
+
+    def open_grammars(self) -> GrammarCompiler:
+        [compiler] = [worker.grammars for worker in self.workers if worker.rank.samples]
+        assert compiler is not None
+        return compiler
 
     def start_steps(self) -> None: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 import pytest
 
 from engine_core.config import ModelConfig
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, InvalidRequestError
 from engine_core.llm import LLM, Completion, Result, SamplingParams
 from engine_core.offline.model_text import ModelText
 from engine_core.request import FinishReason, Request
+from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.validation import validate_request
 from services.text.chat_templates import ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
@@ -114,6 +117,50 @@ def test_a_chat_is_rendered_as_in_the_ring(llm: LLM) -> None:
     begun = [QUESTION, {"role": "assistant", "content": "3 + 4 ="}]
     [answer] = llm.chat(begun, GREEDY, continue_final_message=True)
     assert answer.choices[0].text == " 7."
+
+
+def test_texts_have_their_form(llm: LLM) -> None:
+    """One after the other and in a batch with free ones, whose texts do not change."""
+    drawn = SamplingParams(temperature=1.0, seed=5, n=2, max_tokens=48)
+    digits = {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 4}
+    closed = {"type": "object", "additionalProperties": False}
+    forms: dict[str, Any] = {
+        "choice": ["yes", "no", "perhaps"],
+        "regex": "[a-z]{3}-[0-9]{2}",
+        "json_schema": {"properties": {"digits": digits}, "required": ["digits"], **closed},
+        "grammar": 'start: WORD (" " WORD)~2\nWORD: /[a-z]{1,5}/',
+    }
+    held = [replace(drawn, **{name: form}) for name, form in forms.items()]
+    prompts = [PROMPT] * len(held)
+    answers = llm.generate(prompts * 2, [*held, *[drawn] * len(held)])
+    assert [answer.choices for answer in answers[len(held) :]] == [llm.generate(PROMPT, drawn)[0].choices] * len(held)
+    for answer, each in zip(answers, held, strict=False):
+        assert answer.choices == llm.generate(PROMPT, each)[0].choices
+        for choice in answer.choices:
+            assert choice.finish is not None
+            assert choice.finish.finish_reason is FinishReason.STOP
+    chosen, matched, objects, words = [[choice.text or "" for choice in answer.choices] for answer in answers[:4]]
+    assert set(chosen) <= set(forms["choice"])
+    assert all(re.fullmatch(forms["regex"], text) for text in matched)
+    assert all({1, 2, 3}.issuperset(json.loads(text)["digits"]) for text in objects)
+    assert all(re.fullmatch(r"[a-z]{1,5}( [a-z]{1,5}){2}", text) for text in words)
+    verbatim = EngineSamplingParams(grammar='start: "so"', temperature=1.0, seed=1)
+    assert llm.generate(PROMPT, verbatim)[0].choices[0].text == "so"
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"regex": "("}, "sampling_params[1]: regex: "),
+        ({"json_schema": "{"}, "sampling_params[1]: json_schema: "),
+        ({"choice": []}, "sampling_params[1]: choice.texts: has 0 texts"),
+        ({"grammar": "start: absent"}, "sampling_params[1]: grammar: "),
+    ],
+)
+def test_forms_that_cannot_be_used_are_refused_where_they_are(llm: LLM, form: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        llm.generate([PROMPT] * 2, [GREEDY, replace(GREEDY, **form)])
+    assert str(refused.value).startswith(text)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_tokenizer_of_ones_own_encodes_and_decodes_and_no_more() -> None:
         [result] = llm.generate("abc", greedy)
         assert result.prompt_token_ids == [97, 98, 99]
         assert result.choices[0].text == "".join(map(chr, result.choices[0].token_ids))
-        for field, value in (("stop", "a"), ("skip_special_tokens", False)):
+        for field, value in (("stop", "a"), ("skip_special_tokens", False), ("regex", "a")):
             with pytest.raises(ValueError, match=f"^sampling_params: {field}: needs the model's own tokenizer"):
                 llm.generate("abc", replace(greedy, **{field: value}))
         with pytest.raises(ValueError, match=r"^messages: a chat needs the model's own tokenizer"):

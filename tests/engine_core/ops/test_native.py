@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from engine_core.ops.activation import Activation
 from engine_core.ops.base import HeadNorms, HeadsShape
 from engine_core.ops.native import NativeBackend, NativeLinear
 from engine_core.ops.torch import TorchBackend
+from engine_core.sampling.numpy_ops import NumpyOps
 
 from .experts import numbers
 
@@ -125,6 +127,28 @@ def test_of_equal_products_the_first_is_taken_and_padding_never(
     assert ops.linear(weight).argmax(x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
     weight[outputs // 3, 3] = torch.nan
     assert ops.linear(weight).argmax(x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [1, 64, 97, 4000])
+def test_argmax_of_what_is_allowed_is_that_of_masked_logits(
+    ops: NativeBackend, outputs: int, dtype: torch.dtype
+) -> None:
+    """Of rows with few, many or all outputs allowed, or none; with infinities, NaNs and equals among them."""
+    head, rows = ops.linear(numbers(outputs, 16, dtype=dtype).mul(4).round()), 120
+    x = numbers(rows, 16, dtype=dtype, seed=1).round()
+    x[3::11, 2], x[5::11, 3], x[7::11] = torch.inf, torch.nan, 0.0
+    rng, words = np.random.default_rng(outputs), -(-outputs // 32)
+    shares = rng.choice([0.0, 0.002, 0.5, 0.99, 1.0], rows)
+    bits = np.packbits(rng.random((rows, 32 * words)) < shares[:, np.newaxis], axis=1, bitorder="little")
+    allowed = bits.view(np.uint32)
+    logits = head(x, dtype=torch.float32)
+    NumpyOps(outputs).mask(logits.numpy(), np.arange(rows), allowed)
+    expected = logits.numpy().argmax(axis=1)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        assert head.argmax(x, torch.from_numpy(allowed.view(np.int32))).tolist() == expected.tolist()
+    assert head.argmax(x).tolist() == head(x, dtype=torch.float32).numpy().argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,7 +9,7 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import SamplingOps
-from engine_core.sampling.logits_processors import Penalties, SamplingRows
+from engine_core.sampling.logits_processors import Penalties, ProcessorSetup, SamplingRows
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.torch_ops import TorchOps
 from tests.engine_core.sampling.test_sampler import EOS, Rows, Sampled
@@ -32,7 +32,7 @@ def test_logits_of_growing_sequences(ops: SamplingOps) -> None:
     rng = random.Random(3)
     prompts = [[rng.randrange(VOCAB) for _ in range(8)] for _ in CHOSEN]
     outputs = [[rng.randrange(VOCAB) for _ in range(length)] for length in (0, 1, 5, 30)]
-    processor = Penalties(len(CHOSEN), VOCAB, [])
+    processor = Penalties(ProcessorSetup(len(CHOSEN), VOCAB, ()))
     for slot, (repetition, frequency, presence) in enumerate(CHOSEN):
         params = SamplingParams(repetition_penalty=repetition, frequency_penalty=frequency, presence_penalty=presence)
         applies = processor.add(slot, params)

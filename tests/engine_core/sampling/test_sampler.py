@@ -11,8 +11,8 @@ from transformers.generation import logits_process as hf
 from engine_core.logprobs import Logprobs
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import SamplingOps
-from engine_core.sampling.logits_processors import PROCESSORS, SamplingRows
-from engine_core.sampling.metadata import SamplingMetadata
+from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
+from engine_core.sampling.metadata import PROCESSORS, SamplingMetadata
 from engine_core.sampling.noise import gumbel, position_keys, sequence_key
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
@@ -48,7 +48,7 @@ class Rows:
 
     def sample(self, order: list[int], ops: SamplingOps | None = None) -> Sampled:
         """Sample the rows of ``order``, as a batch in slots of their own."""
-        state = SamplingMetadata(len(order), self.vocab, [EOS])
+        state = SamplingMetadata(ProcessorSetup(len(order), self.vocab, (EOS,)))
         tokens = self.tokens[order]
         for slot, row in enumerate(order):
             state.add(slot, self.params[row], self.choices[row], int(self.lengths[row] - self.prompts[row]))
@@ -220,7 +220,7 @@ def test_a_greedy_batch_runs_nothing_but_the_argmax(monkeypatch: pytest.MonkeyPa
     """What a greedy batch does not ask for is not run: the functions behind every feature are broken here."""
     rows = Rows([SamplingParams(temperature=0.0, top_k=3, top_p=0.5)] * 8, vocab=500)
     monkeypatch.setattr("engine_core.sampling.sampler.position_keys", None)
-    for name in ("sample", "logprobs", "change", "keep_only", "select_rows"):
+    for name in ("sample", "logprobs", "ban", "change", "keep_only", "mask", "select_rows"):
         monkeypatch.setattr(NumpyOps, name, None)
     for processor in PROCESSORS:
         monkeypatch.setattr(processor, "apply", None)
@@ -236,7 +236,7 @@ def test_frequencies_match_the_probabilities(truncation: dict[str, float]) -> No
     """10,000 positions of one seeded sequence draw from the truncated softmax: chi-square within 4 deviations."""
     vocab, draws = 400, 10_000
     params = SamplingParams(temperature=0.8, seed=77, **truncation)
-    state = SamplingMetadata(1, vocab, [EOS])
+    state = SamplingMetadata(ProcessorSetup(1, vocab, (EOS,)))
     state.add(0, params, 0, 0)
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * 2.5
     none, ones = np.zeros(draws, np.int64), np.ones(draws, np.int64)

@@ -140,9 +140,10 @@ class Stream:
             assert output.logprobs is None
         else:
             assert [entry.rank - 1 for entry in output.logprobs or ()] == output.token_ids
+            assert output.logprobs is None or output.token_ids
         self._take_prompt_news(output)
         if output.finish is None:
-            assert len(tokens) < len(expected)
+            assert len(tokens) < len(expected) or finish.finish_reason is FinishReason.ERROR
         elif choice in self.cut and output.finish.finish_reason is self.cut[choice]:
             assert output.token_ids == []
             self.finish[choice] = output.finish

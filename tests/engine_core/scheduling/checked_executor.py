@@ -33,17 +33,35 @@ def model_spec(vocab_size=40, max_model_len=64):
     )
 
 
+def failing(position: int, choice: int = 0) -> str:
+    """A "grammar" with which ``choice`` fails instead of drawing the token at ``position`` (or a later one, if it is
+    resumed behind it); at −1: in the first step that computes anything of it. At even positions that is known as soon
+    as the token before is drawn.
+    """
+    return f"{choice} fails at {position}"
+
+
+def fails_at(params: SamplingParams, choice: int) -> int | None:
+    words = (params.grammar or "").split()
+    return int(words[-1]) if words and words[0] == str(choice) else None
+
+
 def digest(previous: bytes, token_id: int) -> bytes:
     return blake2b(previous + token_id.to_bytes(4, "little"), digest_size=8).digest()
 
 
 def draw(state: bytes, params: SamplingParams, choice: int, position: int, model: ModelSpec) -> int:
-    """The next token after ``state``; stop tokens are masked before ``min_tokens``, as the sampler does."""
+    """The next token after ``state``; stop tokens are masked before ``min_tokens``, as the sampler does.
+
+    With a grammar, eos is not: it ends the choice at any length.
+    """
     masked = set(params.stop_token_ids)
     if not params.ignore_eos:
         masked.update(model.eos_token_ids)
     if position >= params.min_tokens:
         masked = set()
+    if params.grammar is not None:
+        masked.difference_update(model.eos_token_ids)
     for attempt in range(1000):
         noise = blake2b(f"{params.seed} {choice} {position} {attempt}".encode() + state, digest_size=8).digest()
         token_id = int.from_bytes(noise, "little") % model.vocab_size
@@ -60,11 +78,15 @@ def expected_output(request: Request, choice: int, model: ModelSpec) -> tuple[li
     for token_id in (*request.prompt_token_ids, *output):
         state = digest(state, token_id)
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(model.eos_token_ids))
+    final = set() if params.grammar is None else set(model.eos_token_ids)
+    failure = fails_at(params, choice)
     while True:
-        if output and output[-1] in stops and len(output) > params.min_tokens:
+        if output and (output[-1] in final or (output[-1] in stops and len(output) > params.min_tokens)):
             return output, Finish(FinishReason.STOP, output[-1])
         if len(output) >= params.max_tokens or len(request.prompt_token_ids) + len(output) >= model.max_model_len:
             return output, Finish(FinishReason.LENGTH)
+        if failure is not None and len(output) >= failure:
+            return output, Finish(FinishReason.ERROR, error=params.grammar)
         output.append(draw(state, params, choice, len(output), model))
         state = digest(state, output[-1])
 
@@ -216,6 +238,8 @@ class CheckedExecutor(Executor):
             assert all(known.isdisjoint(each) for each in self.sampling.values()), "the first stage lacks the token"
         assert all(plan.draft_token_ids.values())
         assert known.issuperset(plan.draft_token_ids)
+        for each in self.sampling.values():
+            assert each.isdisjoint(plan.draft_token_ids), "drafts would take the place of a token on its way"
         writers: dict[int, int] = {}
         for seq_id, count in zip(plan.seq_ids, plan.num_tokens, strict=True):
             worker = self.workers[seq_id]
@@ -259,7 +283,7 @@ class CheckedExecutor(Executor):
                 self.kv[block][offset] = state
                 self.rests_on[block, offset] = oldest
         if plan.samples[index]:
-            self._sample(worker, num_known, drafts, states, result.token_ids[index])
+            self._sample(worker, num_known, drafts, states, result, index)
             if params.logprobs is not None:
                 first = num_known - worker.new.num_prompt_tokens
                 entries = [
@@ -267,6 +291,8 @@ class CheckedExecutor(Executor):
                     for position, token_id in enumerate(result.token_ids[index], start=first)
                 ]
                 result.logprobs[seq_id] = packed(*entries)
+        elif fails_at(params, worker.new.choice) == -1:
+            result.failed[seq_id] = params.grammar
         worker.computed = end if not drafts else len(worker.tokens) - 1
         if params.prompt_logprobs is not None:
             last = min(end, worker.new.num_prompt_tokens - 1)
@@ -275,14 +301,30 @@ class CheckedExecutor(Executor):
                 result.prompt_logprobs[seq_id] = packed(*scores)
 
     def _sample(
-        self, worker: _Worker, num_known: int, drafts: list[int], states: list[bytes], sampled: list[int]
+        self,
+        worker: _Worker,
+        num_known: int,
+        drafts: list[int],
+        states: list[bytes],
+        result: StepResult,
+        index: int,
     ) -> None:
-        """Fill ``sampled``, from the ``states`` of the last rows, up to the first draft that is not sampled."""
+        """Sample from the ``states`` of the last rows, up to the first draft that is not sampled, or to a failure."""
         del worker.tokens[num_known:]
+        params, choice, sampled = worker.new.params, worker.new.choice, result.token_ids[index]
+        failure = fails_at(params, choice)
         for state, draft in zip(states[len(states) - 1 - len(drafts) :], [*drafts, None], strict=True):
             position = len(worker.tokens) - worker.new.num_prompt_tokens
-            sampled.append(draw(state, worker.new.params, worker.new.choice, position, self.model))
+            if failure is not None and position >= failure:
+                result.failed[worker.new.seq_id] = params.grammar
+                if not drafts:
+                    worker.tokens.append(0)  # Steps that were planned before this is known need some token.
+                return
+            sampled.append(draw(state, params, choice, position, self.model))
             worker.tokens.append(sampled[-1])
+            if failure is not None and failure % 2 == 0 and position + 1 == failure:
+                result.failed[worker.new.seq_id] = params.grammar
+                return
             if sampled[-1] != draft:
                 return
 

@@ -7,7 +7,7 @@ from engine_core.kv_cache_interface import KVCacheConfig, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
 from engine_core.scheduling import Scheduler
 
-from ..drafters import ScriptedDrafter
+from ..drafters import DraftingExecutor, ScriptedDrafter
 from .audit import Stream, check_holders, check_idle, texts
 from .checked_executor import CheckedExecutor, model_spec
 
@@ -46,16 +46,18 @@ class Harness:
         stages=1,
         **config,
     ):
-        """``drafts``: the way of a ``ScriptedDrafter``."""
+        """``drafts``: the way of a ``ScriptedDrafter`` that adds drafts to the results of steps."""
         self.now = 0.0
         self.model = model_spec(max_model_len=max_model_len)
         self.config = SchedulerConfig(**{"max_num_batched_tokens": 64, "max_num_seqs": 16} | config)
         size = KVCacheConfig(blocks, block_size, 1, group_layers(windows))
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
         self.streams: dict[str, Stream] = {}
-        drafter = drafts and ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
-        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, drafter, stages=stages)
+        self.scheduler = Scheduler(self.config, cache, size, self.model, lambda: self.now, stages=stages)
         self.executor = CheckedExecutor(self.model, size, self.config, max(max_concurrent_steps, stages), stages)
+        if drafts is not None:
+            drafter = ScriptedDrafter(lambda: texts(self.streams), self.model.vocab_size, drafts)
+            self.executor = DraftingExecutor(self.executor, drafter)
         self.waiting = []
         """Plans of steps in flight, and their results; oldest first."""
         self.plan = None

@@ -1,8 +1,9 @@
 """A machine that drives a scheduler with what hypothesis thinks of: requests, cancels, deadlines, overlapping steps.
 
 It checks that no block leaks or is used wrongly, that no token is lost or wrong, that nothing forgotten is found again,
-and that the scheduler never stands still: while nothing is in flight and something waits, each call of ``schedule``
-plans a step or ends something. With stages, no step takes more than its part of the decoding sequences.
+that a choice that fails ends alone, and that the scheduler never stands still: while nothing is in flight and something
+waits, each call of ``schedule`` plans a step or ends something. With stages, no step takes more than its part of the
+decoding sequences.
 Tokens are compared with a computation that knows no scheduler, so they do not depend on cache size (preemption),
 chunking, prefix caching, batch or overlap.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from unittest import mock
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,12 +21,12 @@ from engine_core.config import CacheConfig, SchedulerConfig
 from engine_core.errors import QueueFullError
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig, blocks_of_longest, group_layers
 from engine_core.request import FinishReason, Request, SamplingParams
-from engine_core.scheduling import Scheduler
+from engine_core.scheduling import Scheduler, drafting
 from engine_core.scheduling.fairness import LATELY
 
-from ..drafters import ScriptedDrafter
+from ..drafters import DraftingExecutor, ScriptedDrafter
 from .audit import Stream, check_holders, check_idle, check_room_for_others, decoding_seq_ids, texts
-from .checked_executor import CheckedExecutor, model_spec
+from .checked_executor import CheckedExecutor, failing, model_spec
 
 MODEL = model_spec(vocab_size=12, max_model_len=32)
 
@@ -43,6 +45,9 @@ sampling = st.builds(
     stop_token_ids=st.frozensets(st.integers(0, 11), max_size=1),
     logprobs=st.sampled_from([None, 0]),
     prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    grammar=st.one_of(
+        st.none(), st.none(), st.just("never fails"), st.builds(failing, st.integers(-1, 8), st.integers(0, 2))
+    ),
 )
 
 
@@ -70,12 +75,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["priority", "fcfs"]),
         drafts=st.sampled_from([None, None, "right", "wrong", "mixed"]),
+        trusting=st.booleans(),
+        num_speculative_tokens=st.sampled_from([0, 1, 8, 8, 64]),
         windows=st.sampled_from([(None,), (None,), (None, None), (1,), (5,), (9, None), (2, 8, None, 8)]),
         stages=st.sampled_from([1, 1, 2, 3]),
     )
     def start(
-        self, block_size, spare_tokens, max_num_seqs, budget, chunked, prefix_caching, policy, drafts, windows, stages
+        self,
+        block_size,
+        spare_tokens,
+        max_num_seqs,
+        budget,
+        chunked,
+        prefix_caching,
+        policy,
+        drafts,
+        trusting,
+        num_speculative_tokens,
+        windows,
+        stages,
     ):
+        """``trusting``: drafts are computed however many came true."""
+        self.free_rows = mock.patch.object(drafting, "FREE_ROWS", 1000 if trusting else drafting.FREE_ROWS)
+        self.free_rows.start()
         self.stages = stages
         self.config = SchedulerConfig(
             max_num_batched_tokens=budget if chunked else max(budget, MODEL.max_model_len),
@@ -83,14 +105,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_queued_reqs=6,
             policy=policy,
             enable_chunked_prefill=chunked,
+            num_speculative_tokens=num_speculative_tokens,
         )
         groups, step_tokens = group_layers(windows), self.config.max_num_batched_tokens
         longest = blocks_of_longest(groups, MODEL.max_model_len, step_tokens, block_size)
         size = KVCacheConfig(longest + spare_tokens // block_size, block_size, 1, groups)
         cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
-        drafter = None if drafts is None else ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
-        self.scheduler = Scheduler(self.config, cache, size, MODEL, lambda: self.now, drafter, stages=stages)
+        self.scheduler = Scheduler(self.config, cache, size, MODEL, lambda: self.now, stages=stages)
         self.executor = CheckedExecutor(MODEL, size, self.config, max_concurrent_steps=3, stages=stages)
+        self.submit = self.executor.submit
+        if drafts is not None:
+            drafter = ScriptedDrafter(lambda: texts(self.streams), MODEL.vocab_size, drafts)
+            self.submit = DraftingExecutor(self.executor, drafter).submit
 
     @rule(
         prompt=prompts,
@@ -236,7 +262,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan is not None:
             check_room_for_others(self.scheduler, plan, {tenant for tenant in self.came if self.expects_others(tenant)})
             self.check_prefixes(plan)
-            self.results.append((plan, self.executor.submit(plan)))
+            assert all(len(each) <= self.config.num_speculative_tokens for each in plan.draft_token_ids.values())
+            self.results.append((plan, self.submit(plan)))
 
     def check_prefixes(self, plan):
         """A request that came after a reset starts from nothing that was computed before, or rests on that."""
@@ -271,6 +298,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         if not hasattr(self, "scheduler"):
             return
+        self.free_rows.stop()
         self.take_result(keep=0)
         live = [stream for stream in self.streams.values() if not stream.done]
         bound = sum(

@@ -9,7 +9,7 @@ from engine_core.scheduling import Scheduler
 from engine_core.step import StepResult
 
 from .audit import check_idle
-from .checked_executor import EOS
+from .checked_executor import EOS, failing
 from .harness import Harness, make_request
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -40,6 +40,10 @@ def ends(engine: Harness):
         ({"stop_token_ids": frozenset({7})}, [5, EOS, 7], Finish(STOP, 7)),
         ({"stop_token_ids": frozenset({7}), "min_tokens": 1}, [7, 7], Finish(STOP, 7)),
         ({"stop_token_ids": frozenset({7})}, [5, 5, 5, 7], Finish(STOP, 7)),
+        ({"grammar": "", "ignore_eos": True}, [5, EOS], Finish(STOP, EOS)),
+        ({"grammar": "", "min_tokens": 3}, [5, EOS], Finish(STOP, EOS)),
+        ({"grammar": "", "min_tokens": 2, "stop_token_ids": frozenset({EOS})}, [EOS], Finish(STOP, EOS)),
+        ({"grammar": "", "min_tokens": 1, "stop_token_ids": frozenset({7})}, [7, 5, 7], Finish(STOP, 7)),
         ({"max_tokens": 1}, [5], Finish(LENGTH)),
         ({"max_tokens": 1, "stop_token_ids": frozenset({5})}, [5], Finish(STOP, 5)),
         ({"max_tokens": 1000}, [5] * 60, Finish(LENGTH)),
@@ -166,6 +170,7 @@ def test_choices_that_are_not_resumed_have_finished():
         ({"max_tokens": 60}, (5,) * 58, Finish(LENGTH)),
         ({"stop_token_ids": frozenset({7})}, (5, 7), Finish(STOP, 7)),
         ({"ignore_eos": False}, (5, EOS), Finish(STOP, EOS)),
+        ({"grammar": "", "min_tokens": 3}, (5, EOS), Finish(STOP, EOS)),
     ],
 )
 def test_a_resumed_choice_that_was_complete_ends_at_once(params, output, finish):
@@ -193,3 +198,64 @@ def test_eos_is_ignored_in_resumed_output_before_min_tokens():
     scheduler.add(make_request("r", 4, ignore_eos=False, min_tokens=2, resume={0: (5, EOS)}))
     (output,) = feed(scheduler, EOS)
     assert (output.first_position, output.finish) == (2, Finish(STOP, EOS))
+
+
+def errors(engine: Harness):
+    """Errors and number of tokens of the choices that failed."""
+    streams = engine.streams.items()
+    return {
+        (name, choice): (finish.error, len(stream.tokens[choice]))
+        for name, stream in streams
+        for choice, finish in stream.finish.items()
+        if finish.finish_reason is FinishReason.ERROR
+    }
+
+
+def test_a_choice_that_fails_ends_with_the_error_after_its_tokens_and_others_go_on():
+    engine = Harness(max_concurrent_steps=2)
+    engine.add("a", 10, n=3, max_tokens=9, grammar=failing(4, choice=1))
+    engine.add("b", 10, max_tokens=9)
+    for _ in range(6):
+        engine.plan_ahead()
+        if len(engine.waiting) == 2:
+            engine.take_result()
+    engine.take_results()
+    engine.finish()
+    assert errors(engine) == {("a", 1): ("1 fails at 4", 4)}
+    assert all(stream.done for stream in engine.streams.values())
+
+
+@pytest.mark.parametrize("drafts", [None, "right"])
+def test_a_resumed_choice_fails_where_it_would_have(drafts):
+    for start in range(6):
+        engine = Harness(drafts=drafts)
+        engine.add("a", 10, max_tokens=9, grammar=failing(5), logprobs=0)
+        tokens = engine.finish()["a"][0]
+        engine.add(
+            "b",
+            engine.streams["a"].request.prompt_token_ids,
+            max_tokens=9,
+            grammar=failing(5),
+            logprobs=0,
+            resume={0: tuple(tokens[:start])} if start else None,
+        )
+        assert engine.finish()["b"][0] == tokens
+        assert errors(engine) == {(name, 0): ("0 fails at 5", 5) for name in "ab"}
+
+
+def test_a_choice_fails_before_its_prompt_is_computed_and_another_one_computes_it():
+    engine = Harness(max_num_batched_tokens=8)
+    engine.add("a", 20, n=2, grammar=failing(-1), prompt_logprobs=0)
+    ((_, end),) = engine.step().items()
+    assert (end.choice, end.token_ids, end.finish.error) == (0, [], "0 fails at -1")
+    engine.finish()
+    assert errors(engine) == {("a", 0): ("0 fails at -1", 0)}
+
+
+def test_a_token_that_ends_a_choice_goes_before_a_failure_behind_it():
+    scheduler = Harness().scheduler
+    scheduler.add(make_request("r", 4, stop_token_ids=frozenset({7})))
+    plan = scheduler.schedule()
+    (output,) = scheduler.update(plan, StepResult(plan.step_id, [[7]], failed={plan.seq_ids[0]: "no way on"}))
+    assert (output.token_ids, output.finish) == ([7], Finish(STOP, 7))
+    check_idle(scheduler)

@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ringline.detokenizer.v1 import detokenizer_pb2
 
+from services.common.rpc.part_messages import read_parts, typed_parts
 from services.common.rpc.shared_messages import read_logprobs
 from services.detokenizer.detokenizer_messages import outputs_of
 from services.processor.inference_messages import TextEntry, ends_of, entries_of
 from services.ring.errors import Code, Status
 from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.outbox import Outboxes, RequestUpdate
+from services.text.parsing.parts import Content, Part, Reasoning, ToolCallPiece
 from tests.services.ring.token_logprobs import TokenLogprob, packed
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=5)
@@ -51,7 +53,7 @@ def test_deltas_and_ends_arrive_as_they_were(
             )
             outbox.delta(name, choice, first, tokens, text, scores, epoch=epoch)
             if tokens or text:
-                deltas.append(TextEntry(name, epoch, choice, first, tokens, scores, text))
+                deltas.append(TextEntry(name, epoch, choice, first, tokens, scores, text, None))
             if end is not None:
                 outbox.end(name, choice, end, epoch=epoch)
                 finished.append((name, epoch, choice, end))
@@ -68,3 +70,45 @@ def test_news_of_a_prompt_arrives() -> None:
     assert (prefill.request_id, prefill.epoch) == (scored.request_id, scored.epoch) == ("1-1", 4)
     assert (prefill.prompt_tokens, prefill.computed_tokens, prefill.cached_tokens) == (9, 5, 2)
     assert (scored.offset, read_logprobs(scored.logprobs)) == (7, scores)
+
+
+def call(index: int, name: str, arguments: str) -> ToolCallPiece:
+    return ToolCallPiece(index, f"call_{index}" if name else "", name, arguments)
+
+
+def test_pieces_that_continue_each_other_arrive_as_one() -> None:
+    outbox = Outboxes().open("", lambda: None)
+    deltas: list[list[Part]] = [
+        [Reasoning("Let me "), Reasoning("see")],
+        [],
+        [Reasoning("."), Content("The"), call(0, "add", '{"a"')],
+        [call(0, "", ": 1}"), call(1, "sub", "")],
+        [call(1, "", "{}"), Content(" end")],
+    ]
+    for position, pieces in enumerate(deltas):
+        outbox.delta("1-1", 2, position, [position], "t", None, typed_parts(pieces, position))
+    outbox.end("1-1", 2, ChoiceEnd(FinishReason.STOP, 5, parts=typed_parts([Content("!")], 3)))
+    outbox.delta("1-2", 0, 0, [1], "t")
+    frame = through_the_wire(outbox.take(1 << 20))
+    parsed, plain = entries_of(frame)
+    assert plain.parts is None
+    assert parsed.parts is not None
+    assert parsed.parts.pieces == [
+        Reasoning("Let me see."),
+        Content("The"),
+        call(0, "add", '{"a": 1}'),
+        call(1, "sub", "{}"),
+        Content(" end"),
+    ]
+    assert parsed.parts.reasoning_tokens == 4, "over all of the choice"
+    [(_, _, _, end)] = ends_of(frame)
+    assert end.parts == typed_parts([Content("!")], 3)
+    assert parsed.parts.wire_bytes >= frame.parts[0].ByteSize()
+
+
+def test_a_part_of_an_unknown_kind_is_skipped() -> None:
+    frame = detokenizer_pb2.TextOutputs()
+    entry = frame.parts.add()
+    entry.parts.add()
+    entry.parts.add(content="known")
+    assert read_parts(entry.parts, 0).pieces == [Content("known")]

@@ -1,19 +1,32 @@
-"""What an engine tells of its queue: to those whom it refuses, when to come again; to an autoscaler, how long it is."""
+"""What an engine tells of its queue: to those whom it refuses, when to come again; to an autoscaler, how long it is.
+
+And requests that wait for their grammars before they reach the core: whatever ends them meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
+from ringline.engine.v1 import engine_pb2
 
-from engine_core.errors import QueueFullError
+from engine_core.errors import InvalidRequestError, QueueFullError
+from engine_core.request import Request, SamplingParams
 from engine_core.scheduling.stats import SchedulerStats
 from engine_core.step import SequenceOutput
 from services.engine.async_engine import AsyncEngine
+from services.engine.engine_messages import response_of
+from services.engine.grammar_queue import EngineRequest
 from services.engine.step_loop import StepReport
-from services.ring.errors import Refused, Status
+from services.ring.errors import Code, Refused, Status
+from services.ring.events import FinishReason
 from services.ring.identity import PeerId
+from services.text.grammar.constraints import Grammar
 from tests.services.ring.attach_harness import submission
 
 
@@ -55,3 +68,109 @@ def test_requests_that_wait_are_counted_once_whatever_choices_they_have() -> Non
     stats = SchedulerStats(**{field.name: values.get(field.name, 0) for field in fields(SchedulerStats)})
     engine.step_loop = SimpleNamespace(stats=stats, steps=0)
     assert engine.metrics.registry.get_sample_value("vllm:num_requests_waiting", {"model_name": ""}) == 3
+
+
+class RecordingLoop:
+    """In the place of the step loop."""
+
+    def __init__(self) -> None:
+        self.added: dict[str, Request] = {}
+        self.cancelled: list[tuple[str, int | None]] = []
+
+    def add(self, core_id: str, request: Request) -> None:
+        self.added[core_id] = request
+
+    def cancel(self, core_id: str, choice: int | None) -> bool:
+        self.cancelled.append((core_id, choice))
+        return True
+
+
+class Constrained:
+    """An engine whose grammars are compiled when ``go`` is set, with a peer that reads what it is told."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.engine = AsyncEngine(orphan_grace=0.0, max_ledgers=10)
+        self.loop = self.engine.step_loop = RecordingLoop()
+        self.engine.use_grammars(self.compile)
+        self.peer = PeerId("p", 1)
+        self.waker = self.engine.attach(self.peer)
+
+    def compile(self, grammar: str) -> None:
+        assert self.go.wait(10)
+        if "bad" in grammar:
+            raise InvalidRequestError("grammar", "is bad")
+
+    def submit(self, epoch: int = 1, text: str = "fine", deadline: float | None = None) -> None:
+        core = Request("1-1", (1, 2), SamplingParams(n=2, max_tokens=4), deadline=deadline)
+        request = EngineRequest(core, Grammar(f'start: "{text}"'))
+        self.engine.registry.submit(
+            self.peer, submission("1-1", epoch, choices={0: (), 1: ()}, core_request=request), in_reply_to=epoch
+        )
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        self.go.set()
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def frame(self) -> engine_pb2.AttachResponse:
+        frame = self.waker.link.take()
+        return engine_pb2.AttachResponse() if frame is None else response_of(frame)
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is left of any request."""
+        registry, grammars = self.engine.registry, self.engine.grammars
+        return not (registry.num_ledgers or registry._in_core or grammars)
+
+
+async def test_a_request_that_is_superseded_while_it_waits_for_its_grammar_never_reaches_the_core() -> None:
+    world = Constrained()
+    world.submit(epoch=1)
+    world.submit(epoch=2)
+    await world.until(lambda: world.loop.added)
+    [(core_id, request)] = world.loop.added.items()
+    assert core_id.startswith("1-1@2#")
+    assert request.params.grammar == 'start: "fine"'
+    assert not world.loop.cancelled
+
+
+async def test_what_ends_while_it_waits_for_its_grammar_leaves_nothing_behind() -> None:
+    world = Constrained()
+    world.submit()
+    world.engine.registry.stop(world.peer, "1-1", 1, 0, 1)  # there is no such position yet
+    world.engine.registry.cancel(world.peer, "1-1", 1)
+    assert [end.finish_reason for end in world.frame().outputs.finished] == [FinishReason.CANCELLED] * 2
+    world.engine.registry.done(world.peer, "1-1", 1)
+    assert world.quiet
+    world.submit(epoch=2)
+    world.engine.detach(world.waker)
+    world.engine.registry.expire(time.monotonic() + 1)
+    assert world.quiet, "it was an orphan"
+    world.go.set()
+    assert not world.loop.added
+
+
+async def test_a_deadline_passes_while_a_request_waits_for_its_grammar() -> None:
+    world = Constrained()
+    world.submit(deadline=time.monotonic() + 0.01)
+    async with asyncio.timeout(10):
+        await world.waker.event.wait()
+        world.waker.event.clear()
+        while not (ends := world.frame().outputs.finished):
+            await asyncio.sleep(0.001)
+    assert [end.finish_reason for end in ends] == [FinishReason.DEADLINE] * 2
+    world.engine.registry.done(world.peer, "1-1", 1)
+    world.go.set()
+    assert world.quiet
+
+
+async def test_a_grammar_that_cannot_be_used_is_a_refusal() -> None:
+    world = Constrained()
+    world.submit(text="bad")
+    await world.until(lambda: world.quiet)
+    [rejection] = world.frame().rejections
+    assert (rejection.request_id, rejection.in_reply_to) == ("1-1", 1)
+    assert rejection.status.message == "constraint: is bad"
+    assert rejection.status.code == Code.INVALID_ARGUMENT

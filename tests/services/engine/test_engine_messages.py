@@ -18,8 +18,17 @@ from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
 from services.engine.engine_messages import end_of, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
-from services.ring.errors import Code, Refused
+from services.ring.errors import Code, Reason, Refused
 from services.ring.events import ChoiceEnd, FinishReason
+from services.text.grammar.constraints import (
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    OneOf,
+    Regex,
+    StructuralTag,
+    StructuralTags,
+)
 
 MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
 
@@ -64,7 +73,7 @@ def test_every_field_arrives() -> None:
         now=100.0,
     )
     assert submission.num_ids == 2 + 2 + 1 + 2 * 1 + 2 + 1, "prompt, allowed, stop, biased, bad words, resumed"
-    assert submission.core_request == Request(
+    assert submission.core_request.core == Request(
         request_id="1-1",
         prompt_token_ids=(5, 6),
         params=SamplingParams(
@@ -107,7 +116,7 @@ def test_no_more_output_is_counted_than_the_context_has_room_for(max_tokens: int
 def test_what_is_absent_is_neutral() -> None:
     submission = submission_of(submit(), MODEL, now=0.0)
     expected = Request("1-1", (5, 6), SamplingParams(max_tokens=9))
-    assert submission.core_request == expected
+    assert submission.core_request.core == expected
     assert submission.choices == {0: ()}
     assert submission.logprobs is submission.prompt_logprobs is None
 
@@ -176,7 +185,7 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     ],
 )
 def test_what_the_core_refuses_is_named_as_the_contract_names_it(fields: dict[str, object], named: str) -> None:
-    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request
+    core_request = submission_of(submit(**fields), MODEL, time.monotonic()).core_request.core
     assert isinstance(core_request, Request)
     with pytest.raises(InvalidRequestError) as refused:
         validate_request(core_request, MODEL)
@@ -196,7 +205,7 @@ def test_the_limits_themselves_are_accepted() -> None:
         prompt_logprobs=20,
         sampling=engine_pb2.SamplingParams(temperature=2.0**31 - 256, top_k=2**32 - 1, n=128),
     )
-    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request
+    core_request = submission_of(at_most, MODEL, time.monotonic()).core_request.core
     assert isinstance(core_request, Request)
     validate_request(core_request, MODEL)
 
@@ -222,3 +231,60 @@ def test_refusals_of_the_core_have_codes() -> None:
 @pytest.mark.parametrize("finish_reason", CoreFinishReason)
 def test_every_end_of_the_core_has_its_cause(finish_reason: CoreFinishReason) -> None:
     assert end_of(Finish(finish_reason, 7), 3) == ChoiceEnd(FinishReason[finish_reason.name], 3, stop_token_id=7)
+
+
+def test_a_failure_of_a_choice_names_the_constraint() -> None:
+    end = end_of(Finish(CoreFinishReason.ERROR, error="nothing fits"), 3)
+    assert end.error is not None
+    assert (end.finish_reason, end.error.code) == (FinishReason.ERROR, Code.INVALID_ARGUMENT)
+    assert (end.error.field, end.error.message) == ("constraint", "constraint: nothing fits")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "expected"),
+    [
+        ({"json_schema": "{}", "any_whitespace": True}, JsonSchema("{}", any_whitespace=True)),
+        ({"json_object": True}, JsonObject()),
+        ({"regex": "a"}, Regex("a")),
+        ({"choice": {"texts": ["a", "b"]}}, OneOf(("a", "b"))),
+        ({"grammar": "start: A"}, Grammar("start: A")),
+        (
+            {
+                "structural_tags": {
+                    "tags": [{"begin": "<a>", "trigger": "<"}, {"begin": "b", "end": "e"}],
+                    "single": True,
+                }
+            },
+            StructuralTags((StructuralTag("<a>", trigger="<"), StructuralTag("b", end="e")), single=True),
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_constraint_arrives_and_counts_as_memory(constraint: dict[str, object], expected: object) -> None:
+    message = submit(constraint=constraint)
+    submission = submission_of(message, MODEL, now=0.0)
+    assert submission.core_request.constraint == expected
+    free = submission_of(submit(), MODEL, now=0.0)
+    assert submission.id_bytes - free.id_bytes >= 4 * message.constraint.ByteSize()
+
+
+def test_a_constraint_is_refused_where_it_cannot_be_kept() -> None:
+    message = submit(constraint={"regex": "a"})
+    with pytest.raises(Refused) as refused:
+        submission_of(message, MODEL, 0.0, ["generate"])
+    assert refused.value.status.reason is Reason.CAPABILITY_MISSING
+
+
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [
+        ({}, "constraint"),
+        ({"json_object": False}, "constraint.json_object"),
+        ({"regex": "a", "after_reasoning": False}, "constraint.after_reasoning"),
+        ({"regex": "a" * (2 << 20)}, "constraint"),
+    ],
+)
+def test_a_constraint_that_says_nothing_or_too_much_is_refused(constraint: dict[str, object], field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        submission_of(submit(constraint=constraint), MODEL, 0.0)
+    assert refused.value.status.field == field

@@ -16,6 +16,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.scheduling import Scheduler
 from engine_core.step import StepPlan
 from services.engine.async_engine import AsyncEngine
+from services.engine.grammar_queue import EngineRequest
 from services.engine.step_loop import MAX_CALLS, Inbox, RequestCommands, StepLoop, TooManyCalls
 from services.ring.errors import Code, Refused
 from services.ring.identity import PeerId
@@ -104,7 +105,7 @@ async def slow_engine(max_ledgers: int) -> AsyncIterator[tuple[AsyncEngine, Slow
 
 
 def submit(engine: AsyncEngine, request_id: str) -> None:
-    engine.registry.submit(ME, submission(request_id, core_request=make_request(request_id)))
+    engine.registry.submit(ME, submission(request_id, core_request=EngineRequest(make_request(request_id))))
 
 
 async def test_requests_that_come_and_go_while_a_step_takes_long_leave_nothing_behind() -> None:

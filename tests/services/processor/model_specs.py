@@ -10,9 +10,11 @@ from ringline.engine.v1 import engine_pb2
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine_core.config import ModelSpec
+from services.processor.checked_grammars import CheckedGrammars
 from services.processor.served_models import ModelLimits, ServedModel, ServedModels, TextCodec
 from services.ring.model_generations import Generation
 from services.text.chat_templates import ChatTemplates
+from services.text.grammar.checker import GrammarChecker
 from services.text.tokenizer import Tokenizer as TextTokenizer
 
 MAX_MODEL_LEN = 48
@@ -73,7 +75,13 @@ def served_model(**defaults: float) -> ServedModel:
         max_logprobs=MAX_LOGPROBS,
     )
     limits = ModelLimits(model.name, model.vocab_size, model.max_model_len, MAX_LOGPROBS)
-    return ServedModel(described, tokenizer(), ChatTemplates.from_files(files()), limits)
+    return ServedModel(described, tokenizer(), ChatTemplates.from_files(files()), limits, grammars())
+
+
+@cache
+def grammars() -> CheckedGrammars:
+    model = spec()
+    return CheckedGrammars(GrammarChecker(tokenizer(), model.vocab_size, model.eos_token_ids))
 
 
 @cache

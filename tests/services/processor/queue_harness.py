@@ -47,9 +47,13 @@ class QueueHarness(ProcessorCore):
             self.streams[tenant] = self.intake.open(Principal(tenant))
         return self.streams[tenant]
 
-    def ask(self, name: str, size: int, tenant: str = "", begun_on: str = "", model: str = "") -> Request:
-        """``begun_on``: the model that it resumes on; ``model``: the name that it asks for."""
+    def ask(
+        self, name: str, size: int, tenant: str = "", begun_on: str = "", model: str = "", regex: str = ""
+    ) -> Request:
+        """``begun_on``: the model that it resumes on; ``model``: the name that it asks for; ``regex``: a constraint."""
         message = inference_pb2.GenerateRequest(request_id=name, text="a" * size, model=model)
+        if regex:
+            message.constraint.regex = regex
         if begun_on:
             message.resume.model_digest = begun_on
             message.resume.choices.add(choice=0, token_ids=[5])

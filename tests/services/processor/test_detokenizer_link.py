@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
@@ -29,7 +30,7 @@ class Owner:
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self.up = ""
 
-    def detokenizer_up(self, detokenizer: PeerId, address: str) -> None:
+    def detokenizer_up(self, detokenizer: PeerId, address: str, capabilities: Iterable[str] = ()) -> None:
         assert detokenizer == DETOKENIZER
         assert not self.up
         self.up = address

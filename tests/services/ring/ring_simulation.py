@@ -24,6 +24,7 @@ from services.detokenizer.detokenizer_messages import outputs_of
 from services.detokenizer.engines import Engines
 from services.detokenizer.subscribers import Subscriber
 from services.engine.engine_messages import response_of, submission_of
+from services.engine.grammar_queue import EngineRequest
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.link_events import LinkEvents
@@ -32,7 +33,7 @@ from services.processor.served_models import ServedModel, ServedModels, TextCode
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason
-from services.ring.identity import PeerId, ring_id
+from services.ring.identity import DETOKENIZER_CAPABILITIES, PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbound_link import OutboundLink, RejectedCommand
@@ -129,10 +130,10 @@ class FakeCore:
         self.scored: dict[str, int] = {}
 
     def add(self, core_id: str, core_request: object) -> None:
-        assert isinstance(core_request, Request)
+        assert isinstance(core_request, EngineRequest)
         assert core_id not in self.requests, "a submission's name is never used again"
-        starts = core_request.resume or dict.fromkeys(range(core_request.params.n), ())
-        self.requests[core_id] = replace(core_request, request_id=core_id)
+        starts = core_request.core.resume or dict.fromkeys(range(core_request.core.params.n), ())
+        self.requests[core_id] = replace(core_request.core, request_id=core_id)
         self.running[core_id] = {choice: len(ids) for choice, ids in starts.items()}
 
     def cancel(self, core_id: str, choice: int | None) -> None:
@@ -280,6 +281,8 @@ class RingSimulation(ProcessorCore):
     ) -> None:
         self.lives = 1
         self.now = 0.0
+        self.older: set[str] = set()
+        """Names of detokenizers of a release without capabilities."""
         self._model: ServedModel | None = None
         super().__init__(
             lambda routes: ServedModels(MAX_GENERATIONS, routes.preferred),
@@ -369,7 +372,8 @@ class RingSimulation(ProcessorCore):
         for detokenizer in self.detokenizers.values():
             if detokenizer.subscriber is None:
                 detokenizer.subscriber = detokenizer.engines.subscribers.add(self.me)
-                self.link_events.detokenizer_up(detokenizer.me, detokenizer.me.name)
+                known = () if detokenizer.me.name in self.older else DETOKENIZER_CAPABILITIES
+                self.link_events.detokenizer_up(detokenizer.me, detokenizer.me.name, known)
 
     def suspect(self, name: str) -> None:
         """The processor has heard nothing of a peer for a while."""

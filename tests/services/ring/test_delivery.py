@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from services.ring.delivery import Delivery, Verdict
 from services.ring.errors import Code, Status
-from services.ring.events import ChoiceEnd, FinishReason
+from services.ring.events import ChoiceEnd, FinishReason, TypedParts
 
 
 @dataclass
@@ -97,3 +97,15 @@ def test_replays_are_counted_until_something_fits() -> None:
     assert delivery.replays == 3
     assert delivery.delta(epoch, 0, 0, [1]) is Verdict.ACCEPT
     assert delivery.replays == 0
+
+
+def test_reasoning_is_counted_as_far_as_it_was_reported() -> None:
+    delivery = Delivery({0: [], 1: [5], 2: []})
+    delivery.next_epoch()
+    delivery.delta(1, 0, 0, [1, 2], TypedParts(reasoning_tokens=2))
+    delivery.delta(1, 0, 1, [2], TypedParts(reasoning_tokens=9))  # dropped
+    delivery.delta(1, 1, 1, [6], TypedParts(reasoning_tokens=1))
+    delivery.end(1, 1, ChoiceEnd(FinishReason.STOP, 2, parts=TypedParts(reasoning_tokens=2)))
+    assert delivery.reasoning_tokens == 4
+    ends = delivery.abort(FinishReason.CANCELLED)
+    assert {choice: end.parts for choice, end in ends.items()} == {0: TypedParts(reasoning_tokens=2), 2: None}

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.detokenizer.detokenizer_messages import outputs_of
-from services.ring.events import ChoiceEnd, FinishReason, Prefill
+from services.ring.events import ChoiceEnd, FinishReason, Prefill, TypedParts
 from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outbox, Outboxes, RequestUpdate
+from services.text.parsing.parts import Content
 from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
 LIMITS = st.sampled_from([0, 1, 50, 200, 1000, 1 << 20])
@@ -29,6 +30,14 @@ def text_of(ids: list[int]) -> str:
 
 def logprobs_of(ids: list[int], first_position: int) -> PackedLogprobs:
     return packed(TokenLogprob(-1.0, token + 1, (token, first_position + i), (0.0, 0.0)) for i, token in enumerate(ids))
+
+
+def parts_of(ids: list[int]) -> TypedParts | None:
+    """Pieces that say which ids they belong to, for some deltas."""
+    if not ids or len(ids) % 2:
+        return None
+    pieces = [Content(text_of([token])) for token in ids]
+    return TypedParts(pieces, sum(40 + 4 * len(piece.text) for piece in pieces), len(ids))
 
 
 def an_outbox() -> Outbox:
@@ -68,14 +77,15 @@ class OutboxMachine(RuleBasedStateMachine):
         if sent.end is None:
             sent.scored = sent.scored or scored
             logprobs = logprobs_of(ids, sent.count) if sent.scored else None
-            self.outbox.delta(name, choice, sent.count, ids, text_of(ids), logprobs, epoch=self.epochs[name])
+            epoch, parts = self.epochs[name], parts_of(ids)
+            self.outbox.delta(name, choice, sent.count, ids, text_of(ids), logprobs, parts, epoch=epoch)
             sent.ids += ids
 
     @rule(name=NAMES, choice=CHOICES)
     def end(self, name: str, choice: int) -> None:
         sent = self.written[name][choice]
         if sent.end is None:
-            sent.end = ChoiceEnd(FinishReason.LENGTH, sent.count)
+            sent.end = ChoiceEnd(FinishReason.LENGTH, sent.count, parts=parts_of(sent.ids))
             self.outbox.end(name, choice, sent.end, epoch=self.epochs[name])
 
     @rule(name=NAMES)
@@ -123,6 +133,10 @@ class OutboxMachine(RuleBasedStateMachine):
                 assert part.ids[position - part.first_position] == token
             sent.ids += part.ids
             assert sum(part.counts) == len(part.ids)
+            start = 0
+            for count, parts in zip(part.counts, part.parts, strict=True):
+                assert parts == parts_of(part.ids[start : start + count]), "parts stay with their ids"
+                start += count
             sent.end = part.end
 
     @invariant()
@@ -281,7 +295,7 @@ def test_where_all_wait_for_too_much_the_tenant_with_the_most_loses_its_largest(
     for name in ("small", "large", "middling"):
         reader("flood", name).delta("1-1", 0, 0, [], "x" * {"small": 200, "large": 1000, "middling": 700}[name])
     other = reader("other", "other")
-    other.delta("1-1", 0, 0, [], "x" * 1800)
+    other.delta("1-1", 0, 0, [], "x" * 1780)
     assert not lost
     late = reader("late", "late")
     late.delta("1-1", 0, 0, [], "x" * 1000)

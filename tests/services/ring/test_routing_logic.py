@@ -19,6 +19,7 @@ from services.ring.routing_logic import (
     MAX_EXTRA_SHARE,
     TOKENS_PER_REQUEST,
     Decision,
+    Needs,
     Route,
     RouteIndex,
     Routes,
@@ -367,3 +368,23 @@ def test_an_index_finds_requests_by_their_peers(steps: list[tuple[str, Route | N
     for key in routes:
         index.discard(key)
     assert not index._items
+
+
+def test_a_request_goes_where_its_needs_are_met_and_nowhere_else() -> None:
+    routes = Routes(random.Random(0))
+    old, new = PeerId("old", 1), PeerId("new", 1)
+    routes.detokenizer_up(old)
+    routes.engine_up(PeerId("e-old", 1), OLD)
+    routes.engine_peers(PeerId("e-old", 1), [old, new])
+    needs = Needs(frozenset({"constraint"}), frozenset({"parse"}))
+    assert routes.choose("1", OLD, Prefixes(), needs=needs) is None
+    assert not routes.any_joined(needs)
+    routes.detokenizer_up(new, ["parse", "later"])
+    assert routes.choose("1", OLD, Prefixes(), needs=needs) is None
+    routes.engine_up(PeerId("e-new", 1), OLD, capabilities=["generate", "constraint"])
+    routes.engine_peers(PeerId("e-new", 1), [old, new])
+    chosen = {routes.choose(str(number), OLD, Prefixes(), needs=needs) for number in range(20)}
+    assert chosen == {Route(PeerId("e-new", 1), new)}
+    assert {routes.choose(f"free {number}", OLD, Prefixes()) for number in range(20)} != chosen
+    routes.detokenizer_down(new)
+    assert routes.choose("1", OLD, Prefixes(), engine=PeerId("e-new", 1), needs=needs) is None

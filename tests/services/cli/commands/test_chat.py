@@ -7,9 +7,10 @@ import sys
 import grpc
 from click.testing import CliRunner, Result
 from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import part_pb2
 
 from services.cli.commands.chat import chat
-from tests.clients.scripted_server import admitted, delta, ended, forever, hello, play, refusal
+from tests.clients.scripted_server import admitted, call, delta, ended, forever, hello, play, refusal
 
 
 async def run(scripted_processor, lines: str, *args: str) -> Result:
@@ -123,3 +124,53 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation(scripted_process
     (_, answer), *rest = said(scripted_processor.service.requests[2])[1:]
     assert set(answer) == {"x"}
     assert rest == [("user", "And?")]
+
+
+def calling(*parts: part_pb2.Part):
+    first = admitted()
+    first.admitted.output.parse.SetInParent()
+    return play(first, delta(0, [1], "<…>", parts=parts), ended(completion=1))
+
+
+async def test_the_results_of_calls_are_the_next_lines(scripted_processor, tmp_path):
+    (tmp_path / "tools").write_text('[{"name": "add"}]')
+    scripted_processor.service.model.capabilities.append("parse")
+    thought = part_pb2.Part(reasoning="Hm")
+    scripted_processor.plays(
+        calling(thought, call("{}", "add"), call("{}", "now", 1)), calling(part_pb2.Part(content="7"))
+    )
+    result = await run(scripted_processor, "3+4?\n7\nnoon\nBye\n", "--tools", str(tmp_path / "tools"))
+    assert (result.exit_code, result.stdout) == (0, "add({})\nnow({})\n7\n7\n")
+    assert result.stderr == "Hm\n"
+    _, second, third = scripted_processor.service.requests
+    assert second.output.HasField("parse")
+    assert second.chat.tools[0].name == "add"
+    calls = [pb.ToolCall(id=f"id-{name}", name=name, arguments_json="{}") for name in ("add", "now")]
+    messages = [
+        pb.ChatMessage(role="user", content="3+4?"),
+        pb.ChatMessage(role="assistant", reasoning="Hm", tool_calls=calls),
+        pb.ChatMessage(role="tool", content="7", tool_call_id="id-add", name="add"),
+        pb.ChatMessage(role="tool", content="noon", tool_call_id="id-now", name="now"),
+    ]
+    assert second.chat.messages[:] == messages
+    assert said(third)[4:] == [("assistant", "7"), ("user", "Bye")]
+
+
+async def test_a_result_that_is_missing_ends_a_pipe_with_an_error(scripted_processor):
+    scripted_processor.plays(calling(call("{}", "add")))
+    result = await run(scripted_processor, "3+4?\n")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the input ended before the result of add: expected a line with it\n"
+
+
+async def test_at_a_terminal_the_result_of_a_call_is_asked_for(scripted_processor):
+    scripted_processor.plays(calling(call("{}", "add")), hello)
+    async with Terminal(scripted_processor.address) as terminal:
+        await terminal.expect("> ")
+        terminal.type("3+4?\n")
+        await terminal.expect("result of add> ")
+        terminal.type("\x04")
+        await terminal.expect("> ")
+        terminal.type("Hi\n")
+        await terminal.expect("Hello, world")
+    assert said(scripted_processor.service.requests[1]) == [("user", "Hi")]

@@ -9,10 +9,11 @@ from click.testing import CliRunner, Result
 from google.rpc import error_details_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
-from ringline.types.v1 import output_pb2
+from ringline.types.v1 import output_pb2, part_pb2
+from ringline.types.v1.constraint_pb2 import ChoiceOfTexts, Constraint
 
 from services.cli.commands.generate import generate
-from tests.clients.scripted_server import Abort, admitted, delta, ended, forever, play, refusal
+from tests.clients.scripted_server import Abort, admitted, call, delta, ended, forever, play, refusal
 
 
 async def run(scripted_processor, *args: str, stdin: str | None = None) -> Result:
@@ -219,3 +220,76 @@ async def test_ctrl_c_ends_the_request_and_the_command(scripted_processor, flags
         printed, _ = await process.communicate()
     assert process.returncode == 130
     assert set(printed.decode()) <= ({"x", "\n"} if not flags else set())
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [
+        (["--json-schema", ' {"type": "null"}'], Constraint(json_schema=' {"type": "null"}')),
+        (["--json-schema", "file", "--any-whitespace"], Constraint(json_schema="in the file", any_whitespace=True)),
+        (["--json-object", "--no-any-whitespace"], Constraint(json_object=True)),
+        (["--regex", "[0-9]+"], Constraint(regex="[0-9]+")),
+        (["--choice", "yes", "--choice", "no"], Constraint(choice=ChoiceOfTexts(texts=["yes", "no"]))),
+        (["--grammar", "file"], Constraint(grammar="in the file")),
+    ],
+)
+async def test_the_form_of_the_answer(scripted_processor, tmp_path, monkeypatch, flags, form):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the file")
+    result = await run(scripted_processor, "Hi", *flags)
+    assert result.exit_code == 0, result.output
+    assert scripted_processor.service.requests[0].constraint == form
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--json-schema", "absent"], "Invalid value for '--json-schema': cannot read 'absent': No such file"),
+        (["--regex", "a", "--choice", "b"], "--regex and --choice exclude each other: an answer has one form."),
+        (["--regex", "a", "--any-whitespace"], "--any-whitespace is for JSON: give --json-schema or --json-object."),
+        (["--tools", "tools"], "--tools and --tool-choice need --chat."),
+        (["--chat", "--tool-choice", "add"], "--tool-choice needs --tools."),
+        (["--chat", "--tools", "text"], "Invalid value for '--tools': 'text' is not JSON: "),
+        (
+            ["--chat", "--tools", "number"],
+            "Invalid value for '--tools': 'number' is no list of tools: expected",
+        ),
+        (["--chat", "--tools", "unnamed"], "--tools[0].name: expected str, got int"),
+        (["--chat", "--tools", "tools", "--tool-choice", "ad"], "--tool-choice: 'ad' is no tool of this request: exp"),
+    ],
+)
+async def test_what_is_no_form_and_no_tool_is_wrong_usage(scripted_processor, tmp_path, monkeypatch, flags, text):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "tools": '[{"name": "add"}]',
+        "text": "add",
+        "number": "3",
+        "unnamed": '[{"name": 3}]',
+    }.items():
+        (tmp_path / name).write_text(content)
+    result = await run(scripted_processor, "Hi", *flags)
+    assert (result.exit_code, scripted_processor.service.requests) == (2, [])
+    assert f"Error: {text}" in " ".join(result.stderr.split())
+
+
+async def test_the_parts_of_an_answer(scripted_processor, tmp_path):
+    """Reasoning goes to stderr, so that a pipe gets the answer alone."""
+    (tmp_path / "tools").write_text('[{"name": "add"}]')
+    first = admitted()
+    first.admitted.output.parse.SetInParent()
+    thought, said = part_pb2.Part(reasoning="Hm"), part_pb2.Part(content="So: ")
+    calls = [call('{"a": ', "add"), call("1}"), call("{}", "now", 1)]
+    last = ended(output_pb2.FINISH_REASON_STOP, completion=2, reasoning=1, parts=calls[1:])
+    scripted_processor.plays(
+        play(first, delta(0, [1], "…", parts=[thought]), delta(1, [2], "…", parts=[said, calls[0]]), last)
+    )
+    flags = ["--chat", "--tools", str(tmp_path / "tools"), "--tool-choice", "required"]
+    result = await run(scripted_processor, "1+1?", *flags)
+    assert (result.stdout, result.stderr) == ('So: \nadd({"a": 1})\nnow({})\n', "Hm\n")
+    sent = scripted_processor.service.requests[0].chat
+    assert (sent.tools[0].name, sent.tool_choice.mode) == ("add", pb.ToolChoice.MODE_REQUIRED)
+
+    document = json.loads((await run(scripted_processor, "1+1?", *flags, "--json")).stdout)
+    assert (document["content"], document["reasoning"]) == ("So: ", "Hm")
+    assert document["tool_calls"][0] == {"id": "id-add", "name": "add", "arguments": '{"a": 1}'}
+    assert document["usage"]["reasoning_tokens"] == 1

@@ -16,7 +16,7 @@ from services.processor.admission.request_resolution import cache_salt, prompt_i
 from services.processor.admission.validation import MAX_CHOICES, MAX_PROBLEM_LENGTH, ModelLimits
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CHAT_CAPABILITY, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
+from services.ring.identity import CHAT_CAPABILITIES, ENGINE_CAPABILITIES, PROCESSOR_CAPABILITIES, PeerId
 from services.text.chat_templates import ChatTemplates, TemplateSource
 from tests.services.processor.model_specs import EOS_TEXT, MAX_MODEL_LEN, served_model, tokenizer
 
@@ -76,7 +76,7 @@ def test_every_scalar_is_resolved() -> None:
     admission = take(ask())
     for message in (admission.admitted.sampling, admission.admitted.stopping, admission.admitted.output):
         for field in message.DESCRIPTOR.fields:
-            if field.has_presence and field.name not in ("logprobs", "prompt_logprobs"):
+            if field.has_presence and field.name not in ("logprobs", "prompt_logprobs", "parse"):
                 assert message.HasField(field.name), field.name
     sampling, stopping, output = admission.admitted.sampling, admission.admitted.stopping, admission.admitted.output
     neutral = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.n)
@@ -358,7 +358,7 @@ def test_unknown_capabilities_of_a_later_engine_are_not_offered() -> None:
     """This processor would pass over the field that asks for it, and the engine would answer without."""
     known = served_model()
     known.model.capabilities.extend([*ENGINE_CAPABILITIES, "constraint.regex"])
-    assert known.capabilities == {*ENGINE_CAPABILITIES, *PROCESSOR_CAPABILITIES, CHAT_CAPABILITY}
+    assert known.capabilities == {*ENGINE_CAPABILITIES, *PROCESSOR_CAPABILITIES, *CHAT_CAPABILITIES}
     request = ask()
     request.requires.extend(ENGINE_CAPABILITIES)
     assert resolve_request(request, known, "", ME).submit.requires == list(ENGINE_CAPABILITIES)

@@ -12,6 +12,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.shared_messages import status_from_proto
+from services.processor.admission import tokenization_queue
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.tokenization_job import MIN_BYTES, Job
 from services.processor.admission.tokenization_queue import BATCH_BYTES, THREADS
@@ -105,6 +106,20 @@ async def test_urgent_and_other_batches_alternate(core: QueueHarness) -> None:
     assert order == ["first", "later", "first"]
     others.set()
     await asyncio.gather(*held)
+
+
+async def test_nobody_waits_for_the_end_of_a_grammar_of_another_request(
+    core: QueueHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    run_batch = tokenization_queue._run_batch
+    monkeypatch.setattr(tokenization_queue, "_run_batch", lambda batch: batches.append(len(batch)) or run_batch(batch))
+    for number in range(4):
+        core.ask(f"constrained {number}", 10, regex="a")
+        core.ask(f"free {number}", 10)
+    assert core.queue._bytes.total < 2000, "it takes no more room than others"
+    await core.run()
+    assert sorted(batches) == [1] * 8
 
 
 async def test_look_ups_share_the_room(core: QueueHarness) -> None:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from engine_core.request import Request
 from engine_core.validation import validate_request
 from services.engine.engine_messages import submission_of
+from services.engine.grammar_queue import EngineRequest
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.client_stream import ClientStream
 from services.processor.dispatcher import next_submit
@@ -109,8 +110,8 @@ def submitted(request: inference_pb2.GenerateRequest) -> Request:
     assert {choice: [*ids] for choice, ids in submission.choices.items()} == {
         choice: [*ids] for choice, ids in resolved.choices.items()
     }
-    assert isinstance(submission.core_request, Request)
-    return submission.core_request
+    assert isinstance(submission.core_request, EngineRequest)
+    return submission.core_request.core
 
 
 OUTCOMES: Counter[str] = Counter()

@@ -26,6 +26,7 @@ class Constraint(google.protobuf.message.Message):
     CHOICE_FIELD_NUMBER: builtins.int
     GRAMMAR_FIELD_NUMBER: builtins.int
     STRUCTURAL_TAGS_FIELD_NUMBER: builtins.int
+    TOOL_CALLS_FIELD_NUMBER: builtins.int
     ANY_WHITESPACE_FIELD_NUMBER: builtins.int
     AFTER_REASONING_FIELD_NUMBER: builtins.int
     json_schema: builtins.str
@@ -52,6 +53,12 @@ class Constraint(google.protobuf.message.Message):
     def structural_tags(self) -> global___StructuralTags:
         """Free text with parts that have a form."""
 
+    @property
+    def tool_calls(self) -> global___ToolCalls:
+        """Calls of tools, in the format that output.parse.tool_calls names: what Admitted makes of chat.tools and
+        chat.tool_choice. Never in a Submit.
+        """
+
     def __init__(
         self,
         *,
@@ -61,15 +68,16 @@ class Constraint(google.protobuf.message.Message):
         choice: global___ChoiceOfTexts | None = ...,
         grammar: builtins.str = ...,
         structural_tags: global___StructuralTags | None = ...,
+        tool_calls: global___ToolCalls | None = ...,
         any_whitespace: builtins.bool = ...,
         after_reasoning: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_after_reasoning", b"_after_reasoning", "after_reasoning", b"after_reasoning", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tags", b"structural_tags"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after_reasoning", b"_after_reasoning", "after_reasoning", b"after_reasoning", "any_whitespace", b"any_whitespace", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tags", b"structural_tags"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_after_reasoning", b"_after_reasoning", "after_reasoning", b"after_reasoning", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tags", b"structural_tags", "tool_calls", b"tool_calls"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_after_reasoning", b"_after_reasoning", "after_reasoning", b"after_reasoning", "any_whitespace", b"any_whitespace", "choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex", "structural_tags", b"structural_tags", "tool_calls", b"tool_calls"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_after_reasoning", b"_after_reasoning"]) -> typing.Literal["after_reasoning"] | None: ...
     @typing.overload
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tags"] | None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["json_schema", "json_object", "regex", "choice", "grammar", "structural_tags", "tool_calls"] | None: ...
 
 global___Constraint = Constraint
 
@@ -150,3 +158,57 @@ class StructuralTag(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["begin", b"begin", "end", b"end", "json_schema", b"json_schema", "trigger", b"trigger"]) -> None: ...
 
 global___StructuralTag = StructuralTag
+
+@typing.final
+class ToolCalls(google.protobuf.message.Message):
+    """Calls of tools."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: builtins.int
+    REQUIRED_FIELD_NUMBER: builtins.int
+    SINGLE_FIELD_NUMBER: builtins.int
+    required: builtins.bool
+    """Nothing but calls, at least one. Default: false; free text, in which a call is held to its form once it has begun."""
+    single: builtins.bool
+    """At most one call. Default: false."""
+    @property
+    def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallableTool]:
+        """The tools that may be called, 1 to 128."""
+
+    def __init__(
+        self,
+        *,
+        tools: collections.abc.Iterable[global___CallableTool] | None = ...,
+        required: builtins.bool = ...,
+        single: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["required", b"required", "single", b"single", "tools", b"tools"]) -> None: ...
+
+global___ToolCalls = ToolCalls
+
+@typing.final
+class CallableTool(google.protobuf.message.Message):
+    """A tool that may be called."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: builtins.int
+    STRICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Name of the function."""
+    parameters_json: builtins.str
+    """JSON Schema of its arguments, an object. Default: any object."""
+    strict: builtins.bool
+    """Hold its arguments to the schema, also where no call is required. Default: false."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        parameters_json: builtins.str = ...,
+        strict: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]) -> None: ...
+
+global___CallableTool = CallableTool

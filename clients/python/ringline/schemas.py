@@ -1,0 +1,49 @@
+"""JSON Schemas as callers give them: a dict, a JSON text, a bool, or a pydantic model class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringline.proto_fields import expect, json_text
+
+_MAPS = ("$defs", "properties")
+_LISTS = ("anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+
+
+def schema_text(value: object, option: str) -> str:
+    """A schema as JSON text. That of a model class admits its fields and no others, which pydantic would ignore."""
+    if isinstance(value, str):
+        return value
+    if is_model(value):
+        value = model_schema(value)
+    expect((Mapping, bool), "a dict, a JSON text, a bool or a pydantic model class", value, option)
+    return json_text(value, option)
+
+
+def is_model(value: object) -> bool:
+    """Whether it is a pydantic model class."""
+    return isinstance(value, type) and hasattr(value, "model_json_schema")
+
+
+def model_schema(model: Any) -> dict[str, Any]:
+    """The schema of a pydantic model class, without room for properties that are no fields."""
+    schema: dict[str, Any] = model.model_json_schema()
+    _close(schema)
+    return schema
+
+
+def _close(schema: Any) -> None:
+    """Forbid other properties wherever ``schema`` lists some and does not say what others may be."""
+    if not isinstance(schema, dict):
+        return
+    if "properties" in schema:
+        schema.setdefault("additionalProperties", False)
+    parts = [schema.get(key) for key in _SINGLE]
+    for key in _LISTS:
+        parts += schema.get(key, ())
+    for key in _MAPS:
+        parts += schema.get(key, {}).values()
+    for part in parts:
+        _close(part)

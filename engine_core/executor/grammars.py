@@ -1,0 +1,18 @@
+"""The compiler of grammars of a process: of an engine's own, and of the rank that samples."""
+
+from __future__ import annotations
+
+from engine_core.config import ModelConfig, ModelSpec
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.tokenizer import tokenizer_directory
+from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.structured_output.tokenizer import GrammarsUnavailableError
+
+
+def open_grammars(config: ModelConfig, model: ModelSpec) -> GrammarCompiler:
+    """For the tokenizer that ``config`` names. Raises ``GrammarsUnavailableError``."""
+    try:
+        with tokenizer_directory(config) as directory:
+            return GrammarCompiler.from_directory(directory, model.vocab_size, model.eos_token_ids)
+    except CheckpointError as error:
+        raise GrammarsUnavailableError(str(error)) from error

@@ -1,0 +1,103 @@
+"""``grammar``: every token that the sequence's grammar does not admit is banned; and what the grammar says next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine_core.errors import InvalidRequestError
+from engine_core.request import SamplingParams
+from engine_core.sampling.base import Array, Index, SamplingOps
+from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
+from engine_core.structured_output.compiler import GrammarCompiler
+from engine_core.structured_output.matcher import ALL, Bits, Matcher
+
+
+@dataclass(slots=True)
+class _InGrammar:
+    """A sequence and its grammar. The matcher is made of both, and again where drafts have led it astray."""
+
+    compiler: GrammarCompiler
+    grammar: str
+    matcher: Matcher
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What a grammar says after some output."""
+
+    drafts: list[int]
+    """Tokens that the grammar forces."""
+    failed_at: int | None = None
+    """The output position at which nothing can be sampled; None if something can."""
+    problem: str = ""
+    """Why."""
+
+
+class GrammarMask(LogitsProcessor[_InGrammar | None]):
+    """A slot has None where another rank samples: then no row is masked here."""
+
+    def add(self, slot: int, params: SamplingParams) -> Applies | None:
+        if params.grammar is None:
+            return None
+        compiler = self._setup.grammars
+        self._of_slot[slot] = None
+        if compiler is not None:
+            self._of_slot[slot] = _InGrammar(compiler, params.grammar, _matcher(compiler, params.grammar))
+        return Applies(reads_tokens=True)
+
+    def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
+        ops.mask(logits, chosen, self.allowed(rows, chosen)[chosen])
+
+    def allowed(self, rows: SamplingRows, chosen: Index) -> Bits:
+        """[R, ⌈V / 32⌉]: the tokens that may be sampled in ``chosen`` rows; in others, and behind a failure, all.
+
+        ``chosen`` has all rows of a sequence that are among ``rows``, or none.
+        """
+        bits = np.full((len(rows.slots), -(-self._setup.vocab_size // 32)), ALL, np.uint32)
+        for own in np.split(chosen, 1 + np.flatnonzero(np.diff(rows.slots[chosen]))):
+            state = self._of_slot[int(rows.slots[own[0]])] if len(own) else None
+            if state is not None:
+                self._allow(state, rows, int(own[-1]), bits[own[0] : own[-1] + 1])
+        return bits
+
+    def _allow(self, state: _InGrammar, rows: SamplingRows, last: int, bits: Bits) -> None:
+        """Write to ``bits`` what may be sampled in as many rows of a sequence up to the ``last``."""
+        output = rows.tokens_before(last)[rows.num_prompt_tokens[last] :]
+        drafts = int(rows.num_drafts[last])
+        certain = len(output) - drafts
+        self._catch_up(state, output[:certain])
+        # Where a batch is sampled in parts, the first row may be one behind drafts.
+        allowed = bits if len(bits) == 1 + drafts else np.empty((1 + drafts, bits.shape[1]), np.uint32)
+        state.matcher.allow(allowed, output[certain:].tolist())
+        bits[:] = allowed[-len(bits) :]
+
+    def follows(self, slot: int) -> bool:
+        """Whether the slot's sequence has a grammar, which is followed here."""
+        return self._of_slot.get(slot) is not None
+
+    def following(self, slot: int, output: Tokens, max_drafts: int) -> Following:
+        """What follows ``output``, all of which is accepted, in a slot whose grammar is followed here."""
+        state = self._of_slot[slot]
+        assert state is not None
+        self._catch_up(state, output)
+        matcher = state.matcher
+        if matcher.failed_at is not None:
+            return Following([], matcher.failed_at, matcher.problem)
+        return Following(matcher.forced(max_drafts))
+
+    def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
+        matcher = state.matcher
+        if matcher.failed_at is not None and len(output) <= matcher.failed_at > matcher.num_tokens:
+            # Only drafts that were not accepted led there.
+            matcher = state.matcher = _matcher(state.compiler, state.grammar)
+        matcher.advance(output[matcher.num_tokens :].tolist())
+
+
+def _matcher(compiler: GrammarCompiler, grammar: str) -> Matcher:
+    """Of a grammar that is most often compiled already. One that cannot be compiled admits nothing."""
+    try:
+        return compiler.matcher(grammar)
+    except InvalidRequestError as error:
+        return Matcher.failed(f"the grammar cannot be used: {error.problem}")

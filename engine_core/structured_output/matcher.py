@@ -1,0 +1,100 @@
+"""One sequence's place in its grammar: a function of the grammar and of the tokens of the sequence's output alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Bits = npt.NDArray[np.uint32]
+"""[…, ⌈V / 32⌉]: bit i of word w is for token 32 · w + i."""
+
+ALL = 0xFFFF_FFFF
+"""A word of tokens all of which are allowed."""
+
+_DEAD_END = "no token can follow: the grammar has a dead end here"
+
+
+class Matcher:
+    """Follows one output. Nothing here raises for what a grammar or a model does: see ``failed_at``."""
+
+    def __init__(self, matcher: LLMatcher | None, eos_token_ids: frozenset[int]) -> None:
+        """``matcher`` is taken over; without one nothing can be sampled (``failed``)."""
+        self._matcher = matcher
+        self._eos_token_ids = eos_token_ids
+        self.num_tokens = 0
+        """Tokens of the output so far."""
+        self.failed_at: int | None = None
+        """The position in the output at which nothing can be sampled; None as far as is known."""
+        self.problem = ""
+        """Why."""
+        self._ended = False
+        """Whether one of the tokens was an eos token."""
+
+    @classmethod
+    def failed(cls, problem: str) -> Matcher:
+        """One that admits nothing."""
+        matcher = cls(None, frozenset())
+        matcher._fail(0, problem)
+        return matcher
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Take in the next tokens of the output."""
+        for token in token_ids:
+            if self._matcher is not None and self.failed_at is None and not self._ended:
+                if token in self._eos_token_ids and self._matcher.is_accepting():
+                    self._ended = True  # llguidance would not count it
+                elif not self._matcher.consume_token(token):
+                    self._fail(self.num_tokens, f"the grammar does not admit token {token} where the output has it")
+            self.num_tokens += 1
+
+    def allow(self, bits: Bits, drafts: Sequence[int] = ()) -> None:
+        """Write to ``bits`` [1 + D, W] which tokens may come next, and next after each of the D ``drafts``.
+
+        All may from where on nothing can be sampled (``failed_at``), and behind a draft that may not come where it is,
+        which is never accepted.
+        """
+        bits.fill(ALL)
+        matcher, taken = self._matcher, 0
+        if matcher is None or self.failed_at is not None:
+            return
+        for row, draft in zip(bits, [*drafts, None], strict=True):
+            if not self._fill(matcher, row, self.num_tokens + taken):
+                return
+            if draft is None or draft in self._eos_token_ids or matcher.is_stopped():
+                break
+            if not matcher.try_consume_tokens([draft]):
+                break
+            taken += 1
+        if taken:
+            matcher.rollback(taken)
+
+    def forced(self, limit: int) -> list[int]:
+        """The next tokens, at most ``limit``, where the grammar leaves a single text: as the tokenizer divides it.
+
+        An eos token is never among them: the step that computes the token before it samples it without its help.
+        """
+        if limit == 0 or self._matcher is None or self._ended or self.failed_at is not None:
+            return []
+        return self._matcher.compute_ff_tokens()[:limit]
+
+    def _fill(self, matcher: LLMatcher, row: npt.NDArray[np.uint32], position: int) -> bool:
+        """Whether something can be sampled at ``position`` of the output; ``row`` [W] says what."""
+        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if matcher.is_error():
+            error = matcher.get_error().partition("\n")[0]
+            self._fail(position, _DEAD_END if "NoExtension" in error else f"the grammar cannot be followed: {error}")
+        elif not row.any() or (matcher.is_stopped() and not matcher.is_accepting()):
+            self._fail(position, _DEAD_END)
+        else:
+            return True
+        row.fill(ALL)
+        return False
+
+    def _fail(self, position: int, problem: str) -> None:
+        self.failed_at, self.problem = position, problem

@@ -1,0 +1,72 @@
+"""How an answer is divided into typed parts: what the client asks for, else what the model's chat template writes."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import part_pb2
+
+from services.processor.admission.tool_resolution import MAX_TOOLS, TOOL_NAME, Tools
+from services.processor.admission.validation import refuse
+from services.processor.served_models import ServedModel
+from services.text.parsing import formats
+from services.text.parsing.formats import NONE
+
+MAX_TOOL_NAMES_BYTES = 4096
+"""UTF-8 bytes of the tools' names together: they go to the detokenizer with the stop strings, in 16 KiB."""
+_TAIL_TOKENS = 64
+"""Tokens at the prompt's end in which the beginning of reasoning is looked for."""
+
+
+def resolve_parse(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, prompt: Sequence[int], tools: Tools
+) -> part_pb2.ParseParams | None:
+    """The parameters with every field set; None if the answer is not to be divided. Raises ``Refused``."""
+    given = request.output.parse
+    if not request.output.HasField("parse") and not tools.names:
+        return None
+    tool_calls, reasoning = served_model.chat.formats(
+        request.chat.template_name or None, tools.descriptions is not None
+    )
+    resolved = part_pb2.ParseParams(
+        tool_calls=given.tool_calls if given.HasField("tool_calls") else tool_calls,
+        reasoning=given.reasoning if given.HasField("reasoning") else reasoning,
+        tool_names=given.tool_names or tools.names,
+    )
+    _check_format("output.parse.tool_calls", resolved.tool_calls, formats.TOOL_FORMATS)
+    _check_format("output.parse.reasoning", resolved.reasoning, formats.REASONING_FORMATS)
+    _check_names(resolved.tool_names, "output.parse.tool_names" if given.tool_names else "chat.tools")
+    if given.HasField("begins_in_reasoning"):
+        resolved.begins_in_reasoning = given.begins_in_reasoning
+    else:
+        tail = served_model.tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+        resolved.begins_in_reasoning = formats.begins_in_reasoning(resolved.reasoning, tail)
+    return resolved
+
+
+def call_id_seed(prompt: Sequence[int], seed: int) -> bytes:
+    """What the ids of calls are made of: equal for equal prompts and seeds, so that a resume repeats them."""
+    digest = hashlib.blake2b(array("I", prompt).tobytes(), digest_size=16)
+    digest.update(seed.to_bytes(8, "little"))
+    return digest.digest()
+
+
+def _check_format(field: str, name: str, known: Mapping[str, object]) -> None:
+    if name != NONE and name not in known:
+        raise refuse(field, f"{name[:80]!r} is not known: expected one of {', '.join([*sorted(known), NONE])}")
+
+
+def _check_names(names: Sequence[str], field: str) -> None:
+    if len(names) > MAX_TOOLS:
+        raise refuse(field, f"{len(names)} names: expected at most {MAX_TOOLS}")
+    for index, name in enumerate(names):
+        if not TOOL_NAME.fullmatch(name):
+            raise refuse(
+                f"{field}[{index}]", f"{name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
+            )
+    together = sum(map(len, names))
+    if together > MAX_TOOL_NAMES_BYTES:
+        raise refuse(field, f"names of {together} bytes together: expected at most {MAX_TOOL_NAMES_BYTES}")

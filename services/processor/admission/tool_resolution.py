@@ -1,0 +1,149 @@
+"""The typed tools of a chat: checked, rendered for the template, and which of them must be called."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import constraint_pb2
+
+from services.processor.admission.validation import refuse
+from services.text.parsing.tool_grammar import ToolSpec
+
+MAX_TOOLS = 128
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+_Mode = inference_pb2.ToolChoice.Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools that the model may call, and how much is left to it."""
+
+    descriptions: Sequence[dict[str, Any]] | None = None
+    """As templates expect them; None if there are none, or the model is not told of them."""
+    names: Sequence[str] = ()
+    """Of all tools with types that the model is told of."""
+    calls: constraint_pb2.ToolCalls | None = None
+    """What calls are held to; None if the answer is free."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    """The tools that calls may be of, and where the request has them."""
+
+    specs: Sequence[ToolSpec]
+    fields: Sequence[str]
+    """Paths of the tools in the request, aligned with ``specs``."""
+
+
+def resolve_tools(chat: inference_pb2.Chat) -> Tools:
+    """Check the tools of a chat and the choice among them; raises ``Refused``."""
+    if chat.tools and chat.tools_json:
+        raise refuse("chat.tools", "set together with tools_json: expected one of the two")
+    if chat.tools_json:
+        _check_untyped_choice(chat.tool_choice)
+        hidden = chat.tool_choice.mode == _Mode.MODE_NONE
+        untyped = json_value("chat.tools_json", chat.tools_json, list, "array")
+        return Tools(None if hidden else untyped)
+    specs = check_tools(chat.tools, "chat.tools")
+    mode = _mode(chat.tool_choice, [spec.name for spec in specs])
+    if not specs or mode == _Mode.MODE_NONE:
+        return Tools()
+    descriptions = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": spec.parameters},
+        }
+        for tool, spec in zip(chat.tools, specs, strict=True)
+    ]
+    return Tools(descriptions, [spec.name for spec in specs], _calls(chat, mode))
+
+
+def callable_tools(calls: constraint_pb2.ToolCalls, chat: inference_pb2.Chat | None) -> CallableTools:
+    """Check the tools of a constraint, which was made of ``chat`` (None: which the client sent); raises ``Refused``."""
+    if chat is not None:
+        indices = {tool.name: index for index, tool in enumerate(chat.tools)}
+        specs = check_tools(calls.tools, "chat.tools")
+        return CallableTools(specs, [f"chat.tools[{indices[spec.name]}]" for spec in specs])
+    field = "constraint.tool_calls.tools"
+    if not calls.tools:
+        raise refuse(field, "empty: expected at least one")
+    specs = check_tools(calls.tools, field)
+    return CallableTools(specs, [f"{field}[{index}]" for index, _ in enumerate(specs)])
+
+
+def check_tools(tools: Collection[inference_pb2.Tool | constraint_pb2.CallableTool], field: str) -> list[ToolSpec]:
+    """The tools' names and parameters; raises ``Refused``. Whether a schema is supported is not checked here."""
+    if len(tools) > MAX_TOOLS:
+        raise refuse(field, f"{len(tools)} tools: expected at most {MAX_TOOLS}")
+    specs: dict[str, ToolSpec] = {}
+    for index, tool in enumerate(tools):
+        if not TOOL_NAME.fullmatch(tool.name):
+            problem = f"{tool.name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
+            raise refuse(f"{field}[{index}].name", problem)
+        if tool.name in specs:
+            raise refuse(f"{field}[{index}].name", f"{tool.name!r} is given twice")
+        parameters = _parameters(f"{field}[{index}].parameters_json", tool.parameters_json)
+        specs[tool.name] = ToolSpec(tool.name, parameters, tool.strict)
+    return [*specs.values()]
+
+
+def json_value(field: str, text: str, kind: type, noun: str) -> Any:
+    """The JSON value in ``text``, which must be of ``kind``; None if the text is empty. Raises ``Refused``."""
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise refuse(field, f"not JSON ({error}): expected an {noun}") from None
+    if not isinstance(value, kind):
+        raise refuse(field, f"a JSON {type(value).__name__}: expected an {noun}")
+    return value
+
+
+def _parameters(field: str, text: str) -> dict[str, Any]:
+    """The schema of a tool's arguments; only that it is one of an object is checked here."""
+    parameters: dict[str, Any] | None = json_value(field, text, dict, "object")
+    if parameters is None:
+        return _ANY_OBJECT
+    if parameters.get("type", "object") != "object":
+        raise refuse(field, f"/type: {str(parameters['type'])[:80]!r}: expected 'object', as arguments are")
+    if not isinstance(parameters.get("properties", {}), dict):
+        raise refuse(field, "/properties: not an object: expected a JSON Schema")
+    return parameters
+
+
+def _check_untyped_choice(choice: inference_pb2.ToolChoice) -> None:
+    if choice.mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED) or choice.name or choice.single:
+        raise refuse("chat.tool_choice", "needs typed tools: expected chat.tools in place of tools_json, or MODE_AUTO")
+
+
+def _mode(choice: inference_pb2.ToolChoice, names: Sequence[str]) -> inference_pb2.ToolChoice.Mode.ValueType:
+    """The mode of a choice, which is checked; raises ``Refused``."""
+    mode = choice.mode if choice.mode in _Mode.values() else _Mode.MODE_AUTO
+    if mode == _Mode.MODE_UNSPECIFIED:
+        mode = _Mode.MODE_NAMED if choice.name else _Mode.MODE_AUTO
+    if mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED) and not names:
+        raise refuse("chat.tool_choice", "no tools are given: expected some in chat.tools")
+    if choice.name and mode != _Mode.MODE_NAMED:
+        raise refuse("chat.tool_choice.name", f"{choice.name[:80]!r} is given: expected none, or MODE_NAMED")
+    if mode == _Mode.MODE_NAMED and choice.name not in names:
+        problem = f"{choice.name[:80]!r} is no tool of chat.tools: expected one of {', '.join(names)}"
+        raise refuse("chat.tool_choice.name", problem)
+    return mode
+
+
+def _calls(chat: inference_pb2.Chat, mode: inference_pb2.ToolChoice.Mode.ValueType) -> constraint_pb2.ToolCalls | None:
+    is_named, is_required = mode == _Mode.MODE_NAMED, mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED)
+    if not (is_required or chat.tool_choice.single or any(tool.strict for tool in chat.tools)):
+        return None
+    calls = constraint_pb2.ToolCalls(required=is_required, single=is_named or chat.tool_choice.single)
+    for tool in chat.tools:
+        if not is_named or tool.name == chat.tool_choice.name:
+            calls.tools.add(name=tool.name, parameters_json=tool.parameters_json, strict=tool.strict)
+    return calls

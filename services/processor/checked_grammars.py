@@ -1,0 +1,48 @@
+"""The grammars that a model's requests have: each is tried on the model's tokenizer once, while it is remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+
+from services.text.grammar.checker import GrammarChecker
+from services.text.grammar.constraints import ConstraintError
+
+MAX_REMEMBERED = 4096
+"""Outcomes remembered, of about 200 bytes each."""
+
+
+class CheckedGrammars:
+    """Checks grammars and remembers the outcomes by digest; thread-safe."""
+
+    def __init__(self, checker: GrammarChecker, most: int = MAX_REMEMBERED) -> None:
+        self.checker = checker
+        self._most = most
+        self._lock = threading.Lock()
+        self._outcomes: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
+        """Field and problem of a grammar that cannot be used, None for one that can; the latest last."""
+
+    def check(self, grammar: str) -> None:
+        """Raises ``ConstraintError`` as the checker does."""
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
+        with self._lock:
+            known = digest in self._outcomes
+            if known:
+                self._outcomes.move_to_end(digest)
+                outcome = self._outcomes[digest]
+        if not known:
+            outcome = self._try(grammar)
+            with self._lock:
+                self._outcomes[digest] = outcome
+                if len(self._outcomes) > self._most:
+                    self._outcomes.popitem(last=False)
+        if outcome is not None:
+            raise ConstraintError(*outcome)
+
+    def _try(self, grammar: str) -> tuple[str, str] | None:
+        try:
+            self.checker.check(grammar)
+        except ConstraintError as error:
+            return error.field, error.problem
+        return None

@@ -1,0 +1,57 @@
+"""What a format is: how calls or reasoning are read, written by a grammar, and recognized in a template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.text.parsing.parts import PartWriter, call_id
+from services.text.parsing.reasoning_meter import ReasoningMeter
+from services.text.parsing.text_parser import TextParser
+from services.text.parsing.tool_grammar import Marker, ToolSpec
+
+
+class MakeGrammar(Protocol):
+    """Makes the grammar of a whole answer; raises ``ConstraintError`` for parameters that are not supported."""
+
+    def __call__(self, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
+        """``required``: nothing but calls, whose arguments are all held to their schemas; one call if ``single``.
+
+        Otherwise free text, in which a call is held to its form once it has begun, and the arguments of strict tools to
+        their schemas.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes calls of tools."""
+
+    parser: Callable[[PartWriter, Set[str]], TextParser]
+    """Makes a parser of content and calls; it is given the names of the tools."""
+    markers: tuple[str, ...]
+    """Markers, which may be special tokens."""
+    is_in: Callable[[str], bool]
+    """Whether a template writes calls in this format."""
+    grammar: MakeGrammar
+    """Makes the grammar of an answer with calls."""
+    grammar_has_reasoning: bool = False
+    """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
+    call_id: Callable[[bytes, int, int], str] = call_id
+    """Makes the id of a call, of seed, choice and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How a model writes its reasoning."""
+
+    parser: Callable[[PartWriter, TextParser, ReasoningMeter, bool], TextParser]
+    """Makes a parser of reasoning, which hands the rest to the next parser; the flag: the answer begins inside."""
+    markers: tuple[str, ...]
+    """Markers, which may be special tokens."""
+    is_in: Callable[[str], bool]
+    """Whether a template writes reasoning in this format."""
+    opening: str
+    """The text that begins the reasoning."""
+    closing: str
+    """The text between the reasoning and the answer."""

@@ -1,0 +1,193 @@
+"""Follows one JSON value through text that comes in pieces: how far it is JSON, and where the value ends.
+
+The state is a stack of open brackets and a few characters, whatever the size of the value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from string import hexdigits
+
+MAX_DEPTH = 128
+"""Brackets that may be open at once."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_STRING_TEXT = re.compile('[^"\\\\\x00-\x1f\ud800-\udfff]+')
+_CONTROL = re.compile(r"[\x00-\x1f]+")
+_DIGITS = re.compile("[0-9]*")
+_WORDS = {"t": "rue", "f": "alse", "n": "ull"}
+
+_NUMBER: dict[str, dict[str, str]] = {
+    "sign": {"0": "zero", "1": "integer"},
+    "zero": {".": "point", "e": "exponent"},
+    "integer": {"1": "integer", ".": "point", "e": "exponent"},
+    "point": {"1": "fraction"},
+    "fraction": {"1": "fraction", "e": "exponent"},
+    "exponent": {"+": "power sign", "1": "power"},
+    "power sign": {"1": "power"},
+    "power": {"1": "power"},
+}
+"""Where each kind of character (1: any digit) leads within a number."""
+_KINDS = dict.fromkeys("0123456789", "1") | {".": ".", "e": "e", "E": "e", "+": "+", "-": "+"}
+_NUMBER_ENDS = frozenset({"zero", "integer", "fraction", "power"})
+
+MALFORMED = -1
+
+
+class JsonScanner:
+    """Scans one value; white space may precede it."""
+
+    __slots__ = ("_hex_left", "_in_key", "_number", "_stack", "_step", "_word_left", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        """Whether the value is complete."""
+        self._stack: list[str] = []
+        """The brackets that will close the open ones."""
+        self._step: Callable[[str, int], int] = self._value
+        """Scans what is at an index; returns where the rest begins, or ``MALFORMED``."""
+        self._in_key = False
+        self._hex_left = 0
+        """Digits to come of an escape."""
+        self._word_left = ""
+        """Rest of true, false or null."""
+        self._number = ""
+        """State within a number."""
+
+    def feed(self, text: str, at: int) -> tuple[int, str]:
+        """Scan ``text`` from ``at`` on. Returns where the scan ended, and the JSON that it passed.
+
+        If it ended before the end of ``text``, the value is done, or malformed from there on. The JSON is the text
+        itself, but for control characters within strings, which it escapes.
+        """
+        begin, length, parts = at, len(text), []
+        while at < length and not self.done:
+            after = self._step(text, at)
+            if after == MALFORMED:
+                control = _CONTROL.match(text, at) if self._step == self._string else None
+                if control is None:
+                    break
+                parts += [text[begin:at], json.dumps(control[0])[1:-1]]
+                begin = after = control.end()
+            at = after
+        return at, "".join([*parts, text[begin:at]])
+
+    def _value(self, text: str, at: int) -> int:
+        character = text[at]
+        if character in " \t\n\r":
+            return _end(_SPACE, text, at)
+        if character == '"':
+            self._step = self._string
+        elif character in "{[" and len(self._stack) < MAX_DEPTH:
+            self._stack.append("}" if character == "{" else "]")
+            self._step = self._first
+        elif character in "-0123456789":
+            self._number = {"-": "sign", "0": "zero"}.get(character, "integer")
+            self._step = self._in_number
+        elif character in _WORDS:
+            self._word_left = _WORDS[character]
+            self._step = self._in_word
+        else:
+            return MALFORMED
+        return at + 1
+
+    def _first(self, text: str, at: int) -> int:
+        """After an opening bracket."""
+        if text[at] == self._stack[-1]:
+            return self._close(at)
+        return self._key(text, at) if self._stack[-1] == "}" else self._value(text, at)
+
+    def _key(self, text: str, at: int) -> int:
+        if text[at] in " \t\n\r":
+            return _end(_SPACE, text, at)
+        if text[at] != '"':
+            return MALFORMED
+        self._in_key, self._step = True, self._string
+        return at + 1
+
+    def _colon(self, text: str, at: int) -> int:
+        if text[at] in " \t\n\r":
+            return _end(_SPACE, text, at)
+        if text[at] != ":":
+            return MALFORMED
+        self._step = self._value
+        return at + 1
+
+    def _next(self, text: str, at: int) -> int:
+        """After a value within brackets."""
+        character, closing = text[at], self._stack[-1]
+        if character in " \t\n\r":
+            return _end(_SPACE, text, at)
+        if character == closing:
+            return self._close(at)
+        if character != ",":
+            return MALFORMED
+        self._step = self._key if closing == "}" else self._value
+        return at + 1
+
+    def _close(self, at: int) -> int:
+        self._stack.pop()
+        self._complete()
+        return at + 1
+
+    def _complete(self) -> None:
+        """A value has ended."""
+        self.done = not self._stack
+        self._step = self._next
+
+    def _string(self, text: str, at: int) -> int:
+        if text[at] == '"':
+            if self._in_key:
+                self._in_key, self._step = False, self._colon
+            else:
+                self._complete()
+            return at + 1
+        if text[at] == "\\":
+            self._step = self._escape
+            return at + 1
+        after = _end(_STRING_TEXT, text, at)
+        return after if after > at else MALFORMED
+
+    def _escape(self, text: str, at: int) -> int:
+        if text[at] == "u":
+            self._hex_left, self._step = 4, self._hex
+        elif text[at] in '"\\/bfnrt':
+            self._step = self._string
+        else:
+            return MALFORMED
+        return at + 1
+
+    def _hex(self, text: str, at: int) -> int:
+        if text[at] not in hexdigits:
+            return MALFORMED
+        self._hex_left -= 1
+        if not self._hex_left:
+            self._step = self._string
+        return at + 1
+
+    def _in_word(self, text: str, at: int) -> int:
+        if text[at] != self._word_left[0]:
+            return MALFORMED
+        self._word_left = self._word_left[1:]
+        if not self._word_left:
+            self._complete()
+        return at + 1
+
+    def _in_number(self, text: str, at: int) -> int:
+        character, leads_to = text[at], _NUMBER[self._number]
+        following = leads_to.get(character) or leads_to.get(_KINDS.get(character, ""))
+        if following is not None:
+            self._number = following
+            return max(at + 1, _end(_DIGITS, text, at)) if "1" in _NUMBER[following] else at + 1
+        if self._number not in _NUMBER_ENDS:
+            return MALFORMED
+        self._complete()
+        return at
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where the match of ``pattern`` at ``at`` ends; ``at`` if there is none."""
+    found = pattern.match(text, at)
+    return at if found is None else found.end()

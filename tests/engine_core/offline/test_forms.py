@@ -1,0 +1,66 @@
+"""Forms of texts as callers write them: what is taken, and what is refused. ``test_model_text`` computes some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine_core import request
+from engine_core.errors import InvalidRequestError
+from engine_core.offline.forms import form_of
+from engine_core.offline.sampling_params import SamplingParams, read_params
+
+
+@pytest.mark.parametrize(
+    ("params", "form"),
+    [
+        ({}, None),
+        ({"json_object": False}, None),
+        ({"json_schema": {"enum": [np.int64(1), (2, 3)]}}, ("json_schema", '{"enum": [1, [2, 3]]}')),
+        ({"json_schema": '{"enum": [1]}', "any_whitespace": True}, ("json_schema", '{"enum": [1]}')),
+        ({"json_schema": False}, ("json_schema", "false")),
+        ({"json_object": True}, ("json_object", True)),
+        ({"regex": ""}, ("regex", "")),
+        ({"choice": ["a", "b"]}, ("choice", ("a", "b"))),
+        ({"choice": []}, ("choice", ())),
+        ({"grammar": 'start: "a"'}, ("grammar", 'start: "a"')),
+    ],
+)
+def test_a_form_is_read(params: dict[str, Any], form: object) -> None:
+    assert form_of(read_params(SamplingParams(**params), ""), "") == form
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({"regex": "a", "choice": ["b"]}, "p: choice: is a second form, beside regex; expected one"),
+        ({"any_whitespace": True}, "p: any_whitespace: is for JSON; expected json_schema or json_object"),
+        ({"json_object": "yes"}, "p: json_object: is of type str; expected True or False"),
+        (
+            {"json_schema": 3},
+            "p: json_schema: is of type int; expected a dict, a JSON text or a bool",
+        ),
+        ({"json_schema": {"a": {1}}}, "p: json_schema: cannot be written as JSON: "),
+        ({"regex": 3}, "p: regex: has a value of type int; expected text"),
+        ({"choice": "yes"}, "p: choice: is of type str; expected a list of texts"),
+        ({"choice": ["a", 1]}, "p: choice: has a value of type int; expected text"),
+        ({"grammar": "\ud800"}, "p: grammar: has text that UTF-8 cannot encode"),
+    ],
+)
+def test_what_is_no_form_is_refused(params: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        form_of(read_params(SamplingParams(**params), "p"), "p")
+    assert str(refused.value).startswith(text)
+
+
+def test_vllms_names_are_answered_with_ours() -> None:
+    with pytest.raises(TypeError, match=r"^parameter 'guided_decoding' is not supported: the form of the text is json"):
+        SamplingParams(guided_decoding=None)  # type: ignore[call-arg]
+
+
+def test_the_engine_gets_the_grammar_of_the_form_alone() -> None:
+    params = SamplingParams(grammar="as written", choice=None, seed=3)
+    assert params.for_engine("compiled") == request.SamplingParams(grammar="compiled", seed=3)
+    assert params.for_engine() == request.SamplingParams(seed=3)

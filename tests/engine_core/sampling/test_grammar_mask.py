@@ -1,0 +1,171 @@
+"""Masks of grammars in batches: on their rows alone, with drafts, in parts, and with what else a request bans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.request import SamplingParams
+from engine_core.sampling.base import LEAST_LOGIT, SamplingOps
+from engine_core.sampling.grammar_mask import GrammarMask
+from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
+from engine_core.sampling.metadata import SamplingMetadata
+from engine_core.sampling.numpy_ops import NumpyOps
+from engine_core.sampling.sampler import Sampler
+from engine_core.sampling.torch_ops import TorchOps
+from tests.engine_core.structured_output.grammars import ANSWER, EOS, PERSON, VOCAB, compiler, ids_of, tokens_in
+
+OPS = [NumpyOps(VOCAB), TorchOps()]
+PROMPT = [7, 8, 9]
+IDS = [*ids_of(ANSWER), EOS]
+
+
+@pytest.fixture(params=OPS, ids=["numpy", "torch"])
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    found: SamplingOps = request.param
+    return found
+
+
+def odd_logits(rows: int) -> torch.Tensor:
+    logits = torch.randn(rows, VOCAB)
+    logits[0, 3::7], logits[1, 5] = -torch.inf, torch.nan
+    return logits
+
+
+def test_allowed_logits_stay_and_others_are_banned(ops: SamplingOps) -> None:
+    logits, chosen = odd_logits(5), np.array([0, 1, 3])
+    bits = np.random.default_rng(1).integers(0, 2**32, (3, -(-VOCAB // 32)), np.uint32)
+    expected = logits.clone()
+    for row, words in zip(chosen.tolist(), bits, strict=True):
+        for token in range(VOCAB):
+            raised = torch.clamp(logits[row, token], min=LEAST_LOGIT)
+            expected[row, token] = raised if token in tokens_in(words) else -torch.inf
+    ops.mask(ops.array(logits), chosen, bits)
+    assert torch.equal(logits.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9))
+
+
+def test_bans_that_leave_nothing_are_lifted(ops: SamplingOps) -> None:
+    logits = torch.full((4, VOCAB), -torch.inf)
+    logits[:, [3, 6]] = torch.tensor([1.0, LEAST_LOGIT])
+    logits[3, 9] = torch.nan
+    before = logits.clone()
+    rows, ids = np.array([0, 0, 1, 3, 3]), np.array([6, 3, 3, 3, 6])
+    ops.ban(ops.array(logits), (rows, ids))
+    assert torch.equal(logits[[0, 2]], before[[0, 2]])
+    assert logits[1, 3] == logits[3, 3] == logits[3, 6] == -torch.inf
+    assert logits[1, 6] == LEAST_LOGIT
+
+
+def rows_of(outputs: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> SamplingRows:
+    """All rows of sequences, one a slot."""
+    tokens = np.zeros((len(outputs), 80), np.int32)
+    for slot, (output, proposed) in enumerate(zip(outputs, drafts, strict=True)):
+        known = [*PROMPT, *output, *proposed]
+        tokens[slot, : len(known)] = known
+    places = [(slot, count) for slot, proposed in enumerate(drafts) for count in range(1 + len(proposed))]
+    slots, counts = np.array(places).T
+    lengths = np.array([len(PROMPT) + len(output) for output in outputs])[slots] + counts
+    return SamplingRows(slots, tokens, lengths, np.full(len(slots), len(PROMPT)), counts)
+
+
+def metadata(*params: SamplingParams) -> SamplingMetadata:
+    state = SamplingMetadata(ProcessorSetup(len(params), VOCAB, (EOS,), compiler()))
+    for slot, each in enumerate(params):
+        state.add(slot, each, 0, 0)
+    return state
+
+
+IN_GRAMMAR = SamplingParams(temperature=0.0, grammar=PERSON)
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3, 50])
+def test_rows_and_their_drafts_are_masked_whatever_part_of_a_batch_they_are_in(
+    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = metadata(IN_GRAMMAR, SamplingParams(temperature=0.0), IN_GRAMMAR)
+    rows = rows_of([IDS[:3], IDS[:3], IDS[:12]], [IDS[3:7], IDS[3:4], [IDS[12], 300, 301]])
+    everything = state.allowed(rows)
+    assert (everything[5:7] == 0xFFFF_FFFF).all()
+    for row, known in [(0, 3), (3, 6), (4, 7), (7, 12), (8, 13)]:
+        matcher = compiler().matcher(PERSON)
+        matcher.advance(IDS[:known])
+        one = np.zeros((1, everything.shape[1]), np.uint32)
+        matcher.allow(one)
+        assert tokens_in(everything[row]) == tokens_in(one[0])
+    monkeypatch.setattr(NumpyOps, "elements_at_once", rows_at_once * VOCAB)
+    logits = torch.randn(len(rows.slots), VOCAB)
+    sampled = Sampler(state, NumpyOps(VOCAB)).sample(logits.clone(), rows).token_ids
+    # The same tokens as by the bits, with which a kernel finds them without logits in memory.
+    assert state.greedy_in_grammar(rows.slots)
+    for row, token in enumerate(sampled.tolist()):
+        assert token == max(sorted(tokens_in(everything[row])), key=lambda each: float(logits[row, each]))
+
+
+def drawn(output: list[int], **options: object) -> int:
+    """With token 70 the likeliest, then eos."""
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [70, EOS, 71]] = torch.tensor([9.0, 8.0, 7.0])
+    params = SamplingParams(temperature=0.0, grammar='start: "a" /[bc]*/', **options)  # type: ignore[arg-type]
+    rows = rows_of([output], [[]])
+    return int(Sampler(metadata(params), NumpyOps(VOCAB)).sample(logits, rows).token_ids[0])
+
+
+def test_bans_within_a_grammar() -> None:
+    a, b, c = (ids_of(letter)[0] for letter in "abc")
+    assert (b, c) == (70, 71)
+    assert drawn([a]) == b
+    assert drawn([a], bad_words_token_ids=((b,),)) == EOS
+    assert drawn([a], bad_words_token_ids=((a, b),), min_tokens=3, ignore_eos=True) == c, "its eos ends it all the same"
+    assert drawn([a], bad_words_token_ids=((b,), (c,)), min_tokens=3) in (b, c, EOS)
+    assert drawn([], bad_words_token_ids=((a,),)) == a, "the only token"
+    assert drawn([a], logit_bias={c: 5.0}) == c
+    assert drawn([a], logit_bias={99: 100.0}) == b
+    assert drawn([a], repetition_penalty=2.0, presence_penalty=1.0) == b
+
+
+def test_eos_is_sampled_before_min_tokens_where_nothing_else_is_left() -> None:
+    output = ids_of(ANSWER)
+    rows = rows_of([output], [[]])
+    state = metadata(SamplingParams(temperature=1.0, grammar=PERSON, min_tokens=100, top_p=0.5))
+    sampled = Sampler(state, NumpyOps(VOCAB)).sample(torch.randn(1, VOCAB), rows)
+    assert sampled.token_ids.tolist() == [EOS]
+
+
+def test_what_drafts_led_to_is_forgotten_unless_they_are_accepted() -> None:
+    grammar = 'start: "a" X | "b" "c"\nX: /b/ & /c/'  # nothing can follow the a
+    a, b, c = (ids_of(letter)[0] for letter in "abc")
+    state = metadata(SamplingParams(temperature=0.0, grammar=grammar))
+    mask: GrammarMask = state.grammar_mask
+    rows = rows_of([[]], [[a, b]])
+    allowed = state.allowed(rows)
+    assert tokens_in(allowed[0]) >= {a, b}
+    assert (allowed[1:] == 0xFFFF_FFFF).all()
+    assert mask.following(0, np.array([b]), 5).drafts == [c]
+    mask.remove(0)
+    state.add(0, SamplingParams(temperature=0.0, grammar=grammar), 0, 0)
+    state.allowed(rows)
+    failed = mask.following(0, np.array([a, b]), 5)
+    assert (failed.failed_at, failed.drafts) == (1, [])
+    assert "dead end" in failed.problem
+
+
+def test_a_grammar_that_cannot_be_compiled_fails_its_own_sequence() -> None:
+    state = metadata(SamplingParams(temperature=0.0, grammar="start: ("), IN_GRAMMAR)
+    allowed = state.allowed(rows_of([[], []], [[], []]))
+    assert (allowed[0] == 0xFFFF_FFFF).all()
+    assert tokens_in(allowed[1]) < set(range(VOCAB))
+    failed = state.grammar_mask.following(0, np.array([5]), 5)
+    assert failed.failed_at == 0
+    assert "Expected token" in failed.problem
+    assert state.grammar_mask.following(1, np.array(IDS[:1]), 2).drafts == IDS[1:3]
+
+
+def test_a_rank_that_follows_marks_the_slot_alone() -> None:
+    state = SamplingMetadata(ProcessorSetup(1, VOCAB, (EOS,)))
+    state.add(0, SamplingParams(temperature=0.0, grammar=PERSON), 0, 0)
+    assert not state.greedy(np.array([0]))
+    assert not state.grammar_mask.follows(0)
+    assert (state.allowed(rows_of([[]], [[]])) == 0xFFFF_FFFF).all()

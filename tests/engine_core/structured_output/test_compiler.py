@@ -1,0 +1,87 @@
+"""Grammars are compiled once, by whoever asks first, kept within bounds, and refused with a reason."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import llguidance
+import pytest
+
+from engine_core.errors import InvalidRequestError
+from engine_core.structured_output import compiler as module
+from tests.engine_core.structured_output.grammars import PERSON, new_compiler
+
+
+class Counted:
+    """Makes matchers, and counts them by grammar."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self._make = llguidance.LLMatcher
+
+    def __call__(self, tokenizer: object, grammar: str, **options: object) -> object:
+        self.compiled.append(grammar)
+        return self._make(tokenizer, grammar, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted()
+    monkeypatch.setattr(llguidance, "LLMatcher", counted)
+    return counted
+
+
+def test_threads_that_ask_for_the_same_grammar_share_one(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler, asked = new_compiler(), threading.Barrier(8)
+
+    def ask(_: int) -> None:
+        asked.wait()
+        compiler.compile(PERSON)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(8)))
+    assert counted.compiled == [PERSON]
+    first, second = compiler.matcher(PERSON), compiler.matcher(PERSON)
+    first.advance([95])
+    assert (first.num_tokens, second.num_tokens) == (1, 0)
+    assert counted.compiled == [PERSON]
+    assert compiler.has(PERSON)
+
+
+def test_the_grammars_used_last_are_kept(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT_GRAMMARS", 3)
+    compiler = new_compiler()
+    grammars = [f'start: "{name}"' for name in "abcd"]
+    for grammar in (*grammars[:3], grammars[0], grammars[3]):
+        compiler.compile(grammar)
+    assert [compiler.has(each) for each in grammars] == [True, False, True, True]
+    monkeypatch.setattr(module, "KEPT_BYTES", len(grammars[0]))
+    compiler.compile(grammars[1])
+    assert [compiler.has(each) for each in grammars] == [False, True, False, False]
+    assert compiler._kept_bytes == len(grammars[1])
+    assert counted.compiled == [*grammars, grammars[1]]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "problem"),
+    [
+        ("", "Empty grammar"),
+        ("start: (", r"1\(9\): Expected token '\)'"),
+        ("start: x", "x"),
+        ("start: /[/", "regex|unclosed"),
+        ('start: "a" <[700]>', "token|range"),
+        ('{"grammars": [{"json_schema": {"type": "nothing"}}]}', "nothing"),
+        ('start: "' + "a" * (1 << 20) + '"', "expected at most 1048576"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
+    compiler = new_compiler()
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=problem) as caught:
+            compiler.compile(grammar)
+        assert caught.value.field == "grammar"
+        assert "verbose" not in str(caught.value)
+    assert not compiler.has(grammar)
+    assert compiler._kept_bytes == 0

@@ -1,0 +1,57 @@
+"""Parses texts for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from services.text.parsing.formats import call_ids, make_parser
+from services.text.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
+from services.text.parsing.reasoning_meter import ReasoningMeter
+
+NAMES = ("f", "g", "get_weather")
+
+
+def options_of(tool_calls: str, *, reasoning: str | None = None, inside: bool = False) -> ParseOptions:
+    """Options of a request with the tools ``NAMES``; reasoning is in gpt-oss's channels, or as most models write it."""
+    default = "harmony" if tool_calls == "harmony" else "think"
+    return ParseOptions(tool_calls, default if reasoning is None else reasoning, inside, NAMES, b"seed")
+
+
+def parse(pieces: Iterable[str], options: ParseOptions) -> list[list[Part]]:
+    """What is known after each piece, and at the end."""
+    writer = PartWriter(call_ids(options, 0))
+    parser = make_parser(options, writer, ReasoningMeter())
+    known: list[list[Part]] = [[]]
+    for piece in pieces:
+        parser.feed(piece)
+        known.append(merged([*known[-1], *writer.take()]))
+    parser.finish()
+    return [*known[1:], merged([*known[-1], *writer.take()])]
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """The parts, with pieces that continue each other joined."""
+    whole: list[Part] = []
+    for part in parts:
+        before = whole[-1] if whole else None
+        if isinstance(part, ToolCallPiece) and isinstance(before, ToolCallPiece) and not part.id:
+            assert part.index == before.index
+            whole[-1] = ToolCallPiece(before.index, before.id, before.name, before.arguments + part.arguments)
+        elif isinstance(part, Content) and isinstance(before, Content):
+            whole[-1] = Content(before.text + part.text)
+        elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
+            whole[-1] = Reasoning(before.text + part.text)
+        else:
+            whole.append(part)
+    return whole
+
+
+def shown(parts: Sequence[Part]) -> list[str | tuple[str, str]]:
+    """Parts as a test writes them: content, ``think: reasoning``, and name and arguments of a call."""
+    texts: list[str | tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, ToolCallPiece):
+            texts.append((part.name, part.arguments))
+        else:
+            texts.append(part.text if isinstance(part, Content) else f"think: {part.text}")
+    return texts

@@ -1,0 +1,127 @@
+"""A choice that is cut anywhere and goes on with another parser has the parts of the choice that was not cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as HFTokenizer
+
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.parsing.choice_parser import ChoiceParser
+from services.text.parsing.parts import Content, ParseOptions, Part
+from services.text.tokenizer import Tokenizer
+from tests.services.text.parsing.parsing import merged
+
+BYTES = ("a", "<", "think>", "</", "tool_call>", '{"name": "', 'f"', ', "arguments": {', "}", "Ã", "Ã©", "©", "Ċ", "Ġb")
+"""Tokens in the alphabet of bytes; two halves of é among them."""
+SPECIAL = ("<eos>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|x|>")
+EOS = len(BYTES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    vocabulary = {token.replace(" ", "Ġ"): token_id for token_id, token in enumerate(BYTES)}
+    library = HFTokenizer(models.BPE(vocabulary, []))
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    return Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice."""
+
+    ids: tuple[int, ...]
+    stop: tuple[str, ...]
+    include: bool
+    skip: bool
+    tool_calls: str
+    reasoning: str
+    inside: bool
+
+    def read(self, tokenizer: Tokenizer, delivered: int, sizes: Sequence[int]) -> Iterator[Read]:
+        """What a client has after each delta and at the end, if frames of these sizes follow ``delivered`` ids."""
+        decode = DecodeOptions((), self.stop, self.include)
+        options = ParseOptions(self.tool_calls, self.reasoning, self.inside)
+        decoder = ChoiceDecoder(tokenizer.pieces(skip_special_tokens=self.skip), decode, delivered)
+        parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=self.skip)
+        parser.restore(self.ids[:delivered])
+        stop_token = self.ids[-1] == EOS
+        at, had = 0, Read(delivered)
+        for size in [delivered, *sizes, len(self.ids)]:
+            frame, at = self.ids[at : at + size], at + size
+            last = at >= len(self.ids)
+            delta = decoder.finish(frame, stop_token=stop_token) if last else decoder.feed(frame)
+            if delta is not None:
+                last |= delta.stop is not None
+                parts = parser.feed(delta, last=last, stop_token=last and stop_token)
+                had = Read(delta.end, had.text + delta.text, had.parts + parts, parser.reasoning_tokens)
+                yield had
+            if last:
+                break
+        yield Read(had.count, had.text, had.parts + parser.finish(), parser.reasoning_tokens)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a client has of a choice."""
+
+    count: int
+    """Ids, those delivered before included."""
+    text: str = ""
+    parts: tuple[Part, ...] = ()
+    reasoning_tokens: int = 0
+
+
+CASES = st.builds(
+    Case,
+    st.lists(st.integers(0, len(BYTES) + len(SPECIAL) - 1), min_size=1, max_size=14).map(tuple),
+    st.sampled_from([(), (), ("a",), ("<",), ("}b", "é"), ("\ufffd",), ("l>",)]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["none", "hermes"]),
+    st.sampled_from(["none", "think"]),
+    st.booleans(),
+)
+
+
+@given(CASES, st.lists(st.integers(1, 4), max_size=6))
+@settings(max_examples=120)
+def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list[int]) -> None:
+    *parts, whole = case.read(tokenizer, 0, [1] * len(case.ids))
+    *_, in_frames = case.read(tokenizer, 0, sizes)
+    assert (merged(in_frames.parts), in_frames.text) == (merged(whole.parts), whole.text)
+    assert in_frames.reasoning_tokens == whole.reasoning_tokens
+    for had in parts:
+        *_, rest = case.read(tokenizer, had.count, sizes)
+        assert merged(had.parts + rest.parts) == merged(whole.parts), had
+        assert rest.reasoning_tokens == whole.reasoning_tokens
+
+
+@given(CASES)
+@settings(max_examples=60)
+def test_what_is_not_marked_is_content(tokenizer: Tokenizer, case: Case) -> None:
+    *_, plain = replace(case, tool_calls="none", reasoning="none").read(tokenizer, 0, [1] * len(case.ids))
+    assert merged(plain.parts) == ([Content(plain.text)] if plain.text else [])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counted"),
+    [
+        (["<think>", "a", "Ċ", "</think>", "Ċ", "a"], 5),
+        (["<", "think>", "a", "</", "think>", "a"], 5),
+        (["<think>", "Ã", "©", "<", "a"], 5),
+        (["a", "<", "think>", "a", "</", "think>"], 0),
+    ],
+)
+def test_tokens_of_reasoning(tokenizer: Tokenizer, tokens: list[str], counted: int) -> None:
+    """Those of markers and of the line breaks next to them count; a token counts by its first character."""
+    ids = tuple([*BYTES, *SPECIAL].index(token) for token in tokens)
+    case = Case(ids, (), False, True, "hermes", "think", False)
+    *_, whole = case.read(tokenizer, 0, [1] * len(ids))
+    assert whole.reasoning_tokens == counted
