@@ -13,7 +13,14 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.request import build_request, build_tokenize
 from ringline.types.v1 import output_pb2, part_pb2
-from ringline.types.v1.constraint_pb2 import ChoiceOfTexts, Constraint, StructuralTag, StructuralTags
+from ringline.types.v1.constraint_pb2 import (
+    CallableTool,
+    ChoiceOfTexts,
+    Constraint,
+    StructuralTag,
+    StructuralTags,
+    ToolCalls,
+)
 
 from tests.clients.scripted_server import Cut, admitted, call, delta, ended, play
 
@@ -167,6 +174,11 @@ def test_which_tool_must_be_called(choice, mode, name):
         ({"regex": re.compile("a")}, "regex: expected str, got Pattern"),
         ({"structural_tags": "<a>"}, "structural_tags: expected a list of tags, or a dict such as"),
         ({"structural_tags": [{"start": "<a>"}]}, "structural_tags.tags[0]: unknown key 'start': expected begin, "),
+        ({"tool_calls": []}, "tool_calls: expected a dict such as Admitted.options has it, got list"),
+        (
+            {"tool_calls": {"tools": [{"type": 1}]}},
+            "tool_calls.tools[0]: unknown key 'type': expected name, parameters",
+        ),
         ({"structural_tags": [{"begin": 1}]}, "structural_tags.tags[0].begin: expected str, got int"),
         ({"parse": "think"}, "parse: expected True, or a dict such as {'reasoning': 'think'}, got str"),
         ({"parse": {"reasoner": "think"}}, "parse: unknown key 'reasoner': expected tool_calls, reasoning, begins_in"),
@@ -288,7 +300,7 @@ def test_arguments_that_are_no_object_say_so(arguments):
 
 async def test_a_lost_answer_keeps_its_form_and_its_parts(server, ask, short_delays):
     """What the first server made of tools and tool_choice goes to the next one, which is given no chat."""
-    form = Constraint(grammar="start: CALL", after_reasoning=True)
+    form = Constraint(tool_calls=ToolCalls(tools=[CallableTool(name="add")], required=True), after_reasoning=True)
     first = parsed_by(form, n=2, tool_calls="hermes", reasoning="think")
     server.plays(
         play(
@@ -311,6 +323,9 @@ async def test_a_lost_answer_keeps_its_form_and_its_parts(server, ask, short_del
 
     repeated = build(**outcome.generation.request.options)
     assert (repeated.constraint, repeated.output.parse) == (form, first.admitted.output.parse)
+    repeated = chat(tools=[ADD], tool_choice="required", **outcome.generation.request.options)
+    assert not repeated.HasField("constraint"), "the tools say it"
+    assert repeated.output.parse == first.admitted.output.parse
 
 
 async def test_the_last_parts_of_a_choice_that_goes_on_elsewhere_are_not_taken_twice(server, ask, short_delays):
@@ -343,6 +358,13 @@ async def test_a_server_that_drops_the_form_breaks_the_protocol(server, ask, sho
         {"choice": ["a", "b"]},
         {"json_object": True, "any_whitespace": True, "after_reasoning": False},
         {"structural_tags": {"tags": [{"begin": "<a>", "json_schema": "{}"}], "required": True}},
+        {
+            "tool_calls": {
+                "tools": [{"name": "a", "parameters": "{}", "strict": True}],
+                "required": True,
+                "single": False,
+            }
+        },
     ],
 )
 async def test_the_form_is_among_the_options_that_repeat_a_request(server, ask, form):

@@ -39,7 +39,7 @@ def test_python(block: Block, ring: Ring, monkeypatch, capsys) -> None:
     code = with_addresses(block.code, ring)
 
     def prints() -> bool:
-        exec(compile(code, str(block), "exec"), {"__name__": "__main__"})
+        exec(compile(code, str(block), "exec", dont_inherit=True), {"__name__": "__main__"})
         return bool(capsys.readouterr().out.strip())
 
     silent = str(block) in SILENT

@@ -21,7 +21,16 @@ from ringline.errors import (
     Truncated,
     Unavailable,
 )
-from ringline.options import Message, MessageToolCall, Options, Parse, StructuralTag, StructuralTags, TextPart
+from ringline.options import (
+    Message,
+    MessageToolCall,
+    Options,
+    Parse,
+    StructuralTag,
+    StructuralTags,
+    TextPart,
+    ToolCalls,
+)
 from ringline.outputs import Admitted, Choice, FinishReason, Partial, TokenLogprob, Usage
 from ringline.parts import Content, ParseError, Part, Reasoning, ToolCall, ToolCallPiece
 from ringline.results import (
@@ -83,6 +92,7 @@ __all__ = [
     "Tokenization",
     "ToolCall",
     "ToolCallPiece",
+    "ToolCalls",
     "Truncated",
     "Unavailable",
     "Usage",

@@ -6,15 +6,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
+
 from ringline.proto_fields import assign, expect
 from ringline.schemas import schema_text
+from ringline.tools import set_function
 from ringline.types.v1 import constraint_pb2 as pb
 
-KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tags")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tags", "tool_calls")
 """Options that give a form; an answer has at most one."""
 OPTIONS = frozenset({*KINDS, "any_whitespace", "after_reasoning"})
 _TAG_KEYS = ("begin", "json_schema", "end", "trigger")
 _TAGS_KEYS = ("tags", "required", "single")
+_CALL_KEYS = ("name", "parameters", "strict")
+_CALLS_KEYS = ("tools", "required", "single")
 
 
 def set_constraint(target: pb.Constraint, options: Mapping[str, Any]) -> None:
@@ -30,7 +35,7 @@ def set_constraint(target: pb.Constraint, options: Mapping[str, Any]) -> None:
     others = [name for name in ("any_whitespace", "after_reasoning") if name in options]
     if not given:
         if others:
-            raise TypeError(f"option {others[0]!r} is for answers that have a form: give {', '.join(KINDS[:-1])} too")
+            raise TypeError(f"option {others[0]!r} is for answers that have a form: give {', '.join(KINDS[:5])} too")
         return
     kind, value = given[0], options[given[0]]
     if kind == "json_schema":
@@ -42,6 +47,8 @@ def set_constraint(target: pb.Constraint, options: Mapping[str, Any]) -> None:
         assign(target.choice, "texts", value, option="choice")
     elif kind == "structural_tags":
         _set_tags(target.structural_tags, value)
+    elif kind == "tool_calls":
+        _set_calls(target.tool_calls, value)
     else:
         assign(target, kind, value)
     for name in others:
@@ -52,11 +59,7 @@ def _set_tags(target: pb.StructuralTags, value: Any) -> None:
     if isinstance(value, list | tuple):
         value = {"tags": value}
     expect(Mapping, "a list of tags, or a dict such as {'tags': […], 'required': True}", value, "structural_tags")
-    _expect_keys(value, _TAGS_KEYS, "structural_tags")
-    target.SetInParent()
-    for name in ("required", "single"):
-        if value.get(name) is not None:
-            assign(target, name, value[name], option=f"structural_tags.{name}")
+    _set_switches(target, value, _TAGS_KEYS, "structural_tags")
     tags = value.get("tags", ())
     expect(Sequence, "a list of dicts", tags, "structural_tags.tags")
     for number, tag in enumerate(tags):
@@ -68,6 +71,26 @@ def _set_tags(target: pb.StructuralTags, value: Any) -> None:
             if one is not None:
                 text = schema_text(one, f"{path}.{name}") if name == "json_schema" else one
                 assign(added, name, text, option=f"{path}.{name}")
+
+
+def _set_calls(target: pb.ToolCalls, value: Any) -> None:
+    expect(Mapping, "a dict such as Admitted.options has it", value, "tool_calls")
+    _set_switches(target, value, _CALLS_KEYS, "tool_calls")
+    tools = value.get("tools", ())
+    expect(Sequence, "a list of dicts", tools, "tool_calls.tools")
+    for number, tool in enumerate(tools):
+        path = f"tool_calls.tools[{number}]"
+        expect(Mapping, "a dict such as {'name': 'add', 'parameters': {…}}", tool, path)
+        _expect_keys(tool, _CALL_KEYS, path)
+        set_function(target.tools.add(), tool, path)
+
+
+def _set_switches(target: Message, value: Mapping[str, Any], keys: Sequence[str], path: str) -> None:
+    _expect_keys(value, keys, path)
+    target.SetInParent()
+    for name in ("required", "single"):
+        if value.get(name) is not None:
+            assign(target, name, value[name], option=f"{path}.{name}")
 
 
 def _expect_keys(value: Mapping[str, Any], keys: Sequence[str], path: str) -> None:

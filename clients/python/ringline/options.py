@@ -62,6 +62,17 @@ class StructuralTags(TypedDict, total=False):
     """The answer ends with its first tag. Default: False."""
 
 
+class ToolCalls(TypedDict, total=False):
+    """What a server made of ``tools`` and ``tool_choice``, for a request that has neither."""
+
+    tools: Required[Sequence[Mapping[str, Any]]]
+    """Those that may be called: name, parameters, strict."""
+    required: bool | None
+    """Nothing but calls. Default: False."""
+    single: bool | None
+    """At most one. Default: False."""
+
+
 class Parse(TypedDict, total=False):
     """How an answer is divided into parts; what is absent is found in the model's chat template."""
 
@@ -120,7 +131,7 @@ class Options(TokenizeOptions, total=False):
 
     json_schema: Mapping[str, Any] | str | bool | type[Any] | None
     """The answer is JSON that this schema accepts: a dict, a JSON text, a bool, or a pydantic model class, of which
-    ``Choice.parsed`` is then an instance. An answer has at most one form: this or one of the next five."""
+    ``Choice.parsed`` is then an instance. An answer has at most one form: this or one of the next six."""
     json_object: bool | None
     """The answer is a JSON object."""
     regex: str | None
@@ -131,6 +142,8 @@ class Options(TokenizeOptions, total=False):
     """The answer is a text of this grammar: Lark's notation with a rule ``start``, or GBNF with a rule ``root``."""
     structural_tags: StructuralTags | Sequence[StructuralTag] | None
     """Parts of the answer have a form."""
+    tool_calls: ToolCalls | None
+    """The answer has calls of tools, as ``Admitted.options`` says. Where ``tools`` are given again, these count."""
     any_whitespace: bool | None
     """JSON has white space where the model puts it, not only one blank after each comma and colon."""
     after_reasoning: bool | None

@@ -57,7 +57,7 @@ class ToolCall:
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
-            raise ParseError(f"the arguments of {self.name!r} are not JSON ({error}): {self.arguments!r}") from None
+            raise ParseError(f"the arguments of {self.name!r} are not JSON: {error}") from None
         if not isinstance(value, dict):
-            raise ParseError(f"the arguments of {self.name!r} are no JSON object: {self.arguments!r}")
+            raise ParseError(f"the arguments of {self.name!r} are no JSON object")
         return value

@@ -84,6 +84,8 @@ def build_request(
     given = {name: value for name, value in options.items() if value is not None}
     if messages is not None:
         build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
+    if request.chat.tools and given.pop("tool_calls", None) is not None:  # of options that a server resolved
+        given.pop("after_reasoning", None)
     constraints.set_constraint(
         request.constraint, {name: given.pop(name) for name in constraints.OPTIONS & given.keys()}
     )

@@ -208,6 +208,12 @@ def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, obje
     options = {field.name: _plain(value) for field, value in constraint.ListFields()}
     if "choice" in options:
         options["choice"] = list(constraint.choice.texts)
+    if "tool_calls" in options:
+        calls = constraint.tool_calls
+        tools = [
+            {"name": one.name, "parameters": one.parameters_json or None, "strict": one.strict} for one in calls.tools
+        ]
+        options["tool_calls"] = {"tools": tools, "required": calls.required, "single": calls.single}
     return options
 
 

@@ -9,6 +9,7 @@ from ringline.errors import invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.proto_fields import assign, expect, json_text
 from ringline.schemas import is_model, model_schema, schema_text
+from ringline.types.v1.constraint_pb2 import CallableTool
 
 OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _KEYS = ("name", "description", "parameters", "strict")
@@ -40,12 +41,21 @@ def set_tools(chat: pb.Chat, options: Mapping[str, Any]) -> None:
         assign(chat, "tools_json", json_text(tools, "tools"), option="tools")
         return
     for number, function in enumerate(functions):
-        _add_tool(chat.tools.add(), function or {}, f"tools[{number}]")
+        set_function(chat.tools.add(), function or {}, f"tools[{number}]")
     if "tool_choice" in options:
         _set_choice(chat.tool_choice, options["tool_choice"], [tool.name for tool in chat.tools])
     if "parallel_tool_calls" in options:
         expect(bool, "bool", options["parallel_tool_calls"], "parallel_tool_calls")
         chat.tool_choice.single = not options["parallel_tool_calls"]
+
+
+def set_function(target: pb.Tool | CallableTool, function: Mapping[str, Any], path: str) -> None:
+    """Write a function's name, description, parameters and strict, as far as given, into ``target``."""
+    for key, value in function.items():
+        if key == "parameters" and value is not None:
+            assign(target, "parameters_json", schema_text(value, f"{path}.parameters"), option=f"{path}.parameters")
+        elif value is not None:
+            assign(target, key, value, option=f"{path}.{key}")
 
 
 _ACCEPTED = f"expected dicts with {', '.join(_KEYS)}, as such or in OpenAI's form, or pydantic model classes"
@@ -68,14 +78,6 @@ def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
         return None
     function = {key: value for key, value in function.items() if key != "type"}
     return function if tool.keys() <= around and function.keys() <= set(_KEYS) else None
-
-
-def _add_tool(target: pb.Tool, function: Mapping[str, Any], path: str) -> None:
-    for key, value in function.items():
-        if key == "parameters" and value is not None:
-            assign(target, "parameters_json", schema_text(value, f"{path}.parameters"), option=f"{path}.parameters")
-        elif value is not None:
-            assign(target, key, value, option=f"{path}.{key}")
 
 
 def _set_choice(target: pb.ToolChoice, value: Any, names: Sequence[str]) -> None:
