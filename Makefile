@@ -27,7 +27,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test test-wide test-models test-distributed test-answers test-python test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu clean
+.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-models: setup  ## every family of models in all its shapes, against transfo
 
 test-distributed: setup $(RAY)  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
+
+test-grammars: setup  ## 1,000 schemas, JSON Schema's own suite, 200 regular expressions, bad input measured, answers of models; CHECKPOINT=path for one more, PYTEST="-s" for figures
+	$(TEST_ENV) .venv/bin/python -m pytest --grammars tests/services/text/grammar tests/engine_core/structured_output $(PYTEST)
 
 test-answers: $(FULL) $(NATIVE)  ## a chat model's answers to fifty questions, by every way in, beside transformers; CHECKPOINT=path to choose
 	.venv/bin/python -m tests.answers $(or $(CHECKPOINT),checkpoints/tiny)

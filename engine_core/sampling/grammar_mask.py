@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from engine_core.errors import InvalidRequestError
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import Array, Index, SamplingOps
-from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows
+from engine_core.sampling.logits_processors import Applies, LogitsProcessor, SamplingRows, Tokens
 from engine_core.structured_output.compiler import GrammarCompiler
 from engine_core.structured_output.matcher import ALL, Bits, Matcher
 
@@ -57,33 +56,28 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         ``chosen`` has all rows of a sequence that are among ``rows``, or none.
         """
         bits = np.full((len(rows.slots), -(-self._setup.vocab_size // 32)), ALL, np.uint32)
-        first = 0
-        while first < len(chosen):
-            row = int(chosen[first])
-            slot, end = int(rows.slots[row]), first + 1
-            while end < len(chosen) and rows.slots[chosen[end]] == slot:
-                end += 1
-            state = self._of_slot[slot]
+        for own in np.split(chosen, 1 + np.flatnonzero(np.diff(rows.slots[chosen]))):
+            state = self._of_slot[int(rows.slots[own[0]])] if len(own) else None
             if state is not None:
-                last = int(chosen[end - 1])
-                prompt, drafts = int(rows.num_prompt_tokens[row]), int(rows.num_drafts[last])
-                output = rows.tokens_before(last)[prompt:].tolist()
-                certain = len(output) - drafts
-                self._catch_up(state, output[:certain])
-                # A batch that is sampled in parts may begin with a row behind drafts.
-                allowed = bits[row : last + 1]
-                if len(allowed) <= drafts:
-                    allowed = np.empty((1 + drafts, bits.shape[1]), np.uint32)
-                state.matcher.allow(allowed, output[certain:])
-                bits[row : last + 1] = allowed[-(last + 1 - row) :]
-            first = end
+                self._allow(state, rows, int(own[-1]), bits[own[0] : own[-1] + 1])
         return bits
+
+    def _allow(self, state: _InGrammar, rows: SamplingRows, last: int, bits: Bits) -> None:
+        """Write to ``bits`` what may be sampled in as many rows of a sequence up to the ``last``."""
+        output = rows.tokens_before(last)[rows.num_prompt_tokens[last] :]
+        drafts = int(rows.num_drafts[last])
+        certain = len(output) - drafts
+        self._catch_up(state, output[:certain])
+        # Where a batch is sampled in parts, the first row may be one behind drafts.
+        allowed = bits if len(bits) == 1 + drafts else np.empty((1 + drafts, bits.shape[1]), np.uint32)
+        state.matcher.allow(allowed, output[certain:].tolist())
+        bits[:] = allowed[-len(bits) :]
 
     def follows(self, slot: int) -> bool:
         """Whether the slot's sequence has a grammar, which is followed here."""
         return self._of_slot.get(slot) is not None
 
-    def following(self, slot: int, output: Sequence[int], max_drafts: int) -> Following:
+    def following(self, slot: int, output: Tokens, max_drafts: int) -> Following:
         """What follows ``output``, all of which is accepted, in a slot whose grammar is followed here."""
         state = self._of_slot[slot]
         assert state is not None
@@ -93,12 +87,12 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
             return Following([], matcher.failed_at, matcher.problem)
         return Following(matcher.forced(max_drafts))
 
-    def _catch_up(self, state: _InGrammar, output: Sequence[int]) -> None:
+    def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
         matcher = state.matcher
         if matcher.failed_at is not None and len(output) <= matcher.failed_at > matcher.num_tokens:
             # Only drafts that were not accepted led there.
             matcher = state.matcher = _matcher(state.compiler, state.grammar)
-        matcher.advance(output[matcher.num_tokens :])
+        matcher.advance(output[matcher.num_tokens :].tolist())
 
 
 def _matcher(compiler: GrammarCompiler, grammar: str) -> Matcher:

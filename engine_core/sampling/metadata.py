@@ -129,8 +129,8 @@ class SamplingMetadata:
         return not self.asked or not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY
 
     def greedy_in_grammar(self, slots: Index) -> bool:
-        """Whether each of ``slots`` takes the argmax, of what a grammar allows where it has one."""
-        return not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
+        """Whether each of ``slots`` takes the argmax, of what a grammar allows where it has one, as some have."""
+        return self.any_grammar and not int(np.bitwise_or.reduce(self.asked_of[slots])) & _GREEDY_IN_GRAMMAR
 
     @property
     def any_grammar(self) -> bool:

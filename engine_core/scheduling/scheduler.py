@@ -222,7 +222,7 @@ class Scheduler:
             index += 1
             if seq.state is not SequenceState.RUNNING:
                 continue  # Preempted by one before it.
-            if seq.num_computed == seq.group.max_computed or self._waits(seq):
+            if seq.num_computed == seq.group.max_computed or (seq.drafts and self._waits(seq)):
                 continue  # All tokens are computed, or the pending one has to be known first.
             wanted = seq.num_tokens - seq.num_computed
             if wanted > 1:
@@ -255,14 +255,12 @@ class Scheduler:
         return [seq for seq in running if not seq.has_pending_token and seq.seq_id not in later]
 
     def _waits(self, seq: Sequence) -> bool:
-        """Whether ``seq`` has a pending token, and is planned again only when it is known: see the module's docstring.
+        """Whether ``seq``, which has drafts, waits for its pending token, for the reasons above.
 
-        (With stages, sequences with pending tokens do not get this far.)
+        With stages, sequences with pending tokens do not get this far.
         """
-        if seq.is_drafted:
-            return True
-        if not seq.drafts or not seq.has_pending_token:
-            return False
+        if seq.is_drafted or not seq.has_pending_token:
+            return seq.is_drafted
         rows, config = len(self._lifecycle.running), self._config
         room = min(
             len(seq.drafts) - seq.num_pending,
@@ -286,8 +284,8 @@ class Scheduler:
         """
         rows = self._config.max_num_seqs - sum(step.samples)
         for place, seq in enumerate(step.sequences):
-            # The pending token is the one that this step samples. A sequence that was just introduced has no drafts.
-            if not seq.drafts or seq.num_pending != 1 or not step.samples[place]:
+            # A sequence with drafts decodes. Its only pending token must be the one that this step samples.
+            if not seq.drafts or seq.num_pending != 1:
                 continue
             room = min(len(seq.drafts), rows, step.budget, seq.group.max_computed - seq.num_computed)
             count = self._num_drafts(seq, room, self._config.max_num_batched_tokens - step.budget)

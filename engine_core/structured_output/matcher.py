@@ -89,7 +89,7 @@ class Matcher:
         if matcher.is_error():
             error = matcher.get_error().partition("\n")[0]
             self._fail(position, _DEAD_END if "NoExtension" in error else f"the grammar cannot be followed: {error}")
-        elif not row.any():
+        elif not row.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             self._fail(position, _DEAD_END)
         else:
             return True

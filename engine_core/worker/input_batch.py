@@ -330,7 +330,7 @@ class InputBatch:
             if not grammars.follows(slot) or self._introduced_as[slot] > inputs.introductions:
                 continue
             known = int(rows.num_tokens[first])
-            output = self.token_ids[slot, prompt : known + int(accepted[first:end].sum())].tolist()
+            output = self.token_ids[slot, prompt : known + int(accepted[first:end].sum())]
             following = followed[place] = grammars.following(slot, output, self._limits.num_speculative_tokens)
             if following.failed_at is not None:
                 accepted[max(first, first + following.failed_at + prompt - known) : end] = False

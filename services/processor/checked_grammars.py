@@ -17,7 +17,7 @@ class CheckedGrammars:
     """Checks grammars and remembers the outcomes by digest; thread-safe."""
 
     def __init__(self, checker: GrammarChecker, most: int = MAX_REMEMBERED) -> None:
-        self._checker = checker
+        self.checker = checker
         self._most = most
         self._lock = threading.Lock()
         self._outcomes: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()
@@ -40,13 +40,9 @@ class CheckedGrammars:
         if outcome is not None:
             raise ConstraintError(*outcome)
 
-    def marker(self, text: str) -> str:
-        """As ``GrammarChecker.marker``."""
-        return self._checker.marker(text)
-
     def _try(self, grammar: str) -> tuple[str, str] | None:
         try:
-            self._checker.check(grammar)
+            self.checker.check(grammar)
         except ConstraintError as error:
             return error.field, error.problem
         return None

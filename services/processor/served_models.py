@@ -154,19 +154,18 @@ class ServedModels:
         answer.
         """
         model: engine_pb2.GetModelResponse = await stub.GetModel(engine_pb2.GetModelRequest(), timeout=MODEL_TIMEOUT)
-        if (held := self.held.get(generation_of(model))) is not None:
-            self._add_capabilities(held, model.capabilities)
-        else:
+        if generation_of(model) not in self.held:
             digest = model.tokenizer_digest
             await self._fetches.get(digest, stub, lambda: self._codec(model), lambda codec: self.add(model, codec))
-            if (codec := self._codec(model)) is not None:
-                self.add(model, codec)
+        if (codec := self._codec(model)) is not None:
+            self.add(model, codec)
         return model
 
     def add(self, model: engine_pb2.GetModelResponse, codec: TextCodec) -> None:
         """Hold an engine's model; raises ``LinkRefused`` while there is no room for one more."""
         generation = generation_of(model)
-        if generation in self.held:
+        if (held := self.held.get(generation)) is not None:
+            self._add_capabilities(held, model.capabilities)
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)

@@ -175,15 +175,15 @@ class ChatTemplates:
         return rendered if continued is None else _cut_at_mark(rendered, continued)
 
     def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
-        """Names of the formats in which a template writes calls of tools, and reasoning; none where it has none.
+        """Names of the formats in which a template writes calls of tools, and reasoning; none without such a template.
 
-        Raises ``UnknownTemplateError``.
+        The template is the one that ``render`` uses.
         """
-        if not self._sources:
+        name = template_name or ("tool_use" if has_tools and "tool_use" in self._sources else "default")
+        if (source := self._sources.get(name)) is None:
             return NONE, NONE
-        name = self._choose(template_name, has_tools)
         if name not in self._formats:
-            self._formats[name] = detect(self._sources[name].text)
+            self._formats[name] = detect(source.text)
         return self._formats[name]
 
     def _choose(self, name: str | None, has_tools: bool) -> str:

@@ -1,7 +1,7 @@
 """The services of a simulated next release: ``python -m tests.mixed.next_release engine …``, in a tree with its protos.
 
-They speak one more version and have one more capability. They fill all fields that version 1 lacks in every message to
-each other and to clients, and send events in Sessions that version 1 does not know.
+They speak one more version and have one more capability. They fill all fields that the present release lacks in every
+message to each other and to clients, and send events in Sessions that it does not know.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def main() -> None:
 
 
 def with_later_fields(message: Message) -> bytes:
-    """Serialize a message with all fields that version 1 lacks."""
+    """Serialize a message with all fields that the present release lacks."""
     message = _with_unknown_events(message) if isinstance(message, inference_pb2.SessionResponse) else _copy(message)
-    fill(message, _version_1())
+    fill(message, _present())
     if isinstance(message, engine_pb2.AttachRequest):
         for command in message.commands:
             if command.submit.output_context:
                 context = detokenizer_pb2.OutputContext.FromString(command.submit.output_context)
-                fill(context, _version_1())
+                fill(context, _present())
                 command.submit.output_context = context.SerializeToString()
     return bytes(message.SerializeToString())
 
 
 def _with_unknown_events(message: inference_pb2.SessionResponse) -> inference_pb2.SessionResponse:
-    """Insert an event that version 1 does not know before each delta."""
+    """Insert an event that the present release does not know before each delta."""
     responses = []
     for response in message.responses:
         if response.HasField("delta"):
@@ -116,8 +116,8 @@ class _LaterChannel:
 
 
 @cache
-def _version_1() -> DescriptorPool:
-    return pool_of(PROTOS / "baseline.binpb")
+def _present() -> DescriptorPool:
+    return pool_of(PROTOS / "present.binpb")
 
 
 if __name__ == "__main__":

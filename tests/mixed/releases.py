@@ -12,11 +12,14 @@ from io import BytesIO
 from pathlib import Path
 
 from engine_core.kernels.build import LIBRARY
-from tests.contract.later import lay_over
+from tests.contract.later import BUF, PROTOS, lay_over
 from tests.processes import Release
+from tests.programs import output_of
 from tests.ring import ROOT
 
 BASELINE = "protos/baseline.binpb"
+PRESENT = "protos/present.binpb"
+"""This tree's contract, in the tree of the next release."""
 _KERNELS = Path("engine_core/kernels")
 _BUILD_TIMEOUT = 600
 
@@ -59,6 +62,7 @@ def next_release(root: Path) -> Release:
     _provide_kernels(root)
     shutil.rmtree(root / "protos")
     lay_over(root / "protos")
+    output_of(BUF, "build", PROTOS, "--exclude-source-info", "-o", root / PRESENT)
     oldest = ROOT / ".venv-oldest" / "bin"
     subprocess.run(
         [oldest / "python", root / "clients" / "python" / "generate.py"],

@@ -70,6 +70,14 @@ SUITES = (
         figures=_TESTS,
     ),
     Suite(
+        name="grammars",
+        what="JSON Schemas by the thousand, beside jsonschema",
+        arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar"),
+        minutes=6,
+        inputs=(*_PRODUCT, "tests/services/text/grammar", ":(glob)tests/*.py"),
+        figures=_TESTS,
+    ),
+    Suite(
         name="stubs",
         what="stubs of Go, Java and C#, against a ring",
         arguments=("-m", "tests.stubs"),

@@ -71,7 +71,7 @@ def resolve_constraint(
         if admitted.WhichOneof("kind") == "tool_calls":
             grammar = _grammar_of_calls(admitted, chat, served_model, parse, field)
         else:
-            grammar = grammar_of(read_constraint(admitted), served_model.grammars.marker)
+            grammar = grammar_of(read_constraint(admitted), served_model.grammars.checker.marker)
             grammar = _after_reasoning(grammar, admitted, served_model, parse)
         served_model.grammars.check(grammar)
     except ConstraintError as error:
@@ -106,7 +106,7 @@ def _grammar_of_calls(
         )
         raise refuse(field, problem)
     form = formats.TOOL_FORMATS[parse.tool_calls]
-    marker = served_model.grammars.marker
+    marker = served_model.grammars.checker.marker
     try:
         grammar = form.grammar(tools.specs, required=calls.required, single=calls.single, marker=marker)
     except ConstraintError as error:
@@ -122,4 +122,4 @@ def _after_reasoning(
         return grammar
     form = formats.REASONING_FORMATS[parse.reasoning]
     begins_inside = parse.begins_in_reasoning
-    return after_reasoning(grammar, form.opening, form.closing, begins_inside, served_model.grammars.marker)
+    return after_reasoning(grammar, form.opening, form.closing, begins_inside, served_model.grammars.checker.marker)

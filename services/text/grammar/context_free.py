@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from services.text.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
+from services.text.grammar.references import MAX_LEVELS, levels
 from services.text.grammar.regex import MAX_SIZE, RegexError, size_of, whole_match
 
 FIELD = "grammar"
@@ -59,6 +60,8 @@ class _Node:
     """Names, and how often each is repeated."""
     needs: _Needs = ()
     """What must end for this to end."""
+    levels: int = 1
+    """Groups and repetitions within each other."""
 
 
 def checked_grammar(text: str) -> str:
@@ -100,6 +103,7 @@ class _Reader:
                 self._refuse("expected a rule, such as 'start: \"text\"'")
         if "start" not in self._rules:
             raise ConstraintError(FIELD, "has no rule named start")
+        self._check_depth()
         self._check_sizes()
         self._check_ends()
         return "".join(self._parts)
@@ -171,6 +175,7 @@ class _Reader:
             sum(node.size for node in nodes),
             [use for node in nodes for use in node.uses],
             [tuple(node.needs for node in sequence) for sequence in alternatives],
+            1 + max((node.levels for node in nodes), default=0),
         )
 
     def _group(self, opening: str, depth: int, end: int) -> _Node:
@@ -212,7 +217,12 @@ class _Reader:
             low, high = int(first), int(last or first)
         count = max(low, high, 1)
         uses = [(name, times * count) for name, times in node.uses]
-        return _Node(node.size * count, uses, node.needs if low else ())
+        return _Node(node.size * count, uses, node.needs if low else (), node.levels + 1)
+
+    def _check_depth(self) -> None:
+        graph = {name: {used for used, _ in node.uses if used in self._rules} for name, node in self._rules.items()}
+        if levels(graph, {name: node.levels for name, node in self._rules.items()}) > MAX_LEVELS:
+            raise ConstraintError(FIELD, f"has more than {MAX_LEVELS} rules and groups within or behind each other")
 
     def _check_sizes(self) -> None:
         """Terminals, which are written out where they are used, may not be too large, nor use themselves."""

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from services.text.grammar.references import MAX_LEVELS, in_order, levels
+
 Schema = dict[str, Any] | bool
 Definitions = dict[str, Schema]
-
-MAX_LEVELS = 256
-"""Schemas within or behind each other: llguidance needs 3 KiB of a thread's stack for each."""
 
 _PREFIX = "#/$defs/"
 _EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
@@ -74,11 +73,11 @@ def without(schema: Schema, endless: set[str]) -> Schema:
 def unending(definitions: Definitions) -> set[str]:
     """Names of the definitions that no finished value fits, since they demand themselves, or false.
 
-    Those that do end are found first, then those that end by them, and so on. A schema that demands what excludes itself
-    counts as one that ends: llguidance finds most of these.
+    Those that do end are found first, then those that end by them, and so on. A schema that demands what excludes
+    itself counts as one that ends: llguidance finds most of these.
     """
     ending: set[str] = set()
-    order, _ = _order(definitions, in_place=False)
+    order, _ = in_order({name: _references(schema, in_place=False) for name, schema in definitions.items()})
     while True:
         before = len(ending)
         for name in order:
@@ -224,12 +223,15 @@ def _plain(value: Any) -> Any:
 
 
 Weights = Counter[tuple[str, str]]
-"""How much of a kind (``_LIMITS``) must hold at once: in place (\"\"), or of the properties of a name, ``*`` or ``[]``."""
+"""How much of a kind (``_LIMITS``) must hold at once: in place (an empty text), or within ``[]``, ``*`` or a name."""
+
+_ALONE = 100
 
 _LIMITS = {
     "text": (3, "patterns, formats and limits of length for one text"),
     "multiple": (1, "multipleOf for one number"),
     "patterns": (8, "patternProperties for one object"),
+    "bounds": (_ALONE, "bounds for one number, exclusive ones among them,"),
 }
 """llguidance's time grows by the power of what it intersects; and a product of multiples may overflow."""
 
@@ -239,14 +241,14 @@ def check_combinations(definitions: Definitions) -> str | None:
 
     Texts are told apart by the name of the property that they are in, alone; so it may find more than there is.
     """
-    order, circular = _order(definitions, in_place=True)
+    _, circular = in_order({name: _references(schema, in_place=True) for name, schema in definitions.items()})
     if circular:
         return "a $ref leads back to itself without a property or item in between"
-    order, _ = _order(definitions, in_place=False)
-    if _depth(definitions, order) > MAX_LEVELS:
+    graph = {name: _references(schema, in_place=False) for name, schema in definitions.items()}
+    if levels(graph, {name: _levels(schema) for name, schema in definitions.items()}) > MAX_LEVELS:
         return f"has more than {MAX_LEVELS} levels of schemas within or behind each other"
     weights: dict[str, Weights] = {}
-    for name in order:
+    for name in in_order(graph)[0]:
         weights[name] = _weigh(definitions[name], weights)
         for (kind, place), count in weights[name].items():
             limit, what = _LIMITS[kind]
@@ -254,58 +256,10 @@ def check_combinations(definitions: Definitions) -> str | None:
                 count += weights[name][kind, "*"]
             if count > limit:
                 where = {"": "", "[]": " in an array", "*": " in an object"}.get(place, f" in {json.dumps(place)}")
-                return f"demands {count} {what}{where} at once (by allOf or $ref): expected at most {limit}"
+                least = "" if kind == "bounds" else f"{count} "
+                most = "" if kind == "bounds" else f": expected at most {limit}"
+                return f"demands {least}{what}{where} at once (by allOf or $ref){most}"
     return None
-
-
-def _order(definitions: Definitions, *, in_place: bool) -> tuple[list[str], bool]:
-    """Names of definitions, each after those to which it refers; and whether any refers to itself.
-
-    ``in_place``: only by references that say more about the same value.
-    """
-    order: list[str] = []
-    open_names: set[str] = set()
-    done: set[str] = set()
-    circular = False
-    stack = [(name, False) for name in definitions]
-    while stack:
-        name, left = stack.pop()
-        if left:
-            open_names.discard(name)
-            done.add(name)
-            order.append(name)
-        elif name in open_names:
-            circular = True
-        elif name not in done:
-            open_names.add(name)
-            stack.append((name, True))
-            stack += [(each, False) for each in _references(definitions[name], in_place) if each not in done]
-    return order, circular
-
-
-def _depth(definitions: Definitions, order: list[str]) -> int:
-    """An upper limit of the levels that llguidance descends to at once: along references, or through a whole circle."""
-    below = {name: _references(schema, in_place=False) for name, schema in definitions.items()}
-    above: dict[str, set[str]] = {name: set() for name in definitions}
-    for name, references in below.items():
-        for each in references:
-            above[each].add(name)
-    circle_of: dict[str, int] = {}
-    for number, start in enumerate(reversed(order)):  # the algorithm of Kosaraju: circles, outer ones first
-        stack = [start]
-        while stack:
-            if (name := stack.pop()) not in circle_of:
-                circle_of[name] = number
-                stack += above[name]
-    own: Counter[int] = Counter()
-    for name, number in circle_of.items():
-        own[number] += _levels(definitions[name])
-    depths: dict[int, int] = {}
-    for name in order:
-        number = circle_of[name]
-        reached = max((depths.get(circle_of[each], 0) for each in below[name] if circle_of[each] != number), default=0)
-        depths[number] = max(depths.get(number, 0), own[number] + reached)
-    return max(depths.values())
 
 
 def _levels(schema: Schema) -> int:
@@ -328,7 +282,7 @@ def _references(schema: Schema, in_place: bool) -> set[str]:
 
 
 def _weigh(schema: Schema, weights: Mapping[str, Weights]) -> Weights:
-    """``weights``: of definitions; those that are not there yet refer to this one, and llguidance refuses their product."""
+    """``weights``: of definitions, except of those that refer to this one; llguidance refuses to intersect these."""
     total: Weights = Counter()
     if isinstance(schema, bool):
         return total
@@ -336,6 +290,10 @@ def _weigh(schema: Schema, weights: Mapping[str, Weights]) -> Weights:
         "text": ("pattern" in schema) + ("format" in schema) + ("minLength" in schema or "maxLength" in schema),
         "multiple": int("multipleOf" in schema),
         "patterns": len(schema.get("patternProperties", {})),
+        # Of exclusive bounds within one of another, llguidance accepts the bound (json_schema): none may meet others.
+        "bounds": _ALONE
+        if "exclusiveMinimum" in schema or "exclusiveMaximum" in schema
+        else int("minimum" in schema or "maximum" in schema),
     }
     total.update({(kind, ""): count for kind, count in own.items() if count})
     branches: dict[str, Weights] = {"anyOf": Counter(), "oneOf": Counter(), "within": Counter()}

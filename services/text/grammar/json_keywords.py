@@ -32,9 +32,8 @@ ANNOTATIONS = frozenset(
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_DAY = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-)
+_LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+_DAY = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
 
 FORMATS: Mapping[str, str | None] = {
@@ -138,7 +137,9 @@ def _required(value: Any) -> list[str]:
 
 
 def check_text(text: str) -> None:
-    """Refuse what an answer cannot have: strings are written without ``\\u`` escapes."""
+    """Refuse what an answer cannot have, whose strings have no escapes by number; and what takes long to compile."""
+    if len(text) > MAX_STRING:
+        raise KeywordError(f"{shown(text)} is longer than {MAX_STRING} characters")
     for char in text:
         if (char < " " and char not in "\b\t\n\f\r") or char == "\x7f":
             raise KeywordError(f"{shown(text)} has the control character U+{ord(char):04X}, which answers cannot have")

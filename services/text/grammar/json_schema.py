@@ -13,6 +13,7 @@ let through, in one form:
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -154,6 +155,7 @@ class _Rewriter:
             else:
                 simple["pattern"] = f"^(?:{expression})$"
         self._check_items(schema, path)
+        self._check_bounds(simple, path)
         self._check_object(simple, path)
         return {**simple, **applied}
 
@@ -201,7 +203,7 @@ class _Rewriter:
             self._schemas += count if isinstance(each, dict | list) else 0
         if self._values > MAX_VALUES or self._schemas > MAX_SCHEMAS:
             raise KeywordError(
-                f"the schema has too many values: expected at most {MAX_VALUES}, and {MAX_SCHEMAS} in objects and arrays"
+                f"too many values in the schema: expected at most {MAX_VALUES}, and {MAX_SCHEMAS} in objects and arrays"
             )
         return value
 
@@ -230,6 +232,26 @@ class _Rewriter:
         if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
             self._refuse((*path, "uniqueItems"), "not supported: expected false, or maxItems of at most 1 beside it")
 
+    def _check_bounds(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Exclusive bounds: of integers they become inclusive; of numbers, llguidance accepts some that are whole."""
+        low, high = simple.get("exclusiveMinimum"), simple.get("exclusiveMaximum")
+        if simple.get("type") == "integer":
+            if low is not None:
+                del simple["exclusiveMinimum"]
+                simple["minimum"] = max(math.floor(low) + 1, simple.get("minimum", -math.inf))
+            if high is not None:
+                del simple["exclusiveMaximum"]
+                simple["maximum"] = min(math.ceil(high) - 1, simple.get("maximum", math.inf))
+            return
+        lowest = max((simple[key] for key in ("minimum", "exclusiveMinimum") if key in simple), default=-math.inf)
+        highest = min((simple[key] for key in ("maximum", "exclusiveMaximum") if key in simple), default=math.inf)
+        if lowest < highest < lowest + 1:
+            for keyword, bound in (("exclusiveMinimum", low), ("exclusiveMaximum", high)):
+                if bound is not None and float(bound).is_integer():
+                    self._refuse(
+                        (*path, keyword), "not supported less than 1 from the other bound: use an inclusive one"
+                    )
+
     def _check_object(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
         """What llguidance cannot count."""
         required = simple.get("required", [])
@@ -238,7 +260,7 @@ class _Rewriter:
         if len(optional) > MAX_OPTIONAL_PROPERTIES:
             self._refuse(
                 (*path, "properties"),
-                f"has {len(optional)} optional properties: expected at most {MAX_OPTIONAL_PROPERTIES}; the others required",
+                f"has {len(optional)} optional properties: expected at most {MAX_OPTIONAL_PROPERTIES}",
             )
         if len(required) > MAX_PROPERTIES:
             self._refuse((*path, "required"), f"has {len(required)} names: expected at most {MAX_PROPERTIES}")
@@ -252,8 +274,8 @@ class _Rewriter:
             if not (closed and low <= 1 and high in (None, 1) and len(optional) <= 64):
                 self._refuse(
                     (*path, keyword),
-                    "not supported beside optional properties: expected all properties required, or at most 64 optional "
-                    "ones, additionalProperties false and a count of one more than the required ones",
+                    "not supported beside optional properties: expected all properties required, or at most 64 "
+                    "optional ones, additionalProperties false, and a count of one more than the required ones",
                 )
         elif low > 1:  # llguidance would count a key that is there twice as two
             self._refuse(
@@ -276,8 +298,8 @@ class _Rewriter:
                     if not exclude.is_certain(branches[first], branches[second]):
                         self._refuse(
                             (*path, "oneOf"),
-                            f"not supported: schemas {first} and {second} may accept the same value; use anyOf, or demand a "
-                            "property with another const in each",
+                            f"not supported: schemas {first} and {second} may accept the same value; use anyOf, or "
+                            "demand a property with another const in each",
                         )
             if "anyOf" in schema:
                 schema.setdefault("allOf", []).append({"anyOf": branches})

@@ -85,12 +85,11 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     """The grammar of an answer; see ``format.MakeGrammar``. Values are JSON, which means the same here."""
     names = "|".join(regex_text(tool.name) for tool in tools)
     rules = unmarked(rf"\s*\[\s*(?:{names})\(", marker(_START), required=required)
-    calls = "call" if single else 'call (", " call)*'
-    rules.append(f'calls: "[" {calls} "]"')
-    rules.append(
-        "call: "
-        + " | ".join(f"{literal(tool.name + '(')} arguments_{i} {literal(')')}" for i, tool in enumerate(tools))
-    )
+    # "[f(" is one terminal, because free text that begins with "[" would be taken for the longer one
+    first = [f'{literal(f"[{tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
+    later = [f'{literal(f", {tool.name}(")} arguments_{index} ")"' for index, tool in enumerate(tools)]
+    rules += [f'calls: first {"" if single else "later*"} "]"', f"first: {' | '.join(first)}"]
+    rules += [] if single else [f"later: {' | '.join(later)}"]
     for index, tool in enumerate(tools):
         rules += _arguments(tool, index) if required or tool.strict else [f"arguments_{index}: any_arguments"]
     rules += [

@@ -143,11 +143,11 @@ def test_what_drafts_led_to_is_forgotten_unless_they_are_accepted() -> None:
     allowed = state.allowed(rows)
     assert tokens_in(allowed[0]) >= {a, b}
     assert (allowed[1:] == 0xFFFF_FFFF).all()
-    assert mask.following(0, [b], 5).drafts == [c]
+    assert mask.following(0, np.array([b]), 5).drafts == [c]
     mask.remove(0)
     state.add(0, SamplingParams(temperature=0.0, grammar=grammar), 0, 0)
     state.allowed(rows)
-    failed = mask.following(0, [a, b], 5)
+    failed = mask.following(0, np.array([a, b]), 5)
     assert (failed.failed_at, failed.drafts) == (1, [])
     assert "dead end" in failed.problem
 
@@ -157,10 +157,10 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_own_sequence() -> None:
     allowed = state.allowed(rows_of([[], []], [[], []]))
     assert (allowed[0] == 0xFFFF_FFFF).all()
     assert tokens_in(allowed[1]) < set(range(VOCAB))
-    failed = state.grammar_mask.following(0, [5], 5)
+    failed = state.grammar_mask.following(0, np.array([5]), 5)
     assert failed.failed_at == 0
     assert "Expected token" in failed.problem
-    assert state.grammar_mask.following(1, IDS[:1], 2).drafts == IDS[1:3]
+    assert state.grammar_mask.following(1, np.array(IDS[:1]), 2).drafts == IDS[1:3]
 
 
 def test_a_rank_that_follows_marks_the_slot_alone() -> None:

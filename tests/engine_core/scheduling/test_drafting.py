@@ -220,6 +220,23 @@ def test_drafts_that_turn_out_wrong_cost_no_overlap_once_they_are_distrusted():
     engine.finish()
 
 
+def test_no_drafts_are_computed_behind_a_token_that_an_earlier_step_samples():
+    """One that did not wait, because the step would be large, is alone in it: the others have all their tokens."""
+    engine = drafting("right", max_concurrent_steps=2)
+    for serial in range(5):
+        engine.add(f"r{serial}", 4, max_tokens=20 if serial == 0 else 3)
+    engine.plan_ahead()
+    engine.plan_ahead()
+    for rows in (5, 1):
+        engine.take_result()
+        for seq in engine.scheduler._lifecycle.running:
+            seq.drafts_come_true = 0
+        assert engine.plan_ahead().num_tokens == [1] * rows
+    assert len(engine.sequence("r0").drafts) > 1
+    engine.take_results()
+    engine.finish()
+
+
 def test_drafts_are_forgotten_when_another_token_comes_or_the_sequence_is_preempted():
     engine = Harness()
     engine.add("a", 4, max_tokens=20)

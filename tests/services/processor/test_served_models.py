@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ringline.engine.v1 import engine_pb2
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import constraint_pb2
 
 from services.common.links.redial import LinkRefused
+from services.common.rpc.message_limits import parse
 from services.common.rpc.shared_messages import status_from_proto
-from services.processor.served_models import TextCodec
+from services.processor.served_models import ModelLimits, TextCodec
 from services.ring.errors import Code, Reason
 from services.ring.identity import PeerId
 from services.text.chat_templates import ChatTemplates
+from services.text.grammar.constraints import MAX_CHOICES, MAX_TEXT_BYTES
 from tests.services.processor.ring_requests import SEED, Ring, ask, expected, route_of
 from tests.services.ring.ring_simulation import MAX_GENERATIONS, NEXT, PRESENT
 
@@ -113,3 +119,18 @@ def another(number: int) -> engine_pb2.GetModelResponse:
     model.CopyFrom(PRESENT.message)
     model.model_digest, model.name, model.incarnation = f"another {number}", f"engine-{number}", 1000 + number
     return model
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"json_schema": "{" + " " * (MAX_TEXT_BYTES - 2) + "}"},
+        {"choice": {"texts": [f"{number:025}" for number in range(MAX_CHOICES)]}},
+    ],
+    ids=lambda constraint: next(iter(constraint)),
+)
+def test_a_message_has_room_for_the_largest_constraint_whatever_the_model(constraint: dict[str, Any]) -> None:
+    limits = ModelLimits("m", 256, 48, 20)
+    request = ask()
+    request.constraint.MergeFrom(constraint_pb2.Constraint(**constraint))
+    assert parse(inference_pb2.GenerateRequest, request.SerializeToString(), limits.request) == request

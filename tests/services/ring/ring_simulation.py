@@ -33,7 +33,7 @@ from services.processor.served_models import ServedModel, ServedModels, TextCode
 from services.ring.attach_registry import AttachRegistry
 from services.ring.errors import Refused
 from services.ring.events import ChoiceEnd, FinishReason
-from services.ring.identity import PeerId, ring_id
+from services.ring.identity import DETOKENIZER_CAPABILITIES, PeerId, ring_id
 from services.ring.ledger import Ledgers
 from services.ring.liveness import BEAT_LIMIT
 from services.ring.outbound_link import OutboundLink, RejectedCommand
@@ -281,6 +281,8 @@ class RingSimulation(ProcessorCore):
     ) -> None:
         self.lives = 1
         self.now = 0.0
+        self.older: set[str] = set()
+        """Names of detokenizers of a release without capabilities."""
         self._model: ServedModel | None = None
         super().__init__(
             lambda routes: ServedModels(MAX_GENERATIONS, routes.preferred),
@@ -370,7 +372,8 @@ class RingSimulation(ProcessorCore):
         for detokenizer in self.detokenizers.values():
             if detokenizer.subscriber is None:
                 detokenizer.subscriber = detokenizer.engines.subscribers.add(self.me)
-                self.link_events.detokenizer_up(detokenizer.me, detokenizer.me.name)
+                known = () if detokenizer.me.name in self.older else DETOKENIZER_CAPABILITIES
+                self.link_events.detokenizer_up(detokenizer.me, detokenizer.me.name, known)
 
     def suspect(self, name: str) -> None:
         """The processor has heard nothing of a peer for a while."""

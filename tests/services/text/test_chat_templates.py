@@ -273,3 +273,15 @@ def test_long_chats_are_within_the_limits():
     chat = [{"role": role, "content": "word " * 200} for role in ("user", "assistant") * 500]
     rendered = only(chat_template_samples.CHATML).render(chat)
     assert rendered.count("<|im_start|>") == 1001
+
+
+def test_the_formats_are_those_of_the_template_that_is_rendered():
+    hermes = "{{ messages }}<tool_call>{{ tools }}</tool_call>"
+    templates = ChatTemplates(
+        {"default": TemplateSource("{{ messages }}<think></think>"), "tool_use": TemplateSource(hermes)}
+    )
+    assert templates.formats(None, has_tools=False) == ("none", "think")
+    assert templates.formats(None, has_tools=True) == ("hermes", "none")
+    assert templates.formats("default", has_tools=True) == ("none", "think")
+    assert templates.formats("another", has_tools=False) == ("none", "none")
+    assert ChatTemplates({}).formats(None, has_tools=False) == ("none", "none")

@@ -149,8 +149,8 @@ def test_it_is_never_ignored() -> None:
 
 def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
-    check = MODEL.grammars._checker.check
-    monkeypatch.setattr(MODEL.grammars._checker, "check", lambda grammar: (tried.append(grammar), check(grammar)))
+    check = MODEL.grammars.checker.check
+    monkeypatch.setattr(MODEL.grammars.checker, "check", lambda grammar: (tried.append(grammar), check(grammar)))
     for _ in range(3):
         take(constraint={"regex": "once"})
         assert refusal(constraint={"grammar": "start: never"}).field == "constraint.grammar"

@@ -1,7 +1,7 @@
 """Constraints that are wrong, endless, enormous or malicious; run as a program, it measures what each costs.
 
-Each ends as a ``ConstraintError`` or is harmless after all. The program runs them on a thread with a small stack, and within
-a limited memory, so that a stack that overflows or memory that runs out ends it.
+Each ends as a ``ConstraintError`` or is harmless after all. The program runs them on a thread with a small stack and
+within a limited memory, so that a stack that overflows or memory that runs out ends it.
 """
 
 from __future__ import annotations
@@ -61,21 +61,40 @@ SCHEMAS: dict[str, object] = {
     "pattern too short": {"type": "string", "pattern": "^a$", "minLength": 2},
     "required and forbidden": {"type": "object", "required": ["a"], "additionalProperties": False},
     "refers to itself": {"$ref": "#"},
-    "refers in a circle": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+    "refers in a circle": {
+        "$ref": "#/$defs/a",
+        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
+    },
     "demands itself": ENDLESS,
     "demands itself in an array": {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
-    "intersects itself": {"$defs": {"a": {"properties": {"n": {"$ref": "#/$defs/a"}}}, "b": {"properties": {"n": {"$ref": "#/$defs/b"}, "k": True}}}, "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+    "intersects itself": {
+        "$defs": {
+            "a": {"properties": {"n": {"$ref": "#/$defs/a"}}},
+            "b": {"properties": {"n": {"$ref": "#/$defs/b"}, "k": True}},
+        },
+        "allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+    },
     "10^4 references": _chain(4_000, {"$ref": "NEXT"}),
     "10^3 nested references": _chain(1_500, {"properties": {"a": {"$ref": "NEXT"}}}),
     "levels up to the limit": _chain(60, {"minimum": 1, "allOf": [{"anyOf": [{"$ref": "NEXT"}, {"type": "integer"}]}]}),
     "10^6 alternatives": {"enum": list(range(30_000))},
     "20,000 alternatives": {"enum": list(range(20_000))},
     "10^4 schemas to choose": {"anyOf": [{"const": i} for i in range(10_000)]},
-    "256 objects to choose": {"anyOf": [{"type": "object", "properties": {f"k{i}": True}, "required": [f"k{i}"]} for i in range(256)]},
+    "256 objects to choose": {
+        "anyOf": [{"type": "object", "properties": {f"k{i}": True}, "required": [f"k{i}"]} for i in range(256)]
+    },
     "10^4 properties": {"properties": {f"p{i}": True for i in range(10_000)}},
-    "1,000 required properties": {"properties": {f"p{i}": True for i in range(1_000)}, "required": [f"p{i}" for i in range(1_000)]},
+    "1,000 required properties": {
+        "properties": {f"p{i}": True for i in range(1_000)},
+        "required": [f"p{i}" for i in range(1_000)],
+    },
     "256 optional properties": {"properties": {f"p{i}": True for i in range(256)}},
-    "5 objects of 1,000 properties": {"properties": {f"o{j}": {"properties": {f"p{i}": True for i in range(990)}, "required": [f"p{i}" for i in range(990)]} for j in range(5)}},
+    "5 objects of 1,000 properties": {
+        "properties": {
+            f"o{j}": {"properties": {f"p{i}": True for i in range(990)}, "required": [f"p{i}" for i in range(990)]}
+            for j in range(5)
+        }
+    },
     "minLength 10^9": {"type": "string", "minLength": 10**9},
     "maxLength 10^9": {"type": "string", "maxLength": 10**9},
     "minItems 10^6": {"type": "array", "minItems": 10**6},
@@ -183,7 +202,10 @@ def cases() -> Iterator[tuple[str, Constraint]]:
     yield "choice: 16 KiB", OneOf(("x" * 16_384,))
     yield "choice: 256 KiB", OneOf(("x" * 262_144,))
     yield "tags: 256", StructuralTags(tuple(StructuralTag(f"<f{i:04}>", None, "</f>") for i in range(256)))
-    yield "tags: 256, one trigger", StructuralTags(tuple(StructuralTag(f"<f{i:04}>", None, "</f>", "<f") for i in range(256)))
+    yield (
+        "tags: 256, one trigger",
+        StructuralTags(tuple(StructuralTag(f"<f{i:04}>", None, "</f>", "<f") for i in range(256))),
+    )
     yield "tags: 10^4", StructuralTags(tuple(StructuralTag(f"<f{i}>") for i in range(10_000)))
     yield "tags: endless schema", StructuralTags((StructuralTag("<f>", json.dumps(ENDLESS)),))
 
@@ -199,7 +221,10 @@ def _measure() -> None:
             problem = str(error)
         taken = time.thread_time() - began
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        print(json.dumps({"name": name, "seconds": round(taken, 4), "mib": round(grown / 1024, 1), "problem": problem}), flush=True)
+        print(
+            json.dumps({"name": name, "seconds": round(taken, 4), "mib": round(grown / 1024, 1), "problem": problem}),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

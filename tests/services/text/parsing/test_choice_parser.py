@@ -91,7 +91,7 @@ CASES = st.builds(
 
 
 @given(CASES, st.lists(st.integers(1, 4), max_size=6))
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list[int]) -> None:
     *parts, whole = case.read(tokenizer, 0, [1] * len(case.ids))
     *_, in_frames = case.read(tokenizer, 0, sizes)
@@ -104,7 +104,24 @@ def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list
 
 
 @given(CASES)
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_what_is_not_marked_is_content(tokenizer: Tokenizer, case: Case) -> None:
     *_, plain = replace(case, tool_calls="none", reasoning="none").read(tokenizer, 0, [1] * len(case.ids))
     assert merged(plain.parts) == ([Content(plain.text)] if plain.text else [])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "counted"),
+    [
+        (["<think>", "a", "Ċ", "</think>", "Ċ", "a"], 5),
+        (["<", "think>", "a", "</", "think>", "a"], 5),
+        (["<think>", "Ã", "©", "<", "a"], 5),
+        (["a", "<", "think>", "a", "</", "think>"], 0),
+    ],
+)
+def test_tokens_of_reasoning(tokenizer: Tokenizer, tokens: list[str], counted: int) -> None:
+    """Those of markers and of the line breaks next to them count; a token counts by its first character."""
+    ids = tuple([*BYTES, *SPECIAL].index(token) for token in tokens)
+    case = Case(ids, (), False, True, "hermes", "think", False)
+    *_, whole = case.read(tokenizer, 0, [1] * len(ids))
+    assert whole.reasoning_tokens == counted

@@ -1,0 +1,169 @@
+"""JSON Schema as a constraint: each keyword enforced, or refused by name and place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from services.text.grammar.constraints import ConstraintError, JsonObject, JsonSchema
+from services.text.grammar.grammar_text import grammar_of
+from tests.services.text.grammar.bad_input import ENDLESS, SCHEMA_TEXTS, SCHEMAS
+from tests.services.text.grammar.matching import Compiled, checker
+
+TREE = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
+PETS = {
+    "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+    "discriminator": {"propertyName": "kind"},
+    "$defs": {
+        kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+        for kind in ("Cat", "Dog")
+    },
+}
+
+ENFORCED: list[tuple[Any, list[str], list[str]]] = [
+    (True, ["1", "{}", '["a", null]'], ["{", "nul"]),
+    ({"type": "string"}, ['""', '"é😀\\n"'], ["1", '"\\u0061"', '"\x7f"']),
+    ({"type": ["integer", "null"]}, ["1", "null", "-7"], ["1.5", "true"]),
+    ({"type": "boolean"}, ["true"], ["null"]),
+    ({"const": {"a": [1, "x"]}}, ['{"a": [1, "x"]}'], ['{"a": [1]}', "{}"]),
+    ({"enum": ["a", 1, None]}, ['"a"', "1", "null"], ['"b"', "2"]),
+    ({"type": "integer", "minimum": 3, "maximum": 12}, ["3", "12"], ["2", "13"]),
+    ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 5.5}, ["4", "5"], ["3", "6"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, ["0.5", "1"], ["0", "1.1"]),
+    ({"type": "integer", "multipleOf": 7}, ["-14", "0", "21"], ["20"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"éé"', '"abc"'], ['"a"', '"abcd"']),
+    ({"type": "string", "pattern": "b|^a"}, ['"ax"', '"xb"'], ['"xa"']),
+    ({"type": "string", "pattern": r"^\d+$"}, ['"12"'], ['"١"', '"1a"']),
+    ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"', '"0000-01-01"', '"2024-1-1"']),
+    ({"type": "string", "format": "date-time"}, ['"2024-01-01T00:00:00Z"'], ['"2024-01-01"', '"2024-02-30T00:00:00Z"']),
+    ({"type": "string", "format": "date", "pattern": "^20"}, ['"2024-02-29"'], ['"1999-01-01"']),
+    ({"type": "string", "format": "ipv4"}, ['"127.0.0.1"'], ['"256.0.0.1"']),
+    (
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+        ["[1, 2]"],
+        ["[]", "[1, 2, 3]", "[1,2]"],
+    ),
+    ({"prefixItems": [{"type": "string"}], "items": False}, ['["a"]', "[]", "1"], ['["a", 1]', "[1]"]),
+    ({"type": "array", "maxItems": 1, "uniqueItems": True}, ["[1]"], ["[1, 1]"]),
+    (
+        {"type": "object", "properties": {"b": {"type": "integer"}, "a": True}, "required": ["b"]},
+        ['{"b": 1}', '{"b": 1, "a": 2, "c": 3}'],
+        ["{}", '{"a": 2, "b": 1}', '{"b": "x"}'],
+    ),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, ['{"x": 1}', "{}"], ['{"x": "y"}']),
+    ({"type": "object", "additionalProperties": False, "properties": {"a": True}}, ['{"a": 1}'], ['{"b": 1}']),
+    ({"type": "object", "patternProperties": {"^n": {"type": "null"}}}, ['{"n1": null, "x": 1}'], ['{"n1": 1}']),
+    ({"type": "object", "minProperties": 1, "maxProperties": 2}, ['{"a": 1}'], ["{}", '{"a": 1, "b": 2, "c": 3}']),
+    ({"anyOf": [{"type": "null"}, {"const": "a"}]}, ["null", '"a"'], ['"b"']),
+    ({"allOf": [{"minimum": 1}, {"maximum": 3}], "type": "integer"}, ["2"], ["0", "4"]),
+    ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["1", '"a"'], ["null"]),
+    (PETS, ['{"kind": "Cat"}', '{"kind": "Dog", "x": 1}'], ['{"kind": "Cow"}']),
+    (TREE, ['{"v": 1, "next": {"v": 2}}'], ['{"v": 1, "next": {}}']),
+    ({"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "null"}}}, ["null"], ["1"]),
+    ({"title": "t", "x-order": 1, "deprecated": True, "default": 1, "type": "null"}, ["null"], ["1"]),
+]
+"""Schemas, texts that fit, texts that do not."""
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), ENFORCED, ids=lambda value: json.dumps(value)[:40])
+def test_what_a_schema_accepts(schema: Any, fitting: list[str], others: list[str]) -> None:
+    grammar = Compiled(grammar_of(JsonSchema(json.dumps(schema))))
+    assert [text for text in fitting if not grammar.accepts(text)] == []
+    assert [text for text in others if grammar.accepts(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "other"),
+    [
+        # "\u0061" is "a": llguidance took it for another name, with the schema of additional properties
+        ({"properties": {"a": {"type": "integer"}}, "type": "object"}, '{"a": 1}', '{"\\u0061": "x"}'),
+        # a key that is there twice is one property
+        ({"type": "object", "minProperties": 1}, '{"a": 1}', "{}"),
+        # keywords apply whatever their order: additionalProperties knows of patternProperties after allOf
+        ({"additionalProperties": False, "allOf": [True], "patternProperties": {"^a": True}}, '{"a": 1}', '{"b": 1}'),
+        # an optional property that could never end is left out
+        (
+            {
+                "type": "object",
+                "properties": {"e": {"$ref": "#/$defs/e"}, "b": True},
+                "$defs": {"e": {"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}}, "required": ["a"]}},
+            },
+            '{"b": 1}',
+            '{"e": 1}',
+        ),
+    ],
+)
+def test_what_llguidance_alone_gets_wrong(schema: Any, fitting: str, other: str) -> None:
+    grammar = Compiled(grammar_of(JsonSchema(json.dumps(schema))))
+    assert grammar.accepts(fitting)
+    assert not grammar.accepts(other)
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"properties": {"a": {"uniqueItems": True}}}, "/properties/a/uniqueItems: not supported: expected false"),
+        ({"items": {"not": {}}}, "/items/not: not supported: expected one of type, minimum"),
+        ({"if": True}, "/if: not supported"),
+        ({"contains": True}, "/contains: not supported"),
+        ({"dependentRequired": {}}, "/dependentRequired: not supported"),
+        ({"propertyNames": True}, "/propertyNames: not supported"),
+        ({"anyOf": [True, {"unevaluatedProperties": False}]}, "/anyOf/1/unevaluatedProperties: not supported"),
+        ({"$dynamicRef": "#"}, "/$dynamicRef: not supported"),
+        ({"nullable": True}, "/nullable: not supported"),
+        ({"x-guidance": {"lenient": True}}, "/x-guidance: not supported"),
+        ({"properties": {"a/b~": {"x-guidance": {}}}}, "/properties/a~1b~0/x-guidance: not supported"),
+        ({"$ref": "https://example.org/x"}, '/$ref: "https://example.org/x" is not supported: expected # or #/…'),
+        ({"$ref": "#/$defs/x"}, '/$ref: there is no "#/$defs/x" in this schema'),
+        ({"$schema": "http://json-schema.org/draft-04/schema#"}, "/$schema: expected one of"),
+        ({"items": [{}]}, "/items: a list is not supported: use prefixItems"),
+        ({"type": "int"}, "/type: expected one of null, boolean"),
+        ({"format": "regex"}, '/format: "regex" is not supported: expected one of date-time'),
+        ({"pattern": "(?=a)"}, "/pattern: look-around is not supported, at character 1"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/oneOf: not supported: schemas 0 and 1 may accept"),
+        ({"minProperties": 2}, "/minProperties: not supported: expected at most 1"),
+        ({"properties": {"a": True}, "maxProperties": 1}, "/maxProperties: not supported beside optional properties"),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, "/exclusiveMinimum: not supported less than 1 from the other bound"),
+        ({"const": 2**53 + 1}, "/const: 9007199254740993 is too large"),
+        ({"const": "a\x01"}, '/const: "a\\u0001" has the control character U+0001'),
+        ({"allOf": [{"pattern": "a"}] * 4}, "demands 4 patterns, formats and limits of length for one text at once"),
+        ({"allOf": [{"multipleOf": 3}, {"multipleOf": 5}]}, "demands 2 multipleOf for one number at once"),
+        (ENDLESS, "nothing can match it"),
+        (
+            {"type": "integer", "minimum": 3, "maximum": 2},
+            "nothing can match it: minimum (3) is greater than maximum (2)",
+        ),
+    ],
+)
+def test_what_is_refused_and_where(schema: Any, problem: str) -> None:
+    with pytest.raises(ConstraintError) as refused:
+        checker().check(grammar_of(JsonSchema(json.dumps(schema))), "json_schema")
+    assert refused.value.field == "json_schema"
+    assert refused.value.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMA_TEXTS if "levels" not in name])
+def test_text_that_is_no_json_schema(name: str) -> None:
+    with pytest.raises(ConstraintError, match=r"^json_schema: "):
+        grammar_of(JsonSchema(SCHEMA_TEXTS[name]))
+
+
+@pytest.mark.parametrize(
+    "name", ["10^4 references", "10^3 nested references", "10^4 properties", "product 1", "product 3"]
+)
+def test_schemas_that_would_end_the_process_are_refused_before_llguidance_sees_them(name: str) -> None:
+    with pytest.raises(ConstraintError, match=r"^json_schema: "):
+        grammar_of(JsonSchema(json.dumps(SCHEMAS[name])))
+
+
+def test_white_space() -> None:
+    fixed, flexible = Compiled(grammar_of(JsonObject())), Compiled(grammar_of(JsonObject(any_whitespace=True)))
+    value = {"a": 1, "b": [2, {"c": None}], "d": {}, "e": []}
+    assert fixed.accepts(json.dumps(value))
+    for text in (json.dumps(value, indent=2), json.dumps(value, separators=(",", ":"))):
+        assert flexible.accepts(text)
+        assert not fixed.accepts(text)
+    assert not flexible.accepts('{"a":' + " " * 129 + "1}")
+    assert not fixed.accepts("[]")
