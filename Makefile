@@ -64,7 +64,7 @@ test-python:  ## the tests of the client and the CPU tiers on another PYTHON, su
 	@.ci/which-python check "$(PYTHON)" $@
 	$(PYTHON) -m venv --clear .venv-python
 	.venv-python/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[tracing]' \
-	  hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
+	  hypothesis jsonschema pytest pytest-asyncio pytest-timeout pytest-xdist
 	$(TEST_ENV) .venv-python/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder \
 	  $(PYTHON_TESTS) $(addprefix --ignore=,$(ENGINE_TESTS)) $(PYTEST)
 

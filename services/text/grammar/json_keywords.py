@@ -15,7 +15,7 @@ MAX_STRING = 16 << 10
 """Characters of a name, or of a string in const or enum."""
 MAX_NUMBER = 2**53
 """Integers up to it have one value in every reader; bounds of numbers may not be larger."""
-MAX_MULTIPLE = 65_535
+MAX_MULTIPLE = 10_000
 """Of ``multipleOf``, its decimal point taken out."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
