@@ -119,7 +119,7 @@ def test_the_client_passes_over_what_a_later_version_adds() -> None:
     reader.begin(())
     unknown = inference_pb2.GenerateResponse.FromString(UNKNOWN_EVENT)
     for response in world.received:
-        assert reader.read(unknown) is None
+        assert not reader.read(unknown)
         reader.read(inference_pb2.GenerateResponse.FromString(later(response)))
     answer = reader.generation()
     assert list(answer.token_ids) == expected(20)

@@ -36,6 +36,10 @@ class Options:
     """Where trees and logs are kept; by default they are deleted."""
 
 
+NEW_OPTIONS = frozenset({"json_schema", "regex", "grammar", "tools"})
+"""Options of requests that the release of the baseline lacks."""
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Shared by all rings of a run."""
@@ -48,6 +52,10 @@ class RunContext:
     """The right answers, recorded from a ring of this release alone."""
     numerics: str
     """Of that ring's engine."""
+
+    def specs_for(self, mix: Mix) -> list[RequestSpec]:
+        """Those that both releases answer: an older one refuses forms and tools, by the capabilities that it lacks."""
+        return [spec for spec in self.specs if mix is not Mix.OLD or not NEW_OPTIONS & spec.options.keys()]
 
 
 @dataclass

@@ -76,8 +76,9 @@ async def _under_load(context: RunContext, fleet: Fleet, result: RingResult) -> 
     numerics = {await numerics_of(fleet, name) for name in fleet.names["engine"]}
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(fleet.fronts)) for _ in range(CLIENTS)]
+        specs = context.specs_for(result.mix)
         load = ClosedLoop(
-            clients, context.specs, context.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
+            clients, specs, context.answers, seed=options.seed, concurrency=options.concurrency, pause=0.0
         )
         try:
             yield load
