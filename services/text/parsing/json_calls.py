@@ -13,6 +13,8 @@ from services.text.parsing.text_parser import MAX_HELD, MAX_NAME, Reading, Readi
 
 SPACE = re.compile(r"\s+")
 
+_SIMPLE_STRING = re.compile(f'"[^"\\\\\x00-\x1f\ud800-\udfff]{{0,{MAX_NAME - 2}}}"')
+
 
 class Scanner(Protocol):
     """Follows a value through text, as ``JsonScanner`` does."""
@@ -102,6 +104,10 @@ class JsonCallParser(ReadingParser):
 
     def _read_string(self) -> Reading[str | None]:
         """Read and hold a string; None if it is none, or too long for a name."""
+        simple = _SIMPLE_STRING.match(self._text, self._at)
+        if simple is not None and self._num_held + len(simple[0]) <= MAX_HELD:  # only to be quick
+            self._hold(simple.end())
+            return simple[0][1:-1]
         if (yield from self._peek()) != '"':
             return None
         pieces: list[str] = []

@@ -9,7 +9,8 @@ from string import ascii_letters, digits
 
 from services.text.parsing.marks import marker_text, without_marks
 
-_BASE_62 = digits + ascii_letters
+_LETTERS_AND_DIGITS = bytes(ord((digits + ascii_letters)[byte % 62]) for byte in range(256))
+"""What stands for each byte of an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,9 @@ class ParseOptions:
 
 
 def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", length: int = 24) -> str:
-    """The id of a call: ``prefix`` and ``length`` ≤ 40 base-62 characters."""
+    """The id of a call: ``prefix`` and ``length`` ≤ 64 letters and digits."""
     key = seed + choice.to_bytes(4, "little") + index.to_bytes(4, "little")
-    number = int.from_bytes(blake2b(key, digest_size=32).digest(), "little")
-    characters = []
-    for _ in range(length):
-        number, digit = divmod(number, 62)
-        characters.append(_BASE_62[digit])
-    return prefix + "".join(characters)
+    return prefix + blake2b(key).digest()[:length].translate(_LETTERS_AND_DIGITS).decode()
 
 
 class PartWriter:

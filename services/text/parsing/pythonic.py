@@ -104,6 +104,7 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     """Rules of a tool's arguments, in the order of its properties; those that are not required may be left out."""
     field = f"tools[{index}].parameters"
     schema = object_schema(tool, index)
+    checked_schema(json.dumps(schema), field=field)  # so that all below is what a schema may have
     if unknown := sorted(set(schema) - _KEYWORDS):
         raise ConstraintError(field, f"{unknown[0]}: is not supported in the format pythonic")
     properties, required = schema.get("properties", {}), schema.get("required", [])

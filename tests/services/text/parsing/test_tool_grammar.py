@@ -137,6 +137,11 @@ def test_parameters_that_cannot_be_held_to() -> None:
         grammar("hermes", {"type": "string"})
     assert refused.value.field == "tools[0].parameters"
     with pytest.raises(ConstraintError, match="anyOf: is not supported in the format pythonic"):
-        grammar("pythonic", {"anyOf": []})
+        grammar("pythonic", {"anyOf": [{}]})
     with pytest.raises(ConstraintError, match="expected a name that Python allows"):
         grammar("pythonic", {"properties": {"a-b": {}}})
+    for name in TOOL_FORMATS:
+        for parameters in ({"properties": {"a": 5}}, {"properties": []}, {"required": "a"}, {"pattern": 1}):
+            with pytest.raises(ConstraintError) as refused:
+                grammar(name, parameters)
+            assert refused.value.field == "tools[0].parameters"
