@@ -27,8 +27,8 @@ OnResolved = Callable[[Request, ResolvedRequest | Status], None]
 MIN_BYTES = 64
 """The least that a message is charged: even an empty one takes time."""
 CONSTRAINT_CHARGE = 64 << 10
-"""Bytes that a request with a constraint is charged in addition: its grammar may take as long to check as a text of
-this size to tokenize, or longer. A job of more than this comes alone, so no other request waits for its end."""
+"""Bytes that a request with a constraint is charged in addition, as its grammar takes time to check: so much that it
+comes alone, and no other request waits for its end."""
 
 
 class Job(ABC):
@@ -37,14 +37,15 @@ class Job(ABC):
     ``is_ready`` and ``finish`` are called on the event loop.
     """
 
-    __slots__ = ("held", "key", "size", "tenant")
+    __slots__ = ("held", "is_constrained", "key", "size", "tenant")
 
-    def __init__(self, key: str, tenant: str, size: int, extra: int = 0) -> None:
+    def __init__(self, key: str, tenant: str, size: int, *, is_constrained: bool = False) -> None:
         self.key = key
         self.tenant = tenant
         self.held = max(size, MIN_BYTES)
         """Bytes of its message."""
-        self.size = self.held + extra
+        self.is_constrained = is_constrained
+        self.size = self.held + (CONSTRAINT_CHARGE if is_constrained else 0)
         """Bytes that it counts as when its tenant has its turn."""
 
     @abstractmethod
@@ -113,8 +114,8 @@ class RequestJob(Job):
         policies: TenantPolicies,
         me: PeerId,
     ) -> None:
-        extra = CONSTRAINT_CHARGE if message.is_constrained else 0
-        super().__init__(request.request_id, request.tenant, len(message.packed), extra)
+        size = len(message.packed)
+        super().__init__(request.request_id, request.tenant, size, is_constrained=message.is_constrained)
         self._request = request
         self._message = message
         self._on_resolved = on_resolved

@@ -2,9 +2,10 @@
 
 Requests and look-ups (``Tokenize``, ``Detokenize``, large messages to parse) share the threads in deficit round-robin,
 and a request goes ahead only when engines may soon need it (``TenantWindow``). A batch of small messages takes one hop
-to a thread; a large message does not hold up later ones, because there are several threads. While no engine takes
-work, requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as
-it leaves free, so a flood from one tenant neither holds up nor turns away the others.
+to a thread; a large message does not hold up later ones, because there are several threads. Requests with a constraint,
+whose grammar may take long to check, come one by one and never have all of the threads. While no engine takes work,
+requests are parked, because it is not known which model they will use. A tenant may fill as much of the room as it
+leaves free, so a flood from one tenant neither holds up nor turns away the others.
 
 Waiting messages are held as bytes, their smallest form. Tokenizing a text takes up to 220 times its size, so few large
 ones are in threads at a time; if a client leaves, its text counts until its thread is done.
@@ -35,6 +36,8 @@ from services.ring.tenant_quota import TenantQuota
 _T = TypeVar("_T")
 
 THREADS = 4
+MAX_CHECKING = THREADS // 2
+"""Threads that check grammars of constraints at a time: the others are left to texts, which take less."""
 BATCH_BYTES = 64 << 10
 """Messages are batched up to this total size."""
 MAX_WAITING_BYTES = 64 << 20
@@ -71,6 +74,9 @@ class TokenizationQueue:
         self._free_threads = THREADS
         self._urgent: DeficitRoundRobin[Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
         self._waiting: DeficitRoundRobin[Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
+        self._constrained: DeficitRoundRobin[Job] = DeficitRoundRobin(quantum=BATCH_BYTES)
+        self._checking = 0
+        """Threads that work on jobs of ``_constrained``."""
         self._urgent_was_last = False
         """Whether the last batch consisted of urgent jobs."""
         self._look_ups = itertools.count(1)
@@ -90,6 +96,7 @@ class TokenizationQueue:
         self._parked.clear()
         self._urgent.clear()
         self._waiting.clear()
+        self._constrained.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # Requests
@@ -115,7 +122,8 @@ class TokenizationQueue:
         if job is not None:
             self._bytes.give_back(job.tenant, job.held)
         else:
-            self._remove(self._waiting, request.tenant, request.request_id)
+            waiting = self._constrained if request.message.is_constrained else self._waiting
+            self._remove(waiting, request.tenant, request.request_id)
 
     def begun(self, request_id: str) -> None:
         """An engine has begun a request, or it has ended: another request of its tenant may go ahead.
@@ -190,7 +198,8 @@ class TokenizationQueue:
     # Batches
 
     def _append(self, job: Job) -> None:
-        self._waiting.append(job.tenant, job.key, job)
+        waiting = self._constrained if job.is_constrained else self._waiting
+        waiting.append(job.tenant, job.key, job)
         self._start_batches()
 
     def _remove(self, waiting: DeficitRoundRobin[Job], tenant: str, key: str) -> None:
@@ -198,6 +207,8 @@ class TokenizationQueue:
             self._bytes.give_back(tenant, job.held)
 
     def _next_queue(self) -> DeficitRoundRobin[Job]:
+        if self._constrained and self._checking < MAX_CHECKING:
+            return self._constrained
         if self._waiting and self._urgent_was_last:
             return self._waiting
         return self._urgent or self._waiting
@@ -218,12 +229,14 @@ class TokenizationQueue:
             if not batch:
                 continue
             self._free_threads -= 1
+            self._checking += batch[0].is_constrained
             loop = asyncio.get_running_loop()
             future = loop.run_in_executor(self._pool, _run_batch, batch)
             future.add_done_callback(partial(self._batch_done, batch))
 
     def _batch_done(self, batch: list[Job], done: asyncio.Future[list[object]]) -> None:
         self._free_threads += 1
+        self._checking -= batch[0].is_constrained
         self._begun_bytes -= sum(job.size for job in batch)
         if done.cancelled():
             return

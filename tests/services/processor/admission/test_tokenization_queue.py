@@ -108,18 +108,31 @@ async def test_urgent_and_other_batches_alternate(core: QueueHarness) -> None:
     await asyncio.gather(*held)
 
 
-async def test_nobody_waits_for_the_end_of_a_grammar_of_another_request(
+async def test_grammars_are_checked_one_by_one_and_leave_threads_to_texts(
     core: QueueHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches: list[int] = []
-    run_batch = tokenization_queue._run_batch
-    monkeypatch.setattr(tokenization_queue, "_run_batch", lambda batch: batches.append(len(batch)) or run_batch(batch))
-    for number in range(4):
-        core.ask(f"constrained {number}", 10, regex="a")
-        core.ask(f"free {number}", 10)
-    assert core.queue._bytes.total < 2000, "it takes no more room than others"
+    slow, begun, done = threading.Event(), list[list[str]](), asyncio.Event()
+    run_batch, loop = tokenization_queue._run_batch, asyncio.get_running_loop()
+
+    def run(batch: list[Job]) -> list[object]:
+        begun.append([job.key for job in batch])
+        if any(job.is_constrained for job in batch):
+            assert slow.wait(30)
+        else:
+            loop.call_soon_threadsafe(done.set)
+        return run_batch(batch)
+
+    monkeypatch.setattr(tokenization_queue, "_run_batch", run)
+    constrained = [core.ask(f"constrained {number}", 10, regex="a").request_id for number in range(6)]
+    free = [core.ask(f"free {number}", 10).request_id for number in range(4)]
+    assert core.queue._bytes.total < 2000, "they take no more room than others"
+    core.free_threads()
+    async with asyncio.timeout(30):
+        await done.wait()
+    assert sorted(begun, key=len) == [constrained[:1], constrained[1:2], free]
+    slow.set()
     await core.run()
-    assert sorted(batches) == [1] * 8
+    assert [batch for batch in begun if batch != free] == [[name] for name in constrained]
 
 
 async def test_look_ups_share_the_room(core: QueueHarness) -> None:
