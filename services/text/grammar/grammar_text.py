@@ -50,7 +50,7 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
 
 
 def after_reasoning(grammar: str, opening: str | None, closing: str, begins_inside: bool, marker: Marker) -> str:
-    """A grammar of reasoning in free text up to ``closing``, and then of ``grammar``.
+    """A grammar of reasoning in free text up to ``closing``, and then of ``grammar``, after at most two line breaks.
 
     ``begins_inside``: the prompt has opened the reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
     """
@@ -60,6 +60,7 @@ def after_reasoning(grammar: str, opening: str | None, closing: str, begins_insi
     else:
         first, _, rest = close.partition(" <")
         rules, reasoning = [f"reasoning[lazy]: {until(first)}"], "reasoning" + (f" <{rest}" if rest else "")
+    reasoning += r" /\n{0,2}/"  # models are used to them
     if not begins_inside:
         reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
     outer = "\n".join([f"start: {reasoning} @answer", *rules])

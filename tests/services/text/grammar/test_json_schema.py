@@ -150,9 +150,7 @@ def test_text_that_is_no_json_schema(name: str) -> None:
         grammar_of(JsonSchema(SCHEMA_TEXTS[name]))
 
 
-@pytest.mark.parametrize(
-    "name", ["10^4 references", "10^3 nested references", "10^4 properties", "product 1", "product 3"]
-)
+@pytest.mark.parametrize("name", ["10^3 nested references", "10^4 properties", "product 1", "product 3"])
 def test_schemas_that_would_end_the_process_are_refused_before_llguidance_sees_them(name: str) -> None:
     with pytest.raises(ConstraintError, match=r"^json_schema: "):
         grammar_of(JsonSchema(json.dumps(SCHEMAS[name])))
