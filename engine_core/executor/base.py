@@ -82,6 +82,10 @@ class Executor(ABC):
         """
         raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
 
+    def is_special_token(self, token_id: int) -> bool:
+        """Whether grammars must name a token by its id, as no text contains it; needs ``grammar_support`` None."""
+        raise InvalidRequestError("grammar", f"cannot be used here: {self.grammar_support}")
+
     @abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         """Register a callback. It is called once, from any thread, when the executor fails, even while it is idle."""

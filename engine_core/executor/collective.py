@@ -151,6 +151,10 @@ class CollectiveExecutor(Executor):
             return str(error)
         return None
 
+    def is_special_token(self, token_id: int) -> bool:
+        assert self._grammars is not None
+        return self._grammars.is_special_token(token_id)
+
     def compile_grammar(self, grammar: str) -> None:
         if self._grammars is None:
             super().compile_grammar(grammar)

@@ -49,6 +49,10 @@ class GrammarCompiler:
         """For the tokenizer in ``directory``. Raises ``GrammarsUnavailableError``."""
         return cls(load_tokenizer(directory, vocab_size, eos_token_ids), eos_token_ids)
 
+    def is_special_token(self, token_id: int) -> bool:
+        """Whether a grammar must name the token by its id."""
+        return self._tokenizer.is_special_token(token_id)
+
     def has(self, grammar: str) -> bool:
         """Whether ``grammar`` is compiled, or being compiled."""
         return _digest(grammar.encode(errors="replace")) in self._compiled

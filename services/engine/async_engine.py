@@ -29,6 +29,7 @@ from services.ring.events import ChoiceEnd, FinishReason
 from services.ring.identity import PeerId
 from services.ring.ledger import LedgerEntry, Ledgers
 from services.ring.outbound_link import OutboundLink
+from services.text.grammar.grammar_text import Marker
 
 log = structlog.get_logger(__name__)
 
@@ -81,7 +82,7 @@ class AsyncEngine:
         assert self.step_loop is not None
         if self._traces is not None:
             self._traces.submitted(core_id, self.registry.traceparent(core_id), time.monotonic())
-        if core_request.constraint is None:
+        if core_request.make_grammar is None:
             self.step_loop.add(core_id, core_request.core)
         else:
             assert self.grammars is not None  # else its Submit was refused
@@ -149,9 +150,11 @@ class AsyncEngine:
         self.drain_grace = grace
         self.push_load()
 
-    def use_grammars(self, compile_grammar: Callable[[str], None]) -> None:
-        """Accept constraints; ``compile_grammar`` is the executor's."""
-        self.grammars = GrammarQueue(self, compile_grammar, self.metrics.grammar, retry_after_ms=self._retry_after_ms)
+    def use_grammars(self, compile_grammar: Callable[[str], None], marker: Marker) -> None:
+        """Accept constraints; ``compile_grammar`` is the executor's, ``marker`` writes the model's special tokens."""
+        self.grammars = GrammarQueue(
+            self, compile_grammar, marker, self.metrics.grammar, retry_after_ms=self._retry_after_ms
+        )
 
     def fail(self, reason: str) -> None:
         """End every stream and refuse new ones: computing has stopped."""

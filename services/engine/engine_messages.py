@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from ringline.engine.v1 import engine_pb2
-from ringline.types.v1 import output_pb2
+from ringline.types.v1 import constraint_pb2, output_pb2, part_pb2
 
 from engine_core.config import ModelSpec, SchedulerConfig
 from engine_core.errors import InvalidRequestError, QueueFullError, RequestError
@@ -14,7 +15,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, Request, SamplingParams
 from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_LOGPROBS
-from services.common.rpc.constraint_messages import read_constraint
+from services.common.rpc.constraint_messages import read_answer_form
 from services.common.rpc.shared_messages import peer_changes_to_proto, status_to_proto, write_logprobs
 from services.common.telemetry.tracing import MAX_TRACEPARENT
 from services.engine.grammar_queue import EngineRequest
@@ -24,7 +25,8 @@ from services.ring.events import ChoiceEnd, FinishReason, Prefill
 from services.ring.identity import ENGINE_CAPABILITIES
 from services.ring.ledger import LedgerEntry, Submission
 from services.ring.outbound_link import OutputFrame
-from services.text.grammar.constraints import Constraint, ConstraintError
+from services.text.answer_grammar import answer_grammar
+from services.text.grammar.grammar_text import Marker
 
 _FINISH_REASONS = {
     CoreFinishReason.STOP: FinishReason.STOP,
@@ -76,20 +78,24 @@ def submission_of(
         prompt_tokens=len(request.prompt_token_ids),
         prompt_logprobs=params.prompt_logprobs,
         num_ids=_num_ids(submit),
-        constraint_bytes=submit.constraint.ByteSize(),
+        constraint_bytes=submit.constraint.ByteSize() + submit.parse.ByteSize(),
         tenant=submit.tenant,
-        core_request=EngineRequest(request, _constraint(submit)),
+        core_request=_engine_request(request, submit),
         traceparent=submit.traceparent if len(submit.traceparent) <= MAX_TRACEPARENT else "",
     )
 
 
-def _constraint(submit: engine_pb2.Submit) -> Constraint | None:
+def _engine_request(request: Request, submit: engine_pb2.Submit) -> EngineRequest:
     if not submit.HasField("constraint"):
-        return None
-    try:
-        return read_constraint(submit.constraint)
-    except ConstraintError as error:
-        raise invalid_field(f"constraint.{error.field}".rstrip("."), error.problem) from None
+        return EngineRequest(request)
+    constraint, parse = constraint_pb2.Constraint(), part_pb2.ParseParams()
+    constraint.CopyFrom(submit.constraint)  # submessages would keep the whole frame in memory
+    parse.CopyFrom(submit.parse)
+    return EngineRequest(request, partial(_grammar, constraint, parse))
+
+
+def _grammar(constraint: constraint_pb2.Constraint, parse: part_pb2.ParseParams, marker: Marker) -> str:
+    return answer_grammar(read_answer_form(constraint, parse), marker)
 
 
 def _num_ids(submit: engine_pb2.Submit) -> int:

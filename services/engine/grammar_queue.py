@@ -7,7 +7,6 @@ holds up itself. A grammar that was compiled before takes one hop to a thread.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -22,8 +21,9 @@ from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.tenant_quota import TenantQuota
-from services.text.grammar.constraints import Constraint, ConstraintError, Grammar
-from services.text.grammar.grammar_text import grammar_of
+from services.text.grammar.constraints import ConstraintError
+from services.text.grammar.grammar_text import Marker
+from services.text.grammar.lark import literal
 
 log = structlog.get_logger(__name__)
 
@@ -32,16 +32,14 @@ MAX_WAITING = 1024
 """Requests that wait for their grammars, of all tenants; one may have as many as it leaves free."""
 
 
-_GBNF = re.compile(r"(?m)^\s*root\s*::=")
-
-
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request as it was submitted: its form for the core, and the constraint that its grammar is made of."""
+    """A request as it was submitted: its form for the core, and its constraint."""
 
     core: Request
     """Without a grammar."""
-    constraint: Constraint | None = None
+    make_grammar: Callable[[Marker], str] | None = None
+    """Makes the grammar of its constraint, in a thread; None if it has none. Raises ``ConstraintError``."""
 
 
 class GrammarQueueOwner(Protocol):
@@ -71,16 +69,19 @@ class GrammarQueue:
         self,
         owner: GrammarQueueOwner,
         compile_grammar: Callable[[str], None],
+        marker: Marker = literal,
         observe: Callable[[float], None] = lambda seconds: None,
         *,
         retry_after_ms: Callable[[], int] = lambda: 1000,
     ) -> None:
         """``compile_grammar`` blocks, and raises ``InvalidRequestError`` for a grammar that cannot be used.
 
-        ``observe`` gets the seconds that each grammar took in its thread.
+        ``marker`` writes texts with the model's special tokens; ``observe`` gets the seconds that each grammar took in
+        its thread.
         """
         self._owner = owner
         self._compile = compile_grammar
+        self._marker = marker
         self._observe = observe
         self._retry_after_ms = retry_after_ms
         self._pool = DaemonThreadPool(THREADS, "grammars")
@@ -162,19 +163,19 @@ class GrammarQueue:
             if not queue:
                 del self._queues[tenant]
             self._threads[tenant] += 1
-            assert waiting.request.constraint is not None
-            work = partial(self._make, waiting.request.constraint)
+            work = partial(self._make, waiting.request)
             made = asyncio.get_running_loop().run_in_executor(self._pool, work)
             made.add_done_callback(partial(self._made, waiting))
 
-    def _make(self, constraint: Constraint) -> tuple[str | RequestError | Status, float]:
+    def _make(self, request: EngineRequest) -> tuple[str | RequestError | Status, float]:
         """The grammar, compiled, or why there is none; and the seconds that it took. Runs in a thread."""
         start = time.perf_counter()
-        return self._outcome(constraint), time.perf_counter() - start
+        return self._outcome(request), time.perf_counter() - start
 
-    def _outcome(self, constraint: Constraint) -> str | RequestError | Status:
+    def _outcome(self, request: EngineRequest) -> str | RequestError | Status:
+        assert request.make_grammar is not None
         try:
-            grammar = _grammar_of(constraint)
+            grammar = request.make_grammar(self._marker)
             self._compile(grammar)
         except ConstraintError as error:
             return InvalidRequestError(f"constraint.{error.field}".rstrip("."), error.problem)
@@ -205,10 +206,3 @@ class GrammarQueue:
             else:
                 self._owner.grammar_refused(waiting.core_id, outcome)
         self._begin()
-
-
-def _grammar_of(constraint: Constraint) -> str:
-    """The grammar of a constraint; raises ``ConstraintError``. A processor sends one in the compiler's own notation."""
-    if isinstance(constraint, Grammar) and not _GBNF.search(constraint.text):
-        return constraint.text
-    return grammar_of(constraint)

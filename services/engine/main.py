@@ -31,10 +31,11 @@ from services.engine.engine_messages import model_message, rank_messages
 from services.engine.service import METHOD_ROLES, EngineService
 from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
-from services.engine.tokenizer import fingerprint_of, read_tokenizer
+from services.engine.tokenizer import checked_tokenizer, read_tokenizer
 from services.engine.tracing import EngineTraces
 from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, PeerId
 from services.ring.liveness import BEAT_INTERVAL
+from services.text.grammar.markers import Markers
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +108,9 @@ class _EngineProcess:
         start = time.monotonic()
         # Read the tokenizer first: its files stay in memory, so memory profiling must count them.
         files = await asyncio.to_thread(read_tokenizer, self._config.model)
-        tokenizer_digest = await asyncio.to_thread(fingerprint_of, files)
+        tokenizer = await asyncio.to_thread(checked_tokenizer, files)
+        tokenizer_digest, added_tokens = tokenizer.fingerprint(), tokenizer.added_tokens()
+        del tokenizer  # it is large, and texts are not tokenized here
         await self._start_engine()
         assert self._started is not None
         executor = self._started.executor
@@ -127,7 +130,8 @@ class _EngineProcess:
         self._engine.model, self._engine.model_digest = executor.model, model.model_digest
         self._engine.capabilities = frozenset(model.capabilities)
         if can_constrain:
-            self._engine.use_grammars(executor.compile_grammar)
+            markers = Markers(added_tokens, executor.is_special_token)
+            self._engine.use_grammars(executor.compile_grammar, markers)
         room = executor.request_memory
         self._engine.ledgers.resize(max_logprob_bytes=room.logprob_bytes, max_id_bytes=room.id_bytes)
         self._engine.step_loop = StepLoop(

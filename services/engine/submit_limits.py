@@ -19,8 +19,8 @@ MAX_BAD_WORDS = 256
 MAX_CACHE_SALT_BYTES = 64
 MAX_STOP_TOKEN_IDS = 64
 MAX_TENANT_BYTES = 512
-MAX_CONSTRAINT_BYTES = (1 << 20) + 64
-"""A constraint has at most 256 KiB of text; the grammar that a processor makes of it may be larger."""
+MAX_CONSTRAINT_BYTES, MAX_PARSE_BYTES = 1 << 20, 16 << 10
+"""Tools that may be called have a schema each; a constraint of another kind has at most 256 KiB of text."""
 MAX_FRAME_FIELDS = 1 << 16
 _LEAST_FRAME_BYTES = 1 << 20
 _BYTES_PER_ID = 3
@@ -30,7 +30,7 @@ _BYTES_PER_ID = 3
 def frame_limits(model: ModelSpec) -> MessageLimits:
     """Limits of one frame: the most that a link sends at a time, plus one Submit that resumes every choice."""
     resumed = MAX_CHOICES * _BYTES_PER_ID * model.max_model_len
-    submit = MAX_CONSTRAINT_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed
+    submit = MAX_CONSTRAINT_BYTES + MAX_PARSE_BYTES + 16 * model.max_model_len + 5 * model.vocab_size + resumed
     return MessageLimits(_LEAST_FRAME_BYTES + submit, MAX_FRAME_FIELDS)
 
 
@@ -45,10 +45,7 @@ def check_size(
     if submit.HasField("constraint"):
         check_requires([CONSTRAINT], capabilities)
         _check("constraint", submit.constraint.ByteSize(), "bytes", 0, MAX_CONSTRAINT_BYTES)
-        if submit.constraint.HasField("after_reasoning"):
-            raise invalid_field(
-                "constraint.after_reasoning", "set: expected none, as the grammar covers all of the answer"
-            )
+        _check("parse", submit.parse.ByteSize(), "bytes", 0, MAX_PARSE_BYTES)
     sampling = submit.sampling
     n = sampling.n if sampling.HasField("n") else 1
     _check("sampling.n", n, "", 1, MAX_CHOICES)

@@ -22,11 +22,11 @@ def read_tokenizer(config: ModelConfig) -> dict[str, bytes]:
         return read_tokenizer_files(directory)
 
 
-def fingerprint_of(files: dict[str, bytes]) -> str:
-    """The digest that CPU tiers compare; raises ``CheckpointError`` if the files, or a chat template, are damaged."""
+def checked_tokenizer(files: dict[str, bytes]) -> Tokenizer:
+    """The tokenizer of ``files``; raises ``CheckpointError`` if they, or a chat template, are damaged."""
     try:
         ChatTemplates.from_files(files)
-        return Tokenizer.from_files(files).fingerprint()
+        return Tokenizer.from_files(files)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
 

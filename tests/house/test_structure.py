@@ -73,7 +73,7 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
 
 
 SCENARIOS = {
-    "engine_core": "batch_independence crash interrupts limits loaded transformers_parity",
+    "engine_core": "batch_independence crash forced_tokens interrupts limits loaded transformers_parity",
     "engine_core/attention": "latents",
     "engine_core/executor": "many_kills",
     "engine_core/distributed": "matrix tensor_parallel weights_of_ranks",
@@ -83,9 +83,10 @@ SCENARIOS = {
     "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
     "next_token_layers shared_caches single_fields stages transformers_fallback unlike_layers",
     "engine_core/scheduling": "stages",
+    "engine_core/structured_output": "schemas",
     "services/cli": "diagnosis secured",
     "services/processor": "cycles",
-    "services/text": "calls_in_templates families",
+    "services/text": "calls_in_templates families suite",
 }
 """By room, tests of what no one module does."""
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import part_pb2
 
-from services.processor.admission.tool_resolution import MAX_TOOLS, TOOL_NAME, Tools
+from services.common.rpc.constraint_messages import MAX_TOOLS, TOOL_NAME
+from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.text.parsing import formats

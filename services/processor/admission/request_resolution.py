@@ -14,7 +14,7 @@ from typing import Any
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import constraint_pb2, sampling_pb2
+from ringline.types.v1 import sampling_pb2
 
 from services.processor.admission.constraint_resolution import resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
@@ -96,7 +96,8 @@ def resolve_request(
         traceparent=traceparent,
         requires=_engine_requires(request.requires, model, is_constrained=constraint is not None),
         model_digest=model.model_digest,
-        constraint=constraint_pb2.Constraint(grammar=constraint.grammar) if constraint is not None else None,
+        constraint=constraint,
+        parse=parse if constraint is not None else None,
     )
     context = detokenizer_pb2.OutputContext(
         reply_to=reply_to.name,
@@ -119,7 +120,7 @@ def resolve_request(
         output=output,
         model=model.model,
         model_digest=model.model_digest,
-        constraint=constraint.admitted if constraint is not None else None,
+        constraint=constraint,
     )
     return ResolvedRequest(
         packed_admitted=admitted.SerializeToString(),

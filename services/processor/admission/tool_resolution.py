@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import constraint_pb2
 
+from services.common.rpc.constraint_messages import read_tools
 from services.processor.admission.validation import refuse
-from services.text.parsing.tool_grammar import ToolSpec
+from services.text.grammar.constraints import ConstraintError
 
-MAX_TOOLS = 128
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 _Mode = inference_pb2.ToolChoice.Mode
 
 
@@ -32,15 +29,6 @@ class Tools:
     """What calls are held to; None if the answer is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallableTools:
-    """The tools that calls may be of, and where the request has them."""
-
-    specs: Sequence[ToolSpec]
-    fields: Sequence[str]
-    """Paths of the tools in the request, aligned with ``specs``."""
-
-
 def resolve_tools(chat: inference_pb2.Chat) -> Tools:
     """Check the tools of a chat and the choice among them; raises ``Refused``."""
     if chat.tools and chat.tools_json:
@@ -50,7 +38,10 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
         hidden = chat.tool_choice.mode == _Mode.MODE_NONE
         untyped = json_value("chat.tools_json", chat.tools_json, list, "array")
         return Tools(None if hidden else untyped)
-    specs = check_tools(chat.tools, "chat.tools")
+    try:
+        specs = read_tools(chat.tools)
+    except ConstraintError as error:
+        raise refuse(f"chat.{error.field}", error.problem) from None
     mode = _mode(chat.tool_choice, [spec.name for spec in specs])
     if not specs or mode == _Mode.MODE_NONE:
         return Tools()
@@ -64,35 +55,6 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
     return Tools(descriptions, [spec.name for spec in specs], _calls(chat, mode))
 
 
-def callable_tools(calls: constraint_pb2.ToolCalls, chat: inference_pb2.Chat | None) -> CallableTools:
-    """Check the tools of a constraint, which was made of ``chat`` (None: which the client sent); raises ``Refused``."""
-    if chat is not None:
-        indices = {tool.name: index for index, tool in enumerate(chat.tools)}
-        specs = check_tools(calls.tools, "chat.tools")
-        return CallableTools(specs, [f"chat.tools[{indices[spec.name]}]" for spec in specs])
-    field = "constraint.tool_calls.tools"
-    if not calls.tools:
-        raise refuse(field, "empty: expected at least one")
-    specs = check_tools(calls.tools, field)
-    return CallableTools(specs, [f"{field}[{index}]" for index, _ in enumerate(specs)])
-
-
-def check_tools(tools: Collection[inference_pb2.Tool | constraint_pb2.CallableTool], field: str) -> list[ToolSpec]:
-    """The tools' names and parameters; raises ``Refused``. Whether a schema is supported is not checked here."""
-    if len(tools) > MAX_TOOLS:
-        raise refuse(field, f"{len(tools)} tools: expected at most {MAX_TOOLS}")
-    specs: dict[str, ToolSpec] = {}
-    for index, tool in enumerate(tools):
-        if not TOOL_NAME.fullmatch(tool.name):
-            problem = f"{tool.name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
-            raise refuse(f"{field}[{index}].name", problem)
-        if tool.name in specs:
-            raise refuse(f"{field}[{index}].name", f"{tool.name!r} is given twice")
-        parameters = _parameters(f"{field}[{index}].parameters_json", tool.parameters_json)
-        specs[tool.name] = ToolSpec(tool.name, parameters, tool.strict)
-    return [*specs.values()]
-
-
 def json_value(field: str, text: str, kind: type, noun: str) -> Any:
     """The JSON value in ``text``, which must be of ``kind``; None if the text is empty. Raises ``Refused``."""
     if not text:
@@ -104,18 +66,6 @@ def json_value(field: str, text: str, kind: type, noun: str) -> Any:
     if not isinstance(value, kind):
         raise refuse(field, f"a JSON {type(value).__name__}: expected an {noun}")
     return value
-
-
-def _parameters(field: str, text: str) -> dict[str, Any]:
-    """The schema of a tool's arguments; only that it is one of an object is checked here."""
-    parameters: dict[str, Any] | None = json_value(field, text, dict, "object")
-    if parameters is None:
-        return _ANY_OBJECT
-    if parameters.get("type", "object") != "object":
-        raise refuse(field, f"/type: {str(parameters['type'])[:80]!r}: expected 'object', as arguments are")
-    if not isinstance(parameters.get("properties", {}), dict):
-        raise refuse(field, "/properties: not an object: expected a JSON Schema")
-    return parameters
 
 
 def _check_untyped_choice(choice: inference_pb2.ToolChoice) -> None:

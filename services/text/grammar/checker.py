@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from services.text.grammar.constraints import ConstraintError
-from services.text.grammar.lark import literal
+from services.text.grammar.markers import Markers
 from services.text.panics import TokenizerPanic, panics_as_errors
 from services.text.tokenizer import Tokenizer
 
@@ -59,11 +59,8 @@ class GrammarChecker:
     def marker(self, text: str) -> str:
         """A Lark expression for ``text``, its special tokens as such: ``<[5]>`` for one, ``"…"`` for other text."""
         with self._lock:
-            special = self._special_tokens
-        if not special:
-            return literal(text)
-        pieces = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
-        return " ".join(f"<[{special[piece]}]>" if piece in special else literal(piece) for piece in pieces if piece)
+            markers = self._markers
+        return markers(text)
 
     @cached_property
     def _converted(self) -> LLTokenizer:
@@ -81,11 +78,8 @@ class GrammarChecker:
             raise ConstraintError("", f"the model's tokenizer cannot be used for grammars: {error}") from None
 
     @cached_property
-    def _special_tokens(self) -> dict[str, int]:
-        """Those that grammars must name by id, the longest first."""
-        texts = self._tokenizer.added_tokens()
-        special = {text: token for text, token in texts.items() if self._converted.is_special_token(token)}
-        return dict(sorted(special.items(), key=lambda item: -len(item[0])))
+    def _markers(self) -> Markers:
+        return Markers(self._tokenizer.added_tokens(), self._converted.is_special_token)
 
 
 def _limits() -> LLParserLimits:

@@ -102,7 +102,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
 
 def _arguments(tool: ToolSpec, index: int) -> list[str]:
     """Rules of a tool's arguments, in the order of its properties; those that are not required may be left out."""
-    field = f"tools[{index}].parameters"
+    field = f"tools[{index}].parameters_json"
     schema = object_schema(tool, index)
     checked_schema(json.dumps(schema), field=field)  # so that all below is what a schema may have
     if unknown := sorted(set(schema) - _KEYWORDS):

@@ -30,17 +30,27 @@ class ToolSpec:
     """Hold its arguments to the schema, also if no call is demanded."""
 
 
+_OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+"""Keywords of schemas that say more of the properties that there may be."""
+
+
 def object_schema(tool: ToolSpec, index: int) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, which says that they are an object; raises ``ConstraintError``."""
+    """The schema of a tool's arguments, which says that they are an object; raises ``ConstraintError``.
+
+    A tool that names its arguments takes no others, unless its schema says more of them: models would make some up.
+    """
     if tool.parameters.get("type", "object") != "object":
-        raise ConstraintError(f"tools[{index}].parameters", 'type: expected "object"')
-    return {"type": "object", **tool.parameters}
+        raise ConstraintError(f"tools[{index}].parameters_json", 'type: expected "object"')
+    schema = {"type": "object", **tool.parameters}
+    if schema.get("properties") and schema.keys().isdisjoint(_OPEN):
+        schema["additionalProperties"] = False
+    return schema
 
 
 def argument_rules(tools: Sequence[ToolSpec], required: bool) -> list[str]:
     """A rule ``arguments_i`` for each tool's arguments; raises ``ConstraintError`` for what is not supported."""
     schemas = [
-        checked_schema(json.dumps(object_schema(tool, index)), field=f"tools[{index}].parameters")
+        checked_schema(json.dumps(object_schema(tool, index)), field=f"tools[{index}].parameters_json")
         if required or tool.strict
         else any_object()
         for index, tool in enumerate(tools)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,8 @@ from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.text.grammar.constraints import Grammar
+from services.text.grammar.grammar_text import grammar_of
+from services.text.grammar.lark import literal
 from tests.services.ring.attach_harness import submission
 
 
@@ -92,7 +95,7 @@ class Constrained:
         self.go = threading.Event()
         self.engine = AsyncEngine(orphan_grace=0.0, max_ledgers=10)
         self.loop = self.engine.step_loop = RecordingLoop()
-        self.engine.use_grammars(self.compile)
+        self.engine.use_grammars(self.compile, literal)
         self.peer = PeerId("p", 1)
         self.waker = self.engine.attach(self.peer)
 
@@ -103,7 +106,7 @@ class Constrained:
 
     def submit(self, epoch: int = 1, text: str = "fine", deadline: float | None = None) -> None:
         core = Request("1-1", (1, 2), SamplingParams(n=2, max_tokens=4), deadline=deadline)
-        request = EngineRequest(core, Grammar(f'start: "{text}"'))
+        request = EngineRequest(core, partial(grammar_of, Grammar(f'start: "{text}"')))
         self.engine.registry.submit(
             self.peer, submission("1-1", epoch, choices={0: (), 1: ()}, core_request=request), in_reply_to=epoch
         )
@@ -132,7 +135,7 @@ async def test_a_request_that_is_superseded_while_it_waits_for_its_grammar_never
     await world.until(lambda: world.loop.added)
     [(core_id, request)] = world.loop.added.items()
     assert core_id.startswith("1-1@2#")
-    assert request.params.grammar == 'start: "fine"'
+    assert request.params.grammar == 'start: "fine"\n'
     assert not world.loop.cancelled
 
 

@@ -20,15 +20,9 @@ from services.engine.engine_messages import end_of, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
 from services.ring.errors import Code, Reason, Refused
 from services.ring.events import ChoiceEnd, FinishReason
-from services.text.grammar.constraints import (
-    Grammar,
-    JsonObject,
-    JsonSchema,
-    OneOf,
-    Regex,
-    StructuralTag,
-    StructuralTags,
-)
+from services.text.grammar.constraints import Regex
+from services.text.grammar.grammar_text import grammar_of
+from services.text.grammar.lark import literal
 
 MODEL = ModelSpec("m", "M", 100, 50, eos_token_ids=(1,), dtype="float32")
 
@@ -240,31 +234,14 @@ def test_a_failure_of_a_choice_names_the_constraint() -> None:
     assert (end.error.field, end.error.message) == ("constraint", "constraint: nothing fits")
 
 
-@pytest.mark.parametrize(
-    ("constraint", "expected"),
-    [
-        ({"json_schema": "{}", "any_whitespace": True}, JsonSchema("{}", any_whitespace=True)),
-        ({"json_object": True}, JsonObject()),
-        ({"regex": "a"}, Regex("a")),
-        ({"choice": {"texts": ["a", "b"]}}, OneOf(("a", "b"))),
-        ({"grammar": "start: A"}, Grammar("start: A")),
-        (
-            {
-                "structural_tags": {
-                    "tags": [{"begin": "<a>", "trigger": "<"}, {"begin": "b", "end": "e"}],
-                    "single": True,
-                }
-            },
-            StructuralTags((StructuralTag("<a>", trigger="<"), StructuralTag("b", end="e")), single=True),
-        ),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_a_constraint_arrives_and_counts_as_memory(constraint: dict[str, object], expected: object) -> None:
-    message = submit(constraint=constraint)
+def test_a_constraint_arrives_and_counts_as_memory() -> None:
+    message = submit(constraint={"regex": "ab"}, parse={"reasoning": "think"})
     submission = submission_of(message, MODEL, now=0.0)
-    assert submission.core_request.constraint == expected
+    make_grammar = submission.core_request.make_grammar
+    assert make_grammar is not None
+    assert make_grammar(literal) == grammar_of(Regex("ab"))
     free = submission_of(submit(), MODEL, now=0.0)
+    assert free.core_request.make_grammar is None
     assert submission.id_bytes - free.id_bytes >= 4 * message.constraint.ByteSize()
 
 
@@ -276,15 +253,13 @@ def test_a_constraint_is_refused_where_it_cannot_be_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("constraint", "field"),
+    ("fields", "field"),
     [
-        ({}, "constraint"),
-        ({"json_object": False}, "constraint.json_object"),
-        ({"regex": "a", "after_reasoning": False}, "constraint.after_reasoning"),
-        ({"regex": "a" * (2 << 20)}, "constraint"),
+        ({"constraint": {"regex": "a" * (2 << 20)}}, "constraint"),
+        ({"constraint": {"regex": "a"}, "parse": {"tool_names": ["a" * (1 << 15)]}}, "parse"),
     ],
 )
-def test_a_constraint_that_says_nothing_or_too_much_is_refused(constraint: dict[str, object], field: str) -> None:
+def test_a_constraint_that_is_too_large_is_refused(fields: dict[str, object], field: str) -> None:
     with pytest.raises(Refused) as refused:
-        submission_of(submit(constraint=constraint), MODEL, 0.0)
+        submission_of(submit(**fields), MODEL, 0.0)
     assert refused.value.status.field == field

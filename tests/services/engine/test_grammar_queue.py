@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from services.engine import grammar_queue
 from services.engine.grammar_queue import THREADS, EngineRequest, GrammarQueue
 from services.ring.errors import Code, Status
 from services.text.grammar.constraints import Constraint, Grammar, Regex
+from services.text.grammar.grammar_text import grammar_of
 
 
 class Compiler:
@@ -57,12 +59,12 @@ class World:
     def __init__(self) -> None:
         self.owner, self.compiler = Owner(), Compiler()
         self.seconds: list[float] = []
-        self.queue = GrammarQueue(self.owner, self.compiler, self.seconds.append)
+        self.queue = GrammarQueue(self.owner, self.compiler, observe=self.seconds.append)
 
     def add(self, core_id: str, text: str | Constraint, tenant: str = "", **fields: object) -> None:
         constraint = Grammar(f'start: "{text}"') if isinstance(text, str) else text
         request = replace(Request("r", (1, 2), SamplingParams(n=3, max_tokens=4), tenant=tenant), **fields)
-        self.queue.add(core_id, EngineRequest(request, constraint))
+        self.queue.add(core_id, EngineRequest(request, partial(grammar_of, constraint)))
 
     async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(10):
@@ -88,7 +90,7 @@ def test_a_request_goes_on_with_its_grammar() -> None:
         world.add("b", Regex("[ab]+"))
         assert "a" in world.queue
         await world.until(lambda: len(world.owner.ready) == 2)
-        assert world.owner.ready["a"][0].params.grammar == 'start: "fine"'
+        assert world.owner.ready["a"][0].params.grammar == 'start: "fine"\n'
         assert world.owner.ready["b"][0].params.grammar in world.compiler.compiled
         assert len(world.queue) == 0
         assert len(world.seconds) == 2

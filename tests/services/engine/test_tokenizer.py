@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from engine_core.config import ModelConfig
 from engine_core.errors import CheckpointError
-from services.engine.tokenizer import CHUNK_BYTES, chunks, fingerprint_of, read_tokenizer
+from services.engine.tokenizer import CHUNK_BYTES, checked_tokenizer, chunks, read_tokenizer
 from services.text.tokenizer import Tokenizer
 from tests.programs import output_of
 from tests.ring import MODEL
@@ -121,7 +121,8 @@ def test_vocabulary_and_merges_are_converted_with_the_bos_that_their_configurati
 
 def test_another_tokenizer_can_be_named(trained: tuple[Path, list[tuple[list[int], str]]]) -> None:
     named = read_tokenizer(ModelConfig(model=str(trained[0]), tokenizer=str(MODEL)))
-    assert fingerprint_of(named) == fingerprint_of(read_tokenizer(ModelConfig(model=str(MODEL))))
+    bundled = read_tokenizer(ModelConfig(model=str(MODEL)))
+    assert checked_tokenizer(named).fingerprint() == checked_tokenizer(bundled).fingerprint()
 
 
 @pytest.mark.parametrize("files", [(), ("config.json", "tokenizer_config.json"), ("vocab.json",)])
@@ -150,21 +151,21 @@ def test_what_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
     shutil.copytree(MODEL, tmp_path / "broken")
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="tokenizer"):
-        fingerprint_of(read_tokenizer(ModelConfig(model=str(tmp_path / "broken"))))
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(tmp_path / "broken"))))
 
 
 def test_the_file_that_is_broken_is_named_and_no_other(tmp_path: Path) -> None:
     broken = shutil.copytree(MODEL, tmp_path / "broken")
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"^generation_config\.json is not valid JSON: "):
-        fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(broken))))
 
 
 def test_a_chat_template_that_cannot_be_compiled_is_found_at_start(tmp_path: Path) -> None:
     broken = shutil.copytree(MODEL, tmp_path / "broken")
     (broken / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
     with pytest.raises(CheckpointError, match=r"^chat_template\.jinja has an error in line 1: "):
-        fingerprint_of(read_tokenizer(ModelConfig(model=str(broken))))
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(broken))))
 
 
 def test_chunks_are_bounded_and_complete() -> None:

@@ -84,7 +84,7 @@ def resumed(first: ResolvedRequest, served: ServedModel = MODEL) -> ResolvedRequ
 
 def assert_resumes(first: ResolvedRequest, served: ServedModel = MODEL) -> None:
     again = resumed(first, served)
-    assert again.submit.constraint == first.submit.constraint
+    assert (again.submit.constraint, again.submit.parse) == (first.submit.constraint, first.submit.parse)
     assert again.needs == first.needs
     assert again.admitted.constraint == first.admitted.constraint
     context, before = context_of(again), context_of(first)
@@ -107,9 +107,9 @@ def assert_resumes(first: ResolvedRequest, served: ServedModel = MODEL) -> None:
     ],
     ids=lambda constraint: next(iter(constraint)),
 )
-def test_a_constraint_becomes_one_grammar_that_a_resume_repeats(constraint: dict[str, Any]) -> None:
+def test_a_constraint_goes_to_the_engine_and_a_resume_repeats_it(constraint: dict[str, Any]) -> None:
     resolved = take(constraint=constraint)
-    assert resolved.submit.constraint.grammar
+    assert resolved.submit.constraint == resolved.admitted.constraint
     assert resolved.submit.requires == ["constraint"]
     assert resolved.needs == Needs(frozenset({"constraint"}))
     assert resolved.admitted.constraint.HasField("after_reasoning")
@@ -242,7 +242,8 @@ def test_calls_are_held_to_their_form_and_a_resume_repeats_it(
     calls = constraint.tool_calls
     assert (calls.required, calls.single, [tool.name for tool in calls.tools]) == (required, single, names)
     assert constraint.after_reasoning
-    assert resolved.submit.constraint.grammar
+    assert resolved.submit.constraint == constraint
+    assert resolved.submit.parse == resolved.admitted.output.parse
     assert_resumes(resolved)
 
 

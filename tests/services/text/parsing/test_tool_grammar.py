@@ -135,7 +135,7 @@ def test_parameters_that_cannot_be_held_to() -> None:
 
     with pytest.raises(ConstraintError, match='expected "object"') as refused:
         grammar("hermes", {"type": "string"})
-    assert refused.value.field == "tools[0].parameters"
+    assert refused.value.field == "tools[0].parameters_json"
     with pytest.raises(ConstraintError, match="anyOf: is not supported in the format pythonic"):
         grammar("pythonic", {"anyOf": [{}]})
     with pytest.raises(ConstraintError, match="expected a name that Python allows"):
@@ -144,4 +144,4 @@ def test_parameters_that_cannot_be_held_to() -> None:
         for parameters in ({"properties": {"a": 5}}, {"properties": []}, {"required": "a"}, {"pattern": 1}):
             with pytest.raises(ConstraintError) as refused:
                 grammar(name, parameters)
-            assert refused.value.field == "tools[0].parameters"
+            assert refused.value.field == "tools[0].parameters_json"

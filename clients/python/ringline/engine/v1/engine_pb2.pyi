@@ -12,6 +12,7 @@ import google.rpc.status_pb2
 import ringline.types.v1.constraint_pb2
 import ringline.types.v1.link_pb2
 import ringline.types.v1.output_pb2
+import ringline.types.v1.part_pb2
 import ringline.types.v1.sampling_pb2
 import typing
 
@@ -121,6 +122,7 @@ class Submit(google.protobuf.message.Message):
     REQUIRES_FIELD_NUMBER: builtins.int
     MODEL_DIGEST_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
+    PARSE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Ring id: "<incarnation>-<counter>" in decimal, of the submitter's own incarnation. At most 64 characters."""
     epoch: builtins.int
@@ -197,8 +199,14 @@ class Submit(google.protobuf.message.Message):
 
     @property
     def constraint(self) -> ringline.types.v1.constraint_pb2.Constraint:
-        """The form that every choice must have, from its first token on. A Submit with one names constraint in requires. Not
-        together with sampling.allowed_token_ids. Default: none.
+        """The form that every choice must have. A Submit with one names constraint in requires. Not together with
+        sampling.allowed_token_ids. Default: none.
+        """
+
+    @property
+    def parse(self) -> ringline.types.v1.part_pb2.ParseParams:
+        """The formats of calls and reasoning, and where the answer begins, for a constraint with tool_calls or after_reasoning;
+        every field resolved. Default: none.
         """
 
     def __init__(
@@ -226,9 +234,10 @@ class Submit(google.protobuf.message.Message):
         requires: collections.abc.Iterable[builtins.str] | None = ...,
         model_digest: builtins.str = ...,
         constraint: ringline.types.v1.constraint_pb2.Constraint | None = ...,
+        parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "constraint", b"constraint", "logprobs", b"logprobs", "parse", b"parse", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "timeout_ms", b"timeout_ms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_timeout_ms", b"_timeout_ms", "bad_words", b"bad_words", "cache_salt", b"cache_salt", "constraint", b"constraint", "deliver_to", b"deliver_to", "epoch", b"epoch", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "model_digest", b"model_digest", "output_context", b"output_context", "parse", b"parse", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "requires", b"requires", "resume", b"resume", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_logprobs", b"_logprobs"]) -> typing.Literal["logprobs"] | None: ...
     @typing.overload

@@ -42,8 +42,8 @@ class Constraint(google.protobuf.message.Message):
     values, and no other.
     """
     after_reasoning: builtins.bool
-    """The form begins where the model's reasoning ends, which output.parse.reasoning says. Default: true if that names a
-    format. Never set in a Submit, whose constraint covers all of the answer.
+    """The form begins where the model's reasoning ends, which parse.reasoning says. Default: true if that names a format;
+    in a Submit false.
     """
     @property
     def choice(self) -> global___ChoiceOfTexts:
@@ -55,9 +55,7 @@ class Constraint(google.protobuf.message.Message):
 
     @property
     def tool_calls(self) -> global___ToolCalls:
-        """Calls of tools, in the format that output.parse.tool_calls names: what Admitted makes of chat.tools and
-        chat.tool_choice. Never in a Submit.
-        """
+        """Calls of tools, in the format that parse.tool_calls names: what Admitted makes of chat.tools and chat.tool_choice."""
 
     def __init__(
         self,

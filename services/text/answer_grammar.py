@@ -1,0 +1,72 @@
+"""The grammar of a whole answer: its form, or its calls of tools, after the reasoning that may come first.
+
+Processors make it to check a request, engines to compute one: from the same data, so by the same rules and limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.text.grammar.constraints import Constraint, ConstraintError
+from services.text.grammar.grammar_text import Marker, after_reasoning, grammar_of
+from services.text.parsing import formats
+from services.text.parsing.formats import NONE
+from services.text.parsing.tool_grammar import ToolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """Calls of tools; of at least one if they are ``required``, of at most one if ``single``."""
+
+    tools: tuple[ToolSpec, ...]
+    required: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What decides an answer's grammar."""
+
+    constraint: Constraint | ToolCalls
+    after_reasoning: bool = False
+    """Whether the constraint begins where reasoning ends."""
+    reasoning: str = NONE
+    """Format of the reasoning."""
+    begins_in_reasoning: bool = False
+    tool_calls: str = NONE
+    """Format of calls."""
+
+
+def answer_grammar(form: AnswerForm, marker: Marker) -> str:
+    """The grammar, as llguidance reads it; ``marker`` is ``GrammarChecker.marker`` or the like.
+
+    Raises ``ConstraintError``, with a field such as ``json_schema`` or ``tool_calls.tools[3].parameters_json``.
+    """
+    if form.after_reasoning and form.reasoning not in formats.REASONING_FORMATS:
+        raise ConstraintError("after_reasoning", "set, but no format of reasoning is known: expected one, or false")
+    if isinstance(form.constraint, ToolCalls):
+        calls = formats.TOOL_FORMATS.get(form.tool_calls)
+        if calls is None:
+            known = ", ".join(sorted(formats.TOOL_FORMATS))
+            problem = (
+                "calls can be held to a form only in a known format, and neither the request nor the model's chat "
+                f"template names one: expected output.parse.tool_calls, one of {known}"
+            )
+            raise ConstraintError("tool_calls", problem)
+        grammar = _grammar_of_calls(form, form.constraint, marker)
+        if calls.grammar_has_reasoning:
+            return grammar
+    else:
+        grammar = grammar_of(form.constraint, marker)
+    if not form.after_reasoning:
+        return grammar
+    reasoning = formats.REASONING_FORMATS[form.reasoning]
+    return after_reasoning(grammar, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
+
+
+def _grammar_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> str:
+    make = formats.TOOL_FORMATS[form.tool_calls].grammar
+    try:
+        return make(calls.tools, required=calls.required, single=calls.single, marker=marker)
+    except ConstraintError as error:
+        raise ConstraintError(f"tool_calls.{error.field}" if error.field else "tool_calls", error.problem) from None

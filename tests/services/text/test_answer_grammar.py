@@ -1,0 +1,55 @@
+"""The grammar of a whole answer: constraints and calls, with and without reasoning before them."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.text.answer_grammar import AnswerForm, ToolCalls, answer_grammar
+from services.text.grammar.constraints import ConstraintError, Regex
+from services.text.parsing.tool_grammar import ToolSpec
+from tests.services.text.grammar.matching import Compiled, checker
+
+CALLS = ToolCalls((ToolSpec("f", {"properties": {"a": {"type": "integer"}}, "required": ["a"]}),), required=True)
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def compiled(form: AnswerForm) -> Compiled:
+    grammar = answer_grammar(form, checker().marker)
+    checker().check(grammar)
+    return Compiled(grammar)
+
+
+def test_reasoning_may_come_first_where_it_is_asked_for() -> None:
+    free = compiled(AnswerForm(Regex("yes|no"), after_reasoning=True, reasoning="think"))
+    assert free.accepts("yes")
+    assert free.accepts("<think>hm, no?</think>\n\nyes")
+    assert not free.accepts("hm</think>yes")
+    inside = compiled(AnswerForm(Regex("yes|no"), True, "think", begins_in_reasoning=True))
+    assert inside.accepts("hm</think>yes")
+    assert not inside.accepts("yes")
+    assert not compiled(AnswerForm(Regex("yes|no"), reasoning="think")).accepts("<think></think>yes")
+
+
+def test_calls_may_follow_reasoning_and_have_no_further_arguments() -> None:
+    calls = compiled(AnswerForm(CALLS, True, "think", tool_calls="hermes"))
+    assert calls.accepts(f"<think>so</think>{CALL}")
+    assert calls.accepts(CALL)
+    assert not calls.accepts(CALL.replace('"a": 1', '"a": 1, "b": 2'))
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (AnswerForm(Regex("a"), after_reasoning=True), "after_reasoning"),
+        (AnswerForm(Regex("(?=a)")), "regex"),
+        (AnswerForm(CALLS), "tool_calls"),
+        (
+            AnswerForm(ToolCalls((ToolSpec("f", {"not": {}}),), required=True), tool_calls="hermes"),
+            "tool_calls.tools[0].parameters_json",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(form: AnswerForm, field: str) -> None:
+    with pytest.raises(ConstraintError) as refused:
+        answer_grammar(form, checker().marker)
+    assert refused.value.field == field
