@@ -73,7 +73,7 @@ def closing(model: Path, bias: float) -> dict[int, float]:
 MODELS = [
     pytest.param(MODEL, {}, 8.0, id="bundled"),
     pytest.param(MODEL, {"load_format": "dummy"}, 3.0, id="random"),
-    *(pytest.param(Path(path), {}, 4.0, id="real") for path in [os.environ.get("CHECKPOINT")] if path),
+    *(pytest.param(Path(path), {}, 8.0, id="real") for path in [os.environ.get("CHECKPOINT")] if path),
 ]
 
 
