@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +45,7 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         compiler = self._setup.grammars
         self._of_slot[slot] = None
         if compiler is not None:
-            self._of_slot[slot] = _InGrammar(compiler, params.grammar, _matcher(compiler, params.grammar))
+            self._of_slot[slot] = _InGrammar(compiler, params.grammar, _matcher(compiler.matcher, params.grammar))
         return Applies(reads_tokens=True)
 
     def apply(self, ops: SamplingOps, logits: Array, rows: SamplingRows, chosen: Index) -> None:
@@ -67,10 +68,10 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         output = rows.tokens_before(last)[rows.num_prompt_tokens[last] :]
         drafts = int(rows.num_drafts[last])
         certain = len(output) - drafts
-        self._catch_up(state, output[:certain])
         # Where a batch is sampled in parts, the first row may be one behind drafts.
         allowed = bits if len(bits) == 1 + drafts else np.empty((1 + drafts, bits.shape[1]), np.uint32)
-        state.matcher.allow(allowed, output[certain:].tolist())
+        draft_ids = output[certain:].tolist()
+        self._follow(state, output[:certain], lambda matcher: matcher.allow(allowed, draft_ids))
         bits[:] = allowed[-len(bits) :]
 
     def follows(self, slot: int) -> bool:
@@ -81,23 +82,35 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         """What follows ``output``, all of which is accepted, in a slot whose grammar is followed here."""
         state = self._of_slot[slot]
         assert state is not None
-        self._catch_up(state, output)
+        self._follow(state, output, lambda matcher: None)
         matcher = state.matcher
         if matcher.failed_at is not None:
             return Following([], matcher.failed_at, matcher.problem)
         return Following(matcher.forced(max_drafts))
 
+    def _follow(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
+        """``use`` the matcher after ``output``; again with the lexer that new matchers share, and with one of its own,
+        where other sequences have filled its lexer: so it fails only for what its own tokens do."""
+        self._catch_up(state, output)
+        use(state.matcher)
+        for make in (state.compiler.matcher, state.compiler.fresh_matcher):
+            if not state.matcher.lexer_is_full:
+                return
+            state.matcher = _matcher(make, state.grammar)
+            state.matcher.advance(output.tolist())
+            use(state.matcher)
+
     def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
         matcher = state.matcher
         if matcher.failed_at is not None and len(output) <= matcher.failed_at > matcher.num_tokens:
             # Only drafts that were not accepted led there.
-            matcher = state.matcher = _matcher(state.compiler, state.grammar)
+            matcher = state.matcher = _matcher(state.compiler.matcher, state.grammar)
         matcher.advance(output[matcher.num_tokens :].tolist())
 
 
-def _matcher(compiler: GrammarCompiler, grammar: str) -> Matcher:
+def _matcher(make: Callable[[str], Matcher], grammar: str) -> Matcher:
     """Of a grammar that is most often compiled already. One that cannot be compiled admits nothing."""
     try:
-        return compiler.matcher(grammar)
+        return make(grammar)
     except InvalidRequestError as error:
         return Matcher.failed(f"the grammar cannot be used: {error.problem}")

@@ -65,8 +65,17 @@ class GrammarCompiler:
         self._template(grammar)
 
     def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the beginning of ``grammar``, which is compiled if need be; raises as ``compile`` does."""
+        """A matcher at the beginning of ``grammar``, which is compiled if need be; raises as ``compile`` does.
+
+        Matchers of a grammar share its lexer, and the states that any of them has reached: see ``lexer_is_full``.
+        """
         return Matcher(self._template(grammar).deep_copy(), self._eos_token_ids)
+
+    def fresh_matcher(self, grammar: str) -> Matcher:
+        """As ``matcher``, with a new lexer, which later matchers share."""
+        with self._lock:
+            self._drop(_digest(grammar.encode(errors="replace")))
+        return self.matcher(grammar)
 
     def _template(self, grammar: str) -> LLMatcher:
         text = grammar.encode(errors="replace")
@@ -97,7 +106,8 @@ class GrammarCompiler:
                 raise InvalidRequestError("grammar", matcher.get_error().removesuffix("<non-verbose/>").strip())
         except BaseException as error:
             with self._lock:
-                self._drop(digest)
+                if self._compiled.get(digest, (0, None))[1] is future:
+                    self._drop(digest)
             future.set_exception(error)
         else:
             future.set_result(matcher)
@@ -112,7 +122,8 @@ def _digest(text: bytes) -> bytes:
 
 
 def _limits() -> LLParserLimits:
-    """Bounds of time and memory; which of them a grammar reaches is a function of it and of the tokens."""
+    """Bounds of time and memory. Those of parsing are reached by certain tokens; those of the lexer also by the other
+    sequences that share it, and count only where a new lexer reaches them, too."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -120,7 +131,7 @@ def _limits() -> LLParserLimits:
         step_lexer_fuel=200_000,  # about 15 ms a mask
         max_items_in_row=2_000,
         step_max_items=50_000,
-        max_lexer_states=50_000,  # of each sequence: some hundred bytes a state
+        max_lexer_states=50_000,  # of a grammar: up to 3 kB a state
         max_grammar_size=200_000,
         precompute_large_lexemes=False,
         verbose_errors=False,

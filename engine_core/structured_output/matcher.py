@@ -17,6 +17,8 @@ Bits = npt.NDArray[np.uint32]
 ALL = 0xFFFF_FFFF
 """A word of tokens all of which are allowed."""
 
+_LEXER = "lexer error"
+"""In llguidance's messages about limits of its lexer."""
 _DEAD_END = "no token can follow: the grammar has a dead end here"
 
 
@@ -33,6 +35,8 @@ class Matcher:
         """The position in the output at which nothing can be sampled; None as far as is known."""
         self.problem = ""
         """Why."""
+        self.lexer_is_full = False
+        """Whether it failed since its lexer, which is shared, has reached a limit: a new one may be able to go on."""
         self._ended = False
         """Whether one of the tokens was an eos token."""
 
@@ -50,6 +54,7 @@ class Matcher:
                 if token in self._eos_token_ids and self._matcher.is_accepting():
                     self._ended = True  # llguidance would not count it
                 elif not self._matcher.consume_token(token):
+                    self.lexer_is_full = _LEXER in self._matcher.get_error()
                     self._fail(self.num_tokens, f"the grammar does not admit token {token} where the output has it")
             self.num_tokens += 1
 
@@ -88,6 +93,7 @@ class Matcher:
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if matcher.is_error():
             error = matcher.get_error().partition("\n")[0]
+            self.lexer_is_full = _LEXER in error
             self._fail(position, _DEAD_END if "NoExtension" in error else f"the grammar cannot be followed: {error}")
         elif not row.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             self._fail(position, _DEAD_END)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 
 from engine_core.request import SamplingParams
 from engine_core.sampling.base import LEAST_LOGIT, SamplingOps
@@ -16,7 +17,17 @@ from engine_core.sampling.metadata import SamplingMetadata
 from engine_core.sampling.numpy_ops import NumpyOps
 from engine_core.sampling.sampler import Sampler
 from engine_core.sampling.torch_ops import TorchOps
-from tests.engine_core.structured_output.grammars import ANSWER, EOS, PERSON, VOCAB, compiler, ids_of, tokens_in
+from engine_core.structured_output import compiler as compiling
+from tests.engine_core.structured_output.grammars import (
+    ANSWER,
+    EOS,
+    PERSON,
+    VOCAB,
+    compiler,
+    ids_of,
+    new_compiler,
+    tokens_in,
+)
 
 OPS = [NumpyOps(VOCAB), TorchOps()]
 PROMPT = [7, 8, 9]
@@ -169,3 +180,29 @@ def test_a_rank_that_follows_marks_the_slot_alone() -> None:
     assert not state.greedy(np.array([0]))
     assert not state.grammar_mask.follows(0)
     assert (state.allowed(rows_of([[]], [[]])) == 0xFFFF_FFFF).all()
+
+
+def test_sequences_that_fill_the_lexer_of_a_grammar_fail_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is the one that it is alone, or fails where it does alone."""
+    wide = r"start: /(?s:.*a.{40})*/"  # every text is admitted, and most have a state of their own
+    texts = [ids_of("".join(np.random.default_rng(seed).choice(list("ab "), 60))) for seed in range(6)]
+    monkeypatch.setattr(compiling, "_limits", lambda: LLParserLimits(max_lexer_states=600))
+
+    def follow(state: SamplingMetadata, slot: int, count: int) -> tuple[set[int], int | None]:
+        outputs = [texts[slot][:count] if slot == each else [] for each in range(len(texts))]
+        bits = state.grammar_mask.allowed(rows_of(outputs, [[]] * len(texts)), np.array([slot]))
+        return tokens_in(bits[slot]), state.grammar_mask.following(slot, np.array(outputs[slot]), 5).failed_at
+
+    def new_state() -> SamplingMetadata:
+        state = SamplingMetadata(ProcessorSetup(len(texts), VOCAB, (EOS,), new_compiler()))
+        for slot in range(len(texts)):
+            state.add(slot, SamplingParams(grammar=wide), 0, 0)
+        return state
+
+    shared = new_state()
+    for count in range(12):
+        for slot in range(len(texts)):
+            admitted, failed_at = follow(shared, slot, count)
+            assert failed_at is None
+            assert texts[slot][count] in admitted
+    assert follow(shared, 0, 12) == follow(new_state(), 0, 12)
