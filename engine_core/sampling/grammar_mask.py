@@ -90,7 +90,8 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
 
     def _follow(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
         """``use`` the matcher after ``output``; again with the lexer that new matchers share, and with one of its own,
-        where other sequences have filled its lexer: so it fails only for what its own tokens do."""
+        where other sequences have filled its lexer: so it fails only for what its own tokens do.
+        """
         self._catch_up(state, output)
         use(state.matcher)
         for make in (state.compiler.matcher, state.compiler.fresh_matcher):

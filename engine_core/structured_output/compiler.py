@@ -7,6 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,13 +24,31 @@ MAX_GRAMMAR_BYTES = 1 << 20
 """UTF-8 bytes of one grammar's text."""
 KEPT_GRAMMARS = 256
 KEPT_BYTES = 2 << 20
-"""Of the texts of the grammars that are kept. One of a few hundred bytes takes about 90 kB, and larger ones up to 200
-times their text."""
+"""Of the texts of the grammars that are kept. At first, one of a few hundred bytes takes about 90 kB, and larger ones
+up to 200 times their text."""
+KEPT_SECONDS = 5.0
+"""Of making masks, those that took longer than ``SLOW_MASK``: in them the lexers of grammars grow, by at most about
+60 MB in a second. Masks whose states are there already are fast."""
+SLOW_MASK = 0.001
+"""Seconds."""
 
 
 def grammar_numerics() -> str:
     """What decides which tokens a grammar admits, besides the model's tokenizer."""
     return f"llguidance {version('llguidance')}"
+
+
+@dataclass(slots=True, eq=False)
+class _Compiled:
+    """A grammar that is compiled, or being compiled."""
+
+    digest: bytes
+    size: int
+    """Bytes of its text."""
+    matcher: Future[LLMatcher] = field(default_factory=Future)
+    """At the grammar's beginning. Its copies share its lexer."""
+    seconds: float = 0.0
+    """Of slow masks (``KEPT_SECONDS``)."""
 
 
 class GrammarCompiler:
@@ -40,9 +60,10 @@ class GrammarCompiler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._limits = _limits()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[bytes, tuple[int, Future[LLMatcher]]] = OrderedDict()
-        """By digest: bytes of the text, and the matcher at the grammar's beginning. The last one was used last."""
+        self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
+        """By digest. The last one was used last."""
         self._kept_bytes = 0
+        self._kept_seconds = 0.0
 
     @classmethod
     def from_directory(cls, directory: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarCompiler:
@@ -69,35 +90,34 @@ class GrammarCompiler:
 
         Matchers of a grammar share its lexer, and the states that any of them has reached: see ``lexer_is_full``.
         """
-        return Matcher(self._template(grammar).deep_copy(), self._eos_token_ids)
+        compiled = self._template(grammar)
+        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, partial(self._observe, compiled))
 
     def fresh_matcher(self, grammar: str) -> Matcher:
         """As ``matcher``, with a new lexer, which later matchers share."""
         with self._lock:
-            self._drop(_digest(grammar.encode(errors="replace")))
+            self._drop(self._compiled.get(_digest(grammar.encode(errors="replace"))))
         return self.matcher(grammar)
 
-    def _template(self, grammar: str) -> LLMatcher:
+    def _template(self, grammar: str) -> _Compiled:
         text = grammar.encode(errors="replace")
         if len(text) > MAX_GRAMMAR_BYTES:
             raise InvalidRequestError("grammar", f"has {len(text)} bytes; expected at most {MAX_GRAMMAR_BYTES}")
         digest = _digest(text)
         with self._lock:
-            known = self._compiled.get(digest)
-            if known is None:
-                future: Future[LLMatcher] = Future()
-                self._compiled[digest] = len(text), future
-                self._kept_bytes += len(text)
-            else:
-                future = known[1]
+            found = self._compiled.get(digest)
+            compiled = found or _Compiled(digest, len(text))
+            if found is None:
+                self._compiled[digest] = compiled
+                self._kept_bytes += compiled.size
             self._compiled.move_to_end(digest)
-            while len(self._compiled) > KEPT_GRAMMARS or self._kept_bytes > KEPT_BYTES:
-                self._drop(next(iter(self._compiled)))
-        if known is None:
-            self._compile(grammar, digest, future)
-        return future.result()
+            self._drop_oldest()
+        if found is None:
+            self._compile(grammar, compiled)
+        compiled.matcher.result()
+        return compiled
 
-    def _compile(self, grammar: str, digest: bytes, future: Future[LLMatcher]) -> None:
+    def _compile(self, grammar: str, compiled: _Compiled) -> None:
         from llguidance import LLMatcher
 
         try:
@@ -106,15 +126,34 @@ class GrammarCompiler:
                 raise InvalidRequestError("grammar", matcher.get_error().removesuffix("<non-verbose/>").strip())
         except BaseException as error:
             with self._lock:
-                if self._compiled.get(digest, (0, None))[1] is future:
-                    self._drop(digest)
-            future.set_exception(error)
+                self._drop(compiled)
+            compiled.matcher.set_exception(error)
         else:
-            future.set_result(matcher)
+            compiled.matcher.set_result(matcher)
 
-    def _drop(self, digest: bytes) -> None:
-        size, _ = self._compiled.pop(digest, (0, None))
-        self._kept_bytes -= size
+    def _observe(self, compiled: _Compiled, seconds: float) -> None:
+        """A mask of ``compiled`` took ``seconds``."""
+        if seconds <= SLOW_MASK:
+            return
+        with self._lock:
+            compiled.seconds += seconds
+            if self._compiled.get(compiled.digest) is compiled:
+                self._kept_seconds += seconds
+                self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        while (
+            len(self._compiled) > KEPT_GRAMMARS
+            or self._kept_bytes > KEPT_BYTES
+            or (self._compiled and self._kept_seconds > KEPT_SECONDS)
+        ):
+            self._drop(next(iter(self._compiled.values())))
+
+    def _drop(self, compiled: _Compiled | None) -> None:
+        if compiled is not None and self._compiled.get(compiled.digest) is compiled:
+            del self._compiled[compiled.digest]
+            self._kept_bytes -= compiled.size
+            self._kept_seconds -= compiled.seconds
 
 
 def _digest(text: bytes) -> bytes:
@@ -123,7 +162,8 @@ def _digest(text: bytes) -> bytes:
 
 def _limits() -> LLParserLimits:
     """Bounds of time and memory. Those of parsing are reached by certain tokens; those of the lexer also by the other
-    sequences that share it, and count only where a new lexer reaches them, too."""
+    sequences that share it, and count only where a new lexer reaches them, too.
+    """
     from llguidance import LLParserLimits
 
     return LLParserLimits(

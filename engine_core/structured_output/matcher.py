@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +26,17 @@ _DEAD_END = "no token can follow: the grammar has a dead end here"
 class Matcher:
     """Follows one output. Nothing here raises for what a grammar or a model does: see ``failed_at``."""
 
-    def __init__(self, matcher: LLMatcher | None, eos_token_ids: frozenset[int]) -> None:
-        """``matcher`` is taken over; without one nothing can be sampled (``failed``)."""
+    def __init__(
+        self,
+        matcher: LLMatcher | None,
+        eos_token_ids: frozenset[int],
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """``matcher`` is taken over; without one nothing can be sampled (``failed``).
+
+        ``observe`` gets the seconds that each mask took.
+        """
+        self._observe = observe
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self.num_tokens = 0
@@ -90,7 +100,9 @@ class Matcher:
 
     def _fill(self, matcher: LLMatcher, row: npt.NDArray[np.uint32], position: int) -> bool:
         """Whether something can be sampled at ``position`` of the output; ``row`` [W] says what."""
+        start = time.perf_counter()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._observe(time.perf_counter() - start)
         if matcher.is_error():
             error = matcher.get_error().partition("\n")[0]
             self.lexer_is_full = _LEXER in error

@@ -63,6 +63,24 @@ def test_the_grammars_used_last_are_kept(counted: Counted, monkeypatch: pytest.M
     assert counted.compiled == [*grammars, grammars[1]]
 
 
+def test_grammars_whose_lexers_have_grown_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLOW_MASK", 0.1)
+    monkeypatch.setattr(module, "KEPT_SECONDS", 1.0)
+    compiler, grammars = new_compiler(), ['start: "a"', 'start: "b"', 'start: "c"']
+    first, second, third = map(compiler.matcher, grammars)
+    for matcher, seconds in [(first, 0.6), (first, 0.1), (second, 0.3), (third, 0.1)]:
+        matcher._observe(seconds)
+    assert all(map(compiler.has, grammars))
+    second._observe(0.2)
+    assert [compiler.has(each) for each in grammars] == [False, True, True]
+    first._observe(0.9)  # which is dropped already
+    assert compiler._kept_seconds == pytest.approx(0.5)
+    third._observe(1.1)
+    assert not any(map(compiler.has, grammars))
+    assert compiler._kept_seconds == pytest.approx(0.0)
+    assert compiler._kept_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("grammar", "problem"),
     [
