@@ -100,6 +100,7 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
             state.matcher = _matcher(make, state.grammar)
             state.matcher.advance(output.tolist())
             use(state.matcher)
+        state.matcher.lexer_is_full = False  # by others: this one has failed for good
 
     def _catch_up(self, state: _InGrammar, output: Tokens) -> None:
         matcher = state.matcher

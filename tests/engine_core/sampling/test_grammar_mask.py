@@ -206,3 +206,15 @@ def test_sequences_that_fill_the_lexer_of_a_grammar_fail_no_others(monkeypatch: 
             assert failed_at is None
             assert texts[slot][count] in admitted
     assert follow(shared, 0, 12) == follow(new_state(), 0, 12)
+
+
+def test_a_sequence_that_fills_a_lexer_alone_fails_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on to, whatever is sampled behind."""
+    monkeypatch.setattr(compiling, "_limits", lambda: LLParserLimits(max_lexer_states=20))
+    state = SamplingMetadata(ProcessorSetup(1, VOCAB, (EOS,), new_compiler()))
+    state.add(0, SamplingParams(grammar=r"start: /(?s:.*a.{40})*/"), 0, 0)
+    for output in ([], ids_of("z")[:1]):
+        assert (state.grammar_mask.allowed(rows_of([output], [[]]), np.array([0])) == 0xFFFF_FFFF).all()
+        following = state.grammar_mask.following(0, np.array(output), 5)
+        assert following.failed_at == 0
+        assert "too many states" in following.problem
