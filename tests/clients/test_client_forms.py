@@ -138,11 +138,29 @@ def test_tools_that_are_functions_are_typed(tool):
     assert tokenize.chat.tool_choice.mode == pb.ToolChoice.MODE_NONE
 
 
-@pytest.mark.parametrize("tool", [OTHER, {"function": {**ADD, "return": {"type": "number"}}}, {"description": "?"}])
+@pytest.mark.parametrize("tool", [OTHER, {"function": {**ADD, "return": {"type": "number"}}}])
 def test_other_tools_go_to_the_template_as_they_are(tool):
     request = chat(tools=[ADD, tool])
     assert (len(request.chat.tools), request.requires[:]) == (0, [])
     assert request.chat.tools_json.startswith('[{"name": "add"')
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        ({"description": "?"}, "tools[1]: has no name"),
+        ({"type": "function", "function": {}}, "tools[1].function: has no name"),
+        ({"name": "f", "paramaters": {}}, "tools[1]: unknown key 'paramaters'; did you mean 'parameters'?"),
+        ({"name": "f", "input_schema": {}}, "tools[1]: unknown key 'input_schema'; did you mean 'parameters'?"),
+        (
+            {"function": {"name": "f", "Strict": True}},
+            "tools[1].function: unknown key 'Strict'; did you mean 'strict'?",
+        ),
+    ],
+)
+def test_misspelt_tools_are_refused(tool, problem):
+    with pytest.raises(TypeError, match=re.escape(problem)):
+        chat(tools=[ADD, tool])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +184,12 @@ def test_which_tool_must_be_called(choice, mode, name):
     [
         ({"regex": "a", "choice": ["b"]}, "an answer has one form, and regex and choice give 2: leave out all but one"),
         ({"any_whitespace": True}, "option 'any_whitespace' is for answers that have a form: give json_schema, "),
-        ({"json_schema": 3}, "json_schema: expected a dict, a JSON text, a bool or a pydantic model class, got int"),
+        ({"json_schema": 3}, "json_schema: expected a dict, a JSON text, a bool or a pydantic model class, got int; p"),
+        (
+            {"json_schema": {"name": "x", "schema": {}}},
+            "json_schema: expected the schema itself, as at 'schema' of this dict",
+        ),
+        ({"schema": {}}, "option 'schema' is not supported: it is called json_schema here"),
         ({"json_schema": {"a": {1}}}, "json_schema: not JSON (Object of type set is not JSON serializable)"),
         ({"json_object": 1}, "json_object: expected True, got int"),
         ({"choice": "yes"}, "choice: expected a list of str, got str: ['yes'] has this text alone"),
