@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+from typing import Annotated
 
 import pydantic
 import pytest
@@ -99,6 +100,15 @@ def test_the_schema_of_a_pydantic_model_has_room_for_its_fields_alone():
     open_one = Team.model_json_schema()
     closed = {"additionalProperties": False}
     assert schema == open_one | closed | {"$defs": {"Person": open_one["$defs"]["Person"] | closed}}
+
+
+def test_a_dict_of_a_pydantic_model_has_room_for_keys_of_its_pattern_alone():
+    class Prices(pydantic.BaseModel):
+        cents: dict[Annotated[str, pydantic.Field(pattern="^[a-z]{3}$")], int]
+
+    [cents] = json.loads(build(json_schema=Prices).constraint.json_schema)["properties"].values()
+    assert cents["patternProperties"] == {"^[a-z]{3}$": {"type": "integer"}}
+    assert cents["additionalProperties"] is False
 
 
 def test_the_schema_of_a_pydantic_model_is_taken():

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringline.proto_fields import json_text
 
-_MAPS = ("$defs", "properties")
+_MAPS = ("$defs", "properties", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 
@@ -46,7 +46,7 @@ def _close(schema: Any) -> None:
     """Forbid other properties wherever ``schema`` lists some and does not say what others may be."""
     if not isinstance(schema, dict):
         return
-    if "properties" in schema:
+    if "properties" in schema or "patternProperties" in schema:
         schema.setdefault("additionalProperties", False)
     parts = [schema.get(key) for key in _SINGLE]
     for key in _LISTS:
