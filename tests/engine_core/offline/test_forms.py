@@ -45,7 +45,7 @@ def test_a_form_is_read(params: dict[str, Any], form: object) -> None:
         ),
         (
             {"json_schema": pydantic.BaseModel},
-            "p: json_schema: is of type ModelMetaclass; expected a dict, a JSON text or a bool: its model_json_schema()",
+            "p: json_schema: is of type ModelMetaclass; expected a dict, a JSON text or a bool: its model",
         ),
         ({"json_schema": {"a": {1}}}, "p: json_schema: cannot be written as JSON: "),
         ({"regex": 3}, "p: regex: has a value of type int; expected text"),
