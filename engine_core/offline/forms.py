@@ -39,7 +39,9 @@ def _schema_text(schema: Any, field: str) -> str:
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, Mapping | bool):
-        raise InvalidRequestError(field, f"is of type {type(schema).__name__}; expected a dict, a JSON text or a bool")
+        problem = f"is of type {type(schema).__name__}; expected a dict, a JSON text or a bool"
+        is_model = isinstance(schema, type) and hasattr(schema, "model_json_schema")
+        raise InvalidRequestError(field, problem + (": its model_json_schema()" if is_model else ""))
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import re
+from typing import Annotated
 
 import pydantic
 import pytest
@@ -101,6 +102,15 @@ def test_the_schema_of_a_pydantic_model_has_room_for_its_fields_alone():
     assert schema == open_one | closed | {"$defs": {"Person": open_one["$defs"]["Person"] | closed}}
 
 
+def test_a_dict_of_a_pydantic_model_has_room_for_keys_of_its_pattern_alone():
+    class Prices(pydantic.BaseModel):
+        cents: dict[Annotated[str, pydantic.Field(pattern="^[a-z]{3}$")], int]
+
+    [cents] = json.loads(build(json_schema=Prices).constraint.json_schema)["properties"].values()
+    assert cents["patternProperties"] == {"^[a-z]{3}$": {"type": "integer"}}
+    assert cents["additionalProperties"] is False
+
+
 def test_the_schema_of_a_pydantic_model_is_taken():
     assert build(json_schema=Person).constraint.json_schema.startswith('{"description": "Somebody.", ' + PERSON[1:])
     tag = build(structural_tags=[{"begin": "<a>", "json_schema": Person}]).constraint.structural_tags.tags[0]
@@ -138,11 +148,29 @@ def test_tools_that_are_functions_are_typed(tool):
     assert tokenize.chat.tool_choice.mode == pb.ToolChoice.MODE_NONE
 
 
-@pytest.mark.parametrize("tool", [OTHER, {"function": {**ADD, "return": {"type": "number"}}}, {"description": "?"}])
+@pytest.mark.parametrize("tool", [OTHER, {"function": {**ADD, "return": {"type": "number"}}}])
 def test_other_tools_go_to_the_template_as_they_are(tool):
     request = chat(tools=[ADD, tool])
     assert (len(request.chat.tools), request.requires[:]) == (0, [])
     assert request.chat.tools_json.startswith('[{"name": "add"')
+
+
+@pytest.mark.parametrize(
+    ("tool", "problem"),
+    [
+        ({"description": "?"}, "tools[1]: has no name"),
+        ({"type": "function", "function": {}}, "tools[1].function: has no name"),
+        ({"name": "f", "paramaters": {}}, "tools[1]: unknown key 'paramaters'; did you mean 'parameters'?"),
+        ({"name": "f", "input_schema": {}}, "tools[1]: unknown key 'input_schema'; did you mean 'parameters'?"),
+        (
+            {"function": {"name": "f", "Strict": True}},
+            "tools[1].function: unknown key 'Strict'; did you mean 'strict'?",
+        ),
+    ],
+)
+def test_misspelt_tools_are_refused(tool, problem):
+    with pytest.raises(TypeError, match=re.escape(problem)):
+        chat(tools=[ADD, tool])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +194,12 @@ def test_which_tool_must_be_called(choice, mode, name):
     [
         ({"regex": "a", "choice": ["b"]}, "an answer has one form, and regex and choice give 2: leave out all but one"),
         ({"any_whitespace": True}, "option 'any_whitespace' is for answers that have a form: give json_schema, "),
-        ({"json_schema": 3}, "json_schema: expected a dict, a JSON text, a bool or a pydantic model class, got int"),
+        ({"json_schema": 3}, "json_schema: expected a dict, a JSON text, a bool or a pydantic model class, got int; p"),
+        (
+            {"json_schema": {"name": "x", "schema": {}}},
+            "json_schema: expected the schema itself, as at 'schema' of this dict",
+        ),
+        ({"schema": {}}, "option 'schema' is not supported: it is called json_schema here"),
         ({"json_schema": {"a": {1}}}, "json_schema: not JSON (Object of type set is not JSON serializable)"),
         ({"json_object": 1}, "json_object: expected True, got int"),
         ({"choice": "yes"}, "choice: expected a list of str, got str: ['yes'] has this text alone"),

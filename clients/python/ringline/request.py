@@ -37,6 +37,9 @@ _NESTED = {
 
 _OF_OTHER_APIS = {
     "guided_json": "it is called json_schema here",
+    **dict.fromkeys(("schema", "json"), "it is called json_schema here"),
+    "extra_body": "give what is in it as options",
+    "stream": "call stream() in place of generate()",
     "guided_regex": "it is called regex here",
     "guided_choice": "it is called choice here",
     "guided_grammar": "it is called grammar here",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ringline.proto_fields import expect, json_text
+from ringline.proto_fields import json_text
 
-_MAPS = ("$defs", "properties")
+_MAPS = ("$defs", "properties", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
 
@@ -18,7 +18,15 @@ def schema_text(value: object, option: str) -> str:
         return value
     if is_model(value):
         value = model_schema(value)
-    expect((Mapping, bool), "a dict, a JSON text, a bool or a pydantic model class", value, option)
+    if not isinstance(value, Mapping | bool):
+        raise TypeError(
+            f"{option}: expected a dict, a JSON text, a bool or a pydantic model class, got {type(value).__name__}; "
+            "pydantic.TypeAdapter(T).json_schema() is the schema of another type T"
+        )
+    if isinstance(value, Mapping):
+        wrapped = next((key for key in ("schema", "json_schema") if isinstance(value.get(key), Mapping)), None)
+        if wrapped is not None:
+            raise TypeError(f"{option}: expected the schema itself, as at {wrapped!r} of this dict")
     return json_text(value, option)
 
 
@@ -38,7 +46,7 @@ def _close(schema: Any) -> None:
     """Forbid other properties wherever ``schema`` lists some and does not say what others may be."""
     if not isinstance(schema, dict):
         return
-    if "properties" in schema:
+    if "properties" in schema or "patternProperties" in schema:
         schema.setdefault("additionalProperties", False)
     parts = [schema.get(key) for key in _SINGLE]
     for key in _LISTS:

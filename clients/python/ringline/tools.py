@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from ringline.errors import invalid
@@ -13,6 +14,8 @@ from ringline.types.v1.constraint_pb2 import CallableTool
 
 OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _KEYS = ("name", "description", "parameters", "strict")
+_PARAMETERS_ELSEWHERE = ("input_schema", "inputSchema")
+"""What other APIs call the parameters."""
 _MODES = {
     "auto": pb.ToolChoice.MODE_AUTO,
     "none": pb.ToolChoice.MODE_NONE,
@@ -23,8 +26,8 @@ _MODES = {
 def set_tools(chat: pb.Chat, options: Mapping[str, Any]) -> None:
     """Write the options of ``OPTIONS``, none of them None, into ``chat``.
 
-    Tools that are functions become typed ones, whose calls the server finds in the answer. If one of them is something
-    else, all go to the model's template as they are.
+    Tools that are functions become typed ones, whose calls the server finds in the answer. If one of them is of another
+    type or has keys of its own, all go to the model's template as they are. A misspelt key raises TypeError.
     """
     if "tools" not in options:
         if others := [name for name in OPTIONS if name in options]:
@@ -73,11 +76,17 @@ def _function(tool: Any, path: str) -> Mapping[str, Any] | None:
     function, around = tool, {"type", *_KEYS}
     if "function" in tool:
         function, around = tool["function"], {"type", "function"}
-        expect(Mapping, "a dict such as {'name': 'add', 'parameters': {…}}", function, f"{path}.function")
-    elif "name" not in tool:
-        return None
+        path = f"{path}.function"
+        expect(Mapping, "a dict such as {'name': 'add', 'parameters': {…}}", function, path)
     function = {key: value for key, value in function.items() if key != "type"}
-    return function if tool.keys() <= around and function.keys() <= set(_KEYS) else None
+    if "name" not in function:
+        raise TypeError(f"{path}: has no name: {_ACCEPTED}")
+    unknown = [key for key in function if key not in _KEYS]
+    for key in unknown:
+        meant = "parameters" if key in _PARAMETERS_ELSEWHERE else "".join(get_close_matches(key, _KEYS, 1, cutoff=0.8))
+        if meant:
+            raise TypeError(f"{path}: unknown key {key!r}; did you mean {meant!r}?")
+    return function if tool.keys() <= around and not unknown else None
 
 
 def _set_choice(target: pb.ToolChoice, value: Any, names: Sequence[str]) -> None:

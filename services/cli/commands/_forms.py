@@ -81,6 +81,11 @@ def form_options(function: Function) -> Function:
     return function
 
 
+def has_form(flags: Mapping[str, Any]) -> bool:
+    """Whether the answer has a form."""
+    return any(flags[name] not in (None, ()) for name in _FORMS)
+
+
 def check_form(flags: Mapping[str, Any]) -> None:
     """Raise UsageError for two forms, and for what is said of JSON without any."""
     given = [f"--{name.replace('_', '-')}" for name in _FORMS if flags[name] not in (None, ())]

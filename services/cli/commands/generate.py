@@ -13,7 +13,7 @@ import click
 import ringline
 
 from services.cli.commands._connection import Connection, closed_by_interrupt
-from services.cli.commands._forms import TOOLS_FILE, check_form, form_options, tools_option
+from services.cli.commands._forms import TOOLS_FILE, check_form, form_options, has_form, tools_option
 from services.cli.commands._options import (
     PATIENCE,
     ClientCommand,
@@ -100,6 +100,10 @@ def generate(
                 click.echo(json.dumps(to_json(stream.result()), ensure_ascii=False))
             elif options.get("n", 1) == 1:
                 _print_stream(stream)
+                if has_form(flags) and stream.result().finish_reason is ringline.FinishReason.LENGTH:
+                    click.echo(
+                        "Cut off by --max-tokens or the context's length: only the beginning of an answer.", err=True
+                    )
             else:
                 for choice in stream.result().choices:
                     click.echo(f"[{choice.index}] {choice.text}")

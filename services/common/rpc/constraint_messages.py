@@ -25,7 +25,7 @@ from services.text.parsing.tool_grammar import ToolSpec
 
 MAX_TOOLS = 128
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class ToolMessage(Protocol):
@@ -66,7 +66,7 @@ def read_tools(tools: Collection[ToolMessage]) -> tuple[ToolSpec, ...]:
 
 def _parameters(field: str, text: str) -> dict[str, Any]:
     if not text:
-        return _ANY_OBJECT
+        return _NO_ARGUMENTS
     try:
         parameters = json.loads(text)
     except (ValueError, RecursionError) as error:

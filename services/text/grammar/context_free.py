@@ -222,7 +222,7 @@ class _Reader:
     def _check_depth(self) -> None:
         graph = {name: {used for used, _ in node.uses if used in self._rules} for name, node in self._rules.items()}
         if levels(graph, {name: node.levels for name, node in self._rules.items()}) > MAX_LEVELS:
-            raise ConstraintError(FIELD, f"has more than {MAX_LEVELS} rules and groups within or behind each other")
+            raise ConstraintError(FIELD, f"nests rules and groups more than {MAX_LEVELS} deep: expected fewer levels")
 
     def _check_sizes(self) -> None:
         """Terminals, which are written out where they are used, may not be too large, nor use themselves."""

@@ -246,7 +246,7 @@ def check_combinations(definitions: Definitions) -> str | None:
         return "a $ref leads back to itself without a property or item in between"
     graph = {name: _references(schema, in_place=False) for name, schema in definitions.items()}
     if levels(graph, {name: _levels(schema) for name, schema in definitions.items()}) > MAX_LEVELS:
-        return f"has more than {MAX_LEVELS} levels of schemas within or behind each other"
+        return f"nests schemas more than {MAX_LEVELS} deep: expected fewer levels"
     weights: dict[str, Weights] = {}
     for name in in_order(graph)[0]:
         weights[name] = _weigh(definitions[name], weights)

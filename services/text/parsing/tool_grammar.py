@@ -37,12 +37,13 @@ _OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf",
 def object_schema(tool: ToolSpec, index: int) -> Mapping[str, Any]:
     """The schema of a tool's arguments, which says that they are an object; raises ``ConstraintError``.
 
-    A tool that names its arguments takes no others, unless its schema says more of them: models would make some up.
+    A tool that names its arguments, or none, takes no others, unless its schema says more of them: models would make
+    some up.
     """
     if tool.parameters.get("type", "object") != "object":
         raise ConstraintError(f"tools[{index}].parameters_json", 'type: expected "object"')
     schema = {"type": "object", **tool.parameters}
-    if schema.get("properties") and schema.keys().isdisjoint(_OPEN):
+    if "properties" in schema and schema.keys().isdisjoint(_OPEN):
         schema["additionalProperties"] = False
     return schema
 

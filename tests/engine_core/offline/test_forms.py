@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
 
 from engine_core import request
@@ -41,6 +42,10 @@ def test_a_form_is_read(params: dict[str, Any], form: object) -> None:
         (
             {"json_schema": 3},
             "p: json_schema: is of type int; expected a dict, a JSON text or a bool",
+        ),
+        (
+            {"json_schema": pydantic.BaseModel},
+            "p: json_schema: is of type ModelMetaclass; expected a dict, a JSON text or a bool: its model",
         ),
         ({"json_schema": {"a": {1}}}, "p: json_schema: cannot be written as JSON: "),
         ({"regex": 3}, "p: regex: has a value of type int; expected text"),

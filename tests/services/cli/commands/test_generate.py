@@ -239,6 +239,16 @@ async def test_the_form_of_the_answer(scripted_processor, tmp_path, monkeypatch,
     result = await run(scripted_processor, "Hi", *flags)
     assert result.exit_code == 0, result.output
     assert scripted_processor.service.requests[0].constraint == form
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("flags", "is_said"), [((), False), (("--regex", "[a-z]+"), True)])
+async def test_an_answer_without_the_end_of_its_form_is_said_to_be_cut_off(scripted_processor, flags, is_said):
+    cut = ended(completion=1, reason=output_pb2.FINISH_REASON_LENGTH)
+    scripted_processor.plays(play(admitted(), delta(0, [5], "a"), cut))
+    result = await run(scripted_processor, "Hi", *flags)
+    assert (result.exit_code, result.stdout) == (0, "a\n")
+    assert ("Cut off" in result.stderr) is is_said
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,16 @@ def test_calls_once_begun(checker: GrammarChecker, masks: LLTokenizer, tokenizer
     assert matcher.is_accepting()
 
 
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_tool_without_properties_takes_no_arguments(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
+    tool = ToolSpec("f", {"type": "object", "properties": {}})
+    grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
+    calls = parsed(tokenizer, name, walk(masks, grammar, (), 0))
+    assert [call.arguments for call in calls if isinstance(call, ToolCallPiece)] == ["{}"]
+
+
 def test_parameters_that_cannot_be_held_to() -> None:
     def grammar(name: str, parameters: dict[str, object]) -> str:
         return TOOL_FORMATS[name].grammar([ToolSpec("f", parameters)], required=True, single=True, marker=json.dumps)

@@ -369,7 +369,7 @@ class Tool(google.protobuf.message.Message):
     description: builtins.str
     """What it does, for the model."""
     parameters_json: builtins.str
-    """JSON Schema of its arguments, an object. Default: any object."""
+    """JSON Schema of its arguments, an object. Default: it has none."""
     strict: builtins.bool
     """Hold the arguments of every call to the schema, also where tool_choice leaves it to the model whether to call.
     Calls that tool_choice demands are always held to it. Default: false.

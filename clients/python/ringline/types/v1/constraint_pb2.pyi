@@ -197,7 +197,7 @@ class CallableTool(google.protobuf.message.Message):
     name: builtins.str
     """Name of the function."""
     parameters_json: builtins.str
-    """JSON Schema of its arguments, an object. Default: any object."""
+    """JSON Schema of its arguments, an object. Default: it has none."""
     strict: builtins.bool
     """Hold its arguments to the schema, also where no call is required. Default: false."""
     def __init__(
