@@ -151,6 +151,13 @@ def test_structural_tags_that_must_come_first_or_alone() -> None:
     assert [grammar.accepts(f"{tag} {tag} hi") for grammar in (required, single, both)] == [True, False, False]
 
 
+def test_tags_may_begin_with_any_text() -> None:
+    for begin in ("call <f>", 'a "\n <f> "'):
+        grammar = compiled(StructuralTags((StructuralTag(begin, None, "</f>"),)))
+        assert grammar.accepts(f"Hi {begin}{{}}</f>, {begin}{{}}</f>")
+        assert not grammar.accepts(f"{begin}none")
+
+
 def test_special_tokens_begin_and_end_tags_as_such() -> None:
     token = bundled().token_id("<tool_call>")
     grammar = grammar_of(StructuralTags((StructuralTag("<tool_call>\n", None, "\n</tool_call>"),)), checker().marker)
