@@ -133,6 +133,14 @@ def test_context_free_grammars_that_are_refused(name: str) -> None:
     assert time.thread_time() - began < 2
 
 
+def test_long_rules_are_read_in_time() -> None:
+    rules = [f"b{i}" for i in range(1_500)]
+    long = "a " * 50_000 + " ".join(rules)
+    began = time.thread_time()
+    grammar_of(Grammar(f'start: {long}\na: "x"\n' + "\n".join(f'{rule}: "y"' for rule in rules)))
+    assert time.thread_time() - began < 2
+
+
 def test_structural_tags() -> None:
     grammar = compiled(StructuralTags(TAGS))
     for text in ("", "hello", "a <f", 'x <f=add>12</f> and <f=none>{"a": 1}</f><g>null bye', "<g>null"):
