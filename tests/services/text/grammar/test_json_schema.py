@@ -156,6 +156,20 @@ def test_schemas_that_would_end_the_process_are_refused_before_llguidance_sees_t
         grammar_of(JsonSchema(json.dumps(SCHEMAS[name])))
 
 
+def test_a_place_is_read_once_however_references_spell_it() -> None:
+    names = ["a%/~", *("#/$defs/a%25~1~0", "#/%24defs/a%25~1%7e0", "#/$defs/%61%25%7e1~0")]
+    schema = {"$defs": {names[0]: {"enum": ["x" * 9_000, "y"]}}, "anyOf": [{"$ref": name} for name in names[1:]]}
+    grammar = grammar_of(JsonSchema(json.dumps(schema)))
+    assert len(grammar) < 10_000
+    assert Compiled(grammar).accepts('"y"')
+
+
+@pytest.mark.parametrize("value", [[], {}, ["date"], 1, None])
+def test_a_format_that_is_no_text(value: object) -> None:
+    with pytest.raises(ConstraintError, match="/format: this is not supported"):
+        grammar_of(JsonSchema(json.dumps({"format": value})))
+
+
 def test_white_space() -> None:
     fixed, flexible = Compiled(grammar_of(JsonObject())), Compiled(grammar_of(JsonObject(any_whitespace=True)))
     value = {"a": 1, "b": [2, {"c": None}], "d": {}, "e": []}
