@@ -55,7 +55,8 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
             raise ConstraintError("tool_calls", problem)
         grammar = _grammar_of_calls(form, form.constraint, marker)
         if calls.grammar_has_reasoning:
-            return grammar
+            inside = form.begins_in_reasoning
+            return after_reasoning(grammar, None, calls.reasoning_end, True, marker) if inside else grammar
     else:
         grammar = grammar_of(form.constraint, marker)
     if not form.after_reasoning:
