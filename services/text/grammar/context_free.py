@@ -286,7 +286,8 @@ def _from_gbnf(text: str) -> str:
     if not re.search(r"(?m)^[ \t]*root\s*::=", text):
         raise ConstraintError(FIELD, "has no rule named start (Lark, 'start: …') or root (GBNF, 'root ::= …')")
     depth = 0
-    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|[()]', text):
+    # Strings and classes may lack their end, or each beginning within them would be tried.
+    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|[()]', text):
         depth += (match[0] == "(") - (match[0] == ")")
         if depth > MAX_DEPTH:
             line = text.count("\n", 0, match.start()) + 1

@@ -141,6 +141,14 @@ def test_long_rules_are_read_in_time() -> None:
     assert time.thread_time() - began < 2
 
 
+@pytest.mark.parametrize("beginning", ['"\\', "[", "[\\"])
+def test_gbnf_that_does_not_end_is_read_once(beginning: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(ConstraintError):
+        grammar_of(Grammar("root ::= " + beginning * 30_000))
+    assert time.thread_time() - began < 2
+
+
 def test_structural_tags() -> None:
     grammar = compiled(StructuralTags(TAGS))
     for text in ("", "hello", "a <f", 'x <f=add>12</f> and <f=none>{"a": 1}</f><g>null bye', "<g>null"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -168,6 +169,13 @@ def test_a_place_is_read_once_however_references_spell_it() -> None:
 def test_a_format_that_is_no_text(value: object) -> None:
     with pytest.raises(ConstraintError, match="/format: this is not supported"):
         grammar_of(JsonSchema(json.dumps({"format": value})))
+
+
+def test_strings_that_do_not_end_are_read_once() -> None:
+    began = time.thread_time()
+    with pytest.raises(ConstraintError, match="is not JSON"):
+        grammar_of(JsonSchema('"\\' * 100_000))
+    assert time.thread_time() - began < 1
 
 
 def test_white_space() -> None:
