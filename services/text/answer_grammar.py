@@ -71,3 +71,5 @@ def _grammar_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> str
         return make(calls.tools, required=calls.required, single=calls.single, marker=marker)
     except ConstraintError as error:
         raise ConstraintError(f"tool_calls.{error.field}" if error.field else "tool_calls", error.problem) from None
+    except RecursionError:
+        raise ConstraintError("tool_calls", "parameters of a tool nest too deep: simplify them") from None

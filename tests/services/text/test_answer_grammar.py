@@ -45,6 +45,14 @@ def test_calls_in_channels_may_follow_reasoning_that_the_prompt_began() -> None:
     assert compiled(AnswerForm(CALLS, True, "harmony", tool_calls="harmony")).accepts(call)
 
 
+def test_parameters_nested_too_deep_are_refused() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"items": deep}
+    with pytest.raises(ConstraintError, match="nest too deep"):
+        answer_grammar(AnswerForm(ToolCalls((ToolSpec("f", deep),), True), tool_calls="hermes"), checker().marker)
+
+
 @pytest.mark.parametrize(
     ("form", "field"),
     [
