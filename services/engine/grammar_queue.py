@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from engine_core.errors import InvalidRequestError, RequestError
+from engine_core.errors import ExecutorError, InvalidRequestError, RequestError
 from engine_core.request import Request
 from services.common.process.run import DaemonThreadPool
 from services.ring.errors import Code, Reason, Refused, Status
@@ -183,7 +183,9 @@ class GrammarQueue:
             return error
         except Refused as refused:
             return refused.status
-        except Exception as error:  # of any kind: without an outcome, the request would wait forever
+        except ExecutorError as error:  # the engine has failed; another one may compute the request
+            return Status(Code.UNAVAILABLE, str(error), self._retry_after_ms())
+        except BaseException as error:  # of any kind, panics too: without an outcome, the request would wait forever
             log.exception("a grammar cannot be compiled")
             return Status(Code.INTERNAL, f"the grammar cannot be compiled: {type(error).__name__}")
         return grammar

@@ -55,7 +55,8 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
             raise ConstraintError("tool_calls", problem)
         grammar = _grammar_of_calls(form, form.constraint, marker)
         if calls.grammar_has_reasoning:
-            return grammar
+            inside = form.begins_in_reasoning
+            return after_reasoning(grammar, None, calls.reasoning_end, True, marker) if inside else grammar
     else:
         grammar = grammar_of(form.constraint, marker)
     if not form.after_reasoning:
@@ -70,3 +71,5 @@ def _grammar_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> str
         return make(calls.tools, required=calls.required, single=calls.single, marker=marker)
     except ConstraintError as error:
         raise ConstraintError(f"tool_calls.{error.field}" if error.field else "tool_calls", error.problem) from None
+    except RecursionError:
+        raise ConstraintError("tool_calls", "parameters of a tool nest too deep: simplify them") from None

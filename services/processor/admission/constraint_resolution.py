@@ -20,6 +20,8 @@ from services.text.answer_grammar import answer_grammar
 from services.text.grammar.constraints import ConstraintError
 from services.text.parsing.formats import NONE
 
+MAX_BYTES = 1 << 20
+"""Of a constraint on the way to an engine, which refuses larger ones: of all tools that may be called, together."""
 _TOOL_FIELD = re.compile(r"tool_calls\.tools\[(?P<index>\d+)\]\.(?P<rest>.*)")
 """Of an error about one tool."""
 
@@ -56,6 +58,9 @@ def resolve_constraint(
     if admitted.after_reasoning and not has_reasoning:
         problem = "set, but output.parse.reasoning names no format: expected one, or false"
         raise refuse("constraint.after_reasoning", problem)
+    if (size := admitted.ByteSize()) > MAX_BYTES:
+        problem = f"has {size} bytes with the parameters of all tools: expected at most {MAX_BYTES}"
+        raise refuse("constraint" if chat is None else "chat.tools", problem)
     try:
         form = read_answer_form(admitted, parse or part_pb2.ParseParams())
         served_model.grammars.check(answer_grammar(form, served_model.grammars.checker.marker))

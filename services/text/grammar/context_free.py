@@ -248,23 +248,34 @@ class _Reader:
     def _check_ends(self) -> None:
         """Every rule must be able to end."""
         known = {name for name in self._rules if not name.startswith("%")}
-        users: defaultdict[str, set[str]] = defaultdict(set)
+        users: defaultdict[str | int, list[str | int]] = defaultdict(list)
+        """By a name or the number of a part of a rule: the names and numbers of what needs it."""
+        left: dict[str | int, int] = {}
+        """How many of what each needs must still be found to end."""
+
+        def enter(key: str | int, needs: _Needs) -> None:
+            parts = [needs] if isinstance(needs, str) else needs
+            left[key] = 1 if isinstance(needs, list) else len(parts)
+            for part in parts:
+                if isinstance(part, str):
+                    users[part].append(key)
+                else:
+                    number = len(left)
+                    users[number].append(key)
+                    enter(number, part)
+
         for name in known:
-            for used, _ in self._rules[name].uses:
-                users[used].add(name)
-        ends: set[str] = set()
-
-        def fulfilled(needs: _Needs) -> bool:
-            if isinstance(needs, str):
-                return needs in ends or needs not in known
-            return all(map(fulfilled, needs)) if isinstance(needs, tuple) else any(map(fulfilled, needs))
-
-        waiting = list(known)
-        while waiting:
-            name = waiting.pop()
-            if name not in ends and fulfilled(self._rules[name].needs):
-                ends.add(name)
-                waiting += users[name]
+            enter(name, self._rules[name].needs)
+        waiting = [key for key, count in left.items() if not count]
+        waiting += [key for key in users if key not in left]  # terminals of llguidance, for which it answers
+        ends: set[str | int] = set()
+        while waiting:  # each need is looked at once, as there may be many
+            key = waiting.pop()
+            ends.add(key)
+            for user in users[key]:
+                left[user] -= 1
+                if not left[user]:
+                    waiting.append(user)
         if endless := sorted(known - ends):
             raise ConstraintError(FIELD, f"rule {endless[0]} can never end: each of its alternatives demands it again")
 
@@ -275,7 +286,8 @@ def _from_gbnf(text: str) -> str:
     if not re.search(r"(?m)^[ \t]*root\s*::=", text):
         raise ConstraintError(FIELD, "has no rule named start (Lark, 'start: …') or root (GBNF, 'root ::= …')")
     depth = 0
-    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"|\[(?:[^\]\\\n]|\\.)*+\]|[()]', text):
+    # Strings and classes may lack their end, or each beginning within them would be tried.
+    for match in re.finditer(r'#[^\n]*|"(?:[^"\\\n]|\\.)*+"?|\[(?:[^\]\\\n]|\\.)*+\]?|[()]', text):
         depth += (match[0] == "(") - (match[0] == ")")
         if depth > MAX_DEPTH:
             line = text.count("\n", 0, match.start()) + 1

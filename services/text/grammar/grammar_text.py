@@ -20,7 +20,7 @@ from services.text.grammar.constraints import (
 )
 from services.text.grammar.context_free import checked_grammar
 from services.text.grammar.json_schema import any_object, checked_schema
-from services.text.grammar.lark import literal, until
+from services.text.grammar.lark import leading_terminal, literal, until
 from services.text.grammar.regex import RegexError, whole_match
 from services.text.grammar.structural_tags import tags_grammar
 
@@ -58,8 +58,8 @@ def after_reasoning(grammar: str, opening: str | None, closing: str, begins_insi
     if close.startswith("<"):  # no text contains a special token
         rules, reasoning = [], f"/(?s:.*)/ {close}"
     else:
-        first, _, rest = close.partition(" <")
-        rules, reasoning = [f"reasoning[lazy]: {until(first)}"], "reasoning" + (f" <{rest}" if rest else "")
+        first, rest = leading_terminal(close)
+        rules, reasoning = [f"reasoning[lazy]: {until(first)}"], f"reasoning{rest}"
     reasoning += r" /\n{0,2}/"  # models are used to them
     if not begins_inside:
         reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"

@@ -122,10 +122,10 @@ def _pattern(value: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    if value not in FORMATS:
+    if not isinstance(value, str) or value not in FORMATS:
         what = shown(value) if isinstance(value, str) else "this"
         raise KeywordError(f"{what} is not supported: expected one of {', '.join(FORMATS)}")
-    return str(value)
+    return value
 
 
 def _required(value: Any) -> list[str]:

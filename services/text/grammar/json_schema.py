@@ -89,7 +89,7 @@ class _Rewriter:
         while self._queue:  # not recursively: references may form long chains
             reference = self._queue.pop()
             path = tuple(reference[2:].split("/")) if len(reference) > 1 else ()
-            target = self._target(reference, path)
+            _, target = self._target(reference, path)
             self._definitions[self._names[reference]] = self._schema(target, path)
         if problem := check_combinations(self._definitions):
             raise ConstraintError(self._field, problem)
@@ -113,24 +113,25 @@ class _Rewriter:
             self._refuse(path, f"{shown(reference)} is not supported: expected # or #/…, a place in this schema")
         if reference == "#/":
             reference = "#"
+        reference, _ = self._target(reference, path)
         if reference not in self._names:
             self._names[reference] = f"d{len(self._names)}"
             self._queue.append(reference)
-            if reference != "#":
-                self._target(reference, path)
         return self._names[reference]
 
-    def _target(self, reference: str, path: tuple[str, ...]) -> Any:
-        found = self._root
+    def _target(self, reference: str, path: tuple[str, ...]) -> tuple[str, Any]:
+        """``reference`` as every spelling of it is written here, so that its place is read once; and what is there."""
+        found, place = self._root, "#"
         for token in reference[2:].split("/") if len(reference) > 1 else ():
             key = unquote(token).replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and key in found:
                 found = found[key]
             elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 7 and int(key) < len(found):
-                found = found[int(key)]
+                found, key = found[int(key)], str(int(key))
             else:
                 self._refuse(path, f"there is no {shown(reference)} in this schema")
-        return found
+            place += "/" + key.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+        return place, found
 
     def _schema(self, schema: Any, path: tuple[str, ...]) -> Schema:
         self._schemas += 1
@@ -255,15 +256,16 @@ class _Rewriter:
     def _check_object(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
         """What llguidance cannot count."""
         required = simple.get("required", [])
+        if len(required) > MAX_PROPERTIES:
+            self._refuse((*path, "required"), f"has {len(required)} names: expected at most {MAX_PROPERTIES}")
+        demanded = set(required)
         properties = simple.get("properties", {})
-        optional = [name for name, schema in properties.items() if name not in set(required) and schema is not False]
+        optional = [name for name, schema in properties.items() if name not in demanded and schema is not False]
         if len(optional) > MAX_OPTIONAL_PROPERTIES:
             self._refuse(
                 (*path, "properties"),
                 f"has {len(optional)} optional properties: expected at most {MAX_OPTIONAL_PROPERTIES}",
             )
-        if len(required) > MAX_PROPERTIES:
-            self._refuse((*path, "required"), f"has {len(required)} names: expected at most {MAX_PROPERTIES}")
         low = max(0, simple.get("minProperties", 0) - len(required))
         high = simple.get("maxProperties")
         if high is not None:

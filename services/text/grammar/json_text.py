@@ -12,7 +12,8 @@ from services.text.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 MAX_DEPTH = 100
 """Arrays and objects within others; llguidance reads up to 128."""
 
-_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+# A string that does not end reaches to the end, or each quote in it would be tried as the beginning of one.
+_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def read_json(text: str, field: str) -> Any:

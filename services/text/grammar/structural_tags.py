@@ -13,7 +13,7 @@ from services.text.grammar.constraints import (
     StructuralTags,
 )
 from services.text.grammar.json_schema import any_object, checked_schema
-from services.text.grammar.lark import FREE_TEXT, until
+from services.text.grammar.lark import FREE_TEXT, leading_terminal, until
 
 
 def tags_grammar(constraint: StructuralTags, marker: Callable[[str], str]) -> str:
@@ -36,14 +36,13 @@ def tags_grammar(constraint: StructuralTags, marker: Callable[[str], str]) -> st
     opened, reached = [], []
     for number, (trigger, alternatives) in enumerate(bodies.items()):
         rules.append(f"body_{number}: " + "\n | ".join(alternatives))
-        first, _, special = marker(trigger).partition(" <")
-        special = f" <{special}" if special else ""
-        opened.append(f"{first}{special} body_{number}")
+        first, others = leading_terminal(marker(trigger))
+        opened.append(f"{first}{others} body_{number}")
         if first.startswith("<"):  # a special token, which no text contains
-            reached.append(f"TEXT {first}{special} body_{number}")
+            reached.append(f"TEXT {first}{others} body_{number}")
         else:
             rules.append(f"trigger_{number}[lazy]: {until(first)}")
-            reached.append(f"trigger_{number}{special} body_{number}")
+            reached.append(f"trigger_{number}{others} body_{number}")
     rules += [f"first: {' | '.join(opened)}", f"next: {' | '.join(reached)}", f"TEXT: {FREE_TEXT}"]
     match constraint.required, constraint.single:
         case True, True:

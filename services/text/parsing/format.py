@@ -37,6 +37,8 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     grammar_has_reasoning: bool = False
     """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
+    reasoning_end: str = ""
+    """Then: the markers between reasoning that the prompt has opened and what the grammar covers."""
     call_id: Callable[[bytes, int, int], str] = call_id
     """Makes the id of a call, of seed, choice and number."""
 

@@ -184,5 +184,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     return "\n".join(rules)
 
 
-TOOL_FORMAT = ToolFormat(call_parser, MARKERS, is_in, grammar, grammar_has_reasoning=True)
+TOOL_FORMAT = ToolFormat(
+    call_parser, MARKERS, is_in, grammar, grammar_has_reasoning=True, reasoning_end=_END + _START + "assistant"
+)
 REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence, Set
 
-from services.text.grammar.constraints import ConstraintError
+from services.text.grammar.constraints import MAX_TEXT_BYTES, ConstraintError
 from services.text.grammar.json_schema import checked_schema
 from services.text.grammar.lark import literal
 from services.text.parsing.format import ToolFormat
@@ -21,14 +21,14 @@ from services.text.parsing.tool_grammar import Marker, ToolSpec, object_schema, 
 _START, _END = MARKERS = ("<|python_start|>", "<|python_end|>")
 _SEARCH = search_for(_START)
 _NAME = re.compile(r"[\w.-]+")
+_DEFINITIONS = ("$defs", "definitions")
 _KEYWORDS = frozenset(
     (
         "type",
         "properties",
         "required",
         "additionalProperties",
-        "$defs",
-        "definitions",
+        *_DEFINITIONS,
         "title",
         "description",
         "$schema",
@@ -108,12 +108,17 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     if unknown := sorted(set(schema) - _KEYWORDS):
         raise ConstraintError(field, f"{unknown[0]}: is not supported in the format pythonic")
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    referring = {name for name, value in properties.items() if _refers(value, field)}
+    _refers(list(definitions.values()), field)
+    if (size := len(json.dumps(definitions)) * len(referring)) > MAX_TEXT_BYTES:
+        problem = f"$defs: {size} bytes with a copy for each of {len(referring)} properties, which the format pythonic"
+        raise ConstraintError(field, f"{problem} needs: expected at most {MAX_TEXT_BYTES}")
     rules, count = [], len(properties)
     for number, (name, value) in enumerate(properties.items()):
         if not name.isidentifier():
             raise ConstraintError(field, f"{name!r}: expected a name that Python allows")
-        own = value if isinstance(value, bool) else {**definitions, **value}
+        own = {**value, **definitions} if name in referring else value
         rules.append(f"value_{index}_{number}: %json {checked_schema(json.dumps(own), field=field)}")
         here = f"{literal(name + '=')} value_{index}_{number} more_{index}_{number + 1}"
         skip = name not in required
@@ -122,6 +127,21 @@ def _arguments(tool: ToolSpec, index: int) -> list[str]:
     if missing := sorted(set(required) - set(properties)):
         raise ConstraintError(field, f"required: {missing[0]!r} is no property")
     return [*rules, f"first_{index}_{count}: ", f"more_{index}_{count}: ", f"arguments_{index}: first_{index}_0"]
+
+
+def _refers(schema: object, field: str) -> bool:
+    """Whether anything within a schema has references, which may be to definitions alone: others are not copied."""
+    found, stack = False, [schema]
+    while stack:
+        part = stack.pop()
+        stack += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        reference = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(reference, str):
+            found = True
+            if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
+                problem = f"$ref: {reference[:80]!r} is not supported in the format pythonic: expected #/$defs/…"
+                raise ConstraintError(field, problem)
+    return found
 
 
 TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar)

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from engine_core.errors import InvalidRequestError, RequestError
+from engine_core.errors import ExecutorError, InvalidRequestError, RequestError
 from engine_core.request import Request, SamplingParams
 from services.engine import grammar_queue
 from services.engine.grammar_queue import THREADS, EngineRequest, GrammarQueue
@@ -34,6 +34,10 @@ class Compiler:
             raise InvalidRequestError("grammar", "is bad")
         if "broken" in grammar:
             raise ValueError("no such thing")
+        if "panic" in grammar:
+            raise BaseException("as PyO3 raises panics")
+        if "failed" in grammar:
+            raise ExecutorError("a rank was lost")
         self.compiled.append(grammar)
 
 
@@ -111,6 +115,21 @@ def test_what_cannot_be_compiled_is_refused() -> None:
         assert form.field == "constraint.regex"
         assert isinstance(broken, Status)
         assert broken.code is Code.INTERNAL
+
+    run(scenario)
+
+
+def test_no_failure_leaves_a_request_behind() -> None:
+    async def scenario(world: World) -> None:
+        world.add("panic", "panic")
+        world.add("failed", "failed")
+        await world.until(lambda: len(world.owner.refused) == 2)
+        panic, failed = world.owner.refused["panic"], world.owner.refused["failed"]
+        assert isinstance(panic, Status)
+        assert panic.code is Code.INTERNAL
+        assert isinstance(failed, Status)
+        assert failed.code is Code.UNAVAILABLE  # so that its processor tries another engine
+        assert not len(world.queue)
 
     run(scenario)
 

@@ -37,6 +37,22 @@ def test_calls_may_follow_reasoning_and_have_no_further_arguments() -> None:
     assert not calls.accepts(CALL.replace('"a": 1', '"a": 1, "b": 2'))
 
 
+def test_calls_in_channels_may_follow_reasoning_that_the_prompt_began() -> None:
+    call = "<|channel|>commentary to=functions.f<|message|>" + '{"a": 1}'
+    inside = compiled(AnswerForm(CALLS, True, "harmony", begins_in_reasoning=True, tool_calls="harmony"))
+    assert inside.accepts(f"hm<|end|><|start|>assistant{call}")
+    assert not inside.accepts(call)
+    assert compiled(AnswerForm(CALLS, True, "harmony", tool_calls="harmony")).accepts(call)
+
+
+def test_parameters_nested_too_deep_are_refused() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(5_000):
+        deep = {"items": deep}
+    with pytest.raises(ConstraintError, match="nest too deep"):
+        answer_grammar(AnswerForm(ToolCalls((ToolSpec("f", deep),), True), tool_calls="hermes"), checker().marker)
+
+
 @pytest.mark.parametrize(
     ("form", "field"),
     [

@@ -10,6 +10,7 @@ import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 
+from services.processor.admission import constraint_resolution
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
@@ -145,6 +146,14 @@ def test_it_is_never_ignored() -> None:
     assert status.field == "constraint"
     both = refusal(constraint={"regex": "a"}, sampling={"allowed_token_ids": [5]})
     assert both.field == "sampling.allowed_token_ids"
+
+
+def test_a_constraint_too_large_for_engines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_resolution, "MAX_BYTES", 100)
+    tools = refusal(chat=chat(ADD, SUB, choice={"mode": "MODE_REQUIRED"}))
+    assert tools.message.startswith("chat.tools: has ")
+    assert tools.message.endswith(" bytes with the parameters of all tools: expected at most 100")
+    assert refusal(constraint={"regex": "a" * 100}).message.startswith("constraint: has 1")
 
 
 def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,22 @@ def test_context_free_grammars_that_are_refused(name: str) -> None:
     assert time.thread_time() - began < 2
 
 
+def test_long_rules_are_read_in_time() -> None:
+    rules = [f"b{i}" for i in range(1_500)]
+    long = "a " * 50_000 + " ".join(rules)
+    began = time.thread_time()
+    grammar_of(Grammar(f'start: {long}\na: "x"\n' + "\n".join(f'{rule}: "y"' for rule in rules)))
+    assert time.thread_time() - began < 2
+
+
+@pytest.mark.parametrize("beginning", ['"\\', "[", "[\\"])
+def test_gbnf_that_does_not_end_is_read_once(beginning: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(ConstraintError):
+        grammar_of(Grammar("root ::= " + beginning * 30_000))
+    assert time.thread_time() - began < 2
+
+
 def test_structural_tags() -> None:
     grammar = compiled(StructuralTags(TAGS))
     for text in ("", "hello", "a <f", 'x <f=add>12</f> and <f=none>{"a": 1}</f><g>null bye', "<g>null"):
@@ -149,6 +165,13 @@ def test_structural_tags_that_must_come_first_or_alone() -> None:
     assert [grammar.accepts("hi") for grammar in (required, single, both)] == [False, True, False]
     assert [grammar.accepts(f"hi {tag}") for grammar in (required, single, both)] == [False, True, False]
     assert [grammar.accepts(f"{tag} {tag} hi") for grammar in (required, single, both)] == [True, False, False]
+
+
+def test_tags_may_begin_with_any_text() -> None:
+    for begin in ("call <f>", 'a "\n <f> "'):
+        grammar = compiled(StructuralTags((StructuralTag(begin, None, "</f>"),)))
+        assert grammar.accepts(f"Hi {begin}{{}}</f>, {begin}{{}}</f>")
+        assert not grammar.accepts(f"{begin}none")
 
 
 def test_special_tokens_begin_and_end_tags_as_such() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -154,6 +155,27 @@ def test_text_that_is_no_json_schema(name: str) -> None:
 def test_schemas_that_would_end_the_process_are_refused_before_llguidance_sees_them(name: str) -> None:
     with pytest.raises(ConstraintError, match=r"^json_schema: "):
         grammar_of(JsonSchema(json.dumps(SCHEMAS[name])))
+
+
+def test_a_place_is_read_once_however_references_spell_it() -> None:
+    names = ["a%/~", *("#/$defs/a%25~1~0", "#/%24defs/a%25~1%7e0", "#/$defs/%61%25%7e1~0")]
+    schema = {"$defs": {names[0]: {"enum": ["x" * 9_000, "y"]}}, "anyOf": [{"$ref": name} for name in names[1:]]}
+    grammar = grammar_of(JsonSchema(json.dumps(schema)))
+    assert len(grammar) < 10_000
+    assert Compiled(grammar).accepts('"y"')
+
+
+@pytest.mark.parametrize("value", [[], {}, ["date"], 1, None])
+def test_a_format_that_is_no_text(value: object) -> None:
+    with pytest.raises(ConstraintError, match="/format: this is not supported"):
+        grammar_of(JsonSchema(json.dumps({"format": value})))
+
+
+def test_strings_that_do_not_end_are_read_once() -> None:
+    began = time.thread_time()
+    with pytest.raises(ConstraintError, match="is not JSON"):
+        grammar_of(JsonSchema('"\\' * 100_000))
+    assert time.thread_time() - began < 1
 
 
 def test_white_space() -> None:

@@ -150,6 +150,11 @@ def test_parameters_that_cannot_be_held_to() -> None:
         grammar("pythonic", {"anyOf": [{}]})
     with pytest.raises(ConstraintError, match="expected a name that Python allows"):
         grammar("pythonic", {"properties": {"a-b": {}}})
+    with pytest.raises(ConstraintError, match=r"'#/properties/b' is not supported in the format pythonic"):
+        grammar("pythonic", {"properties": {"a": {"items": {"$ref": "#/properties/b"}}, "b": {}}})
+    many = {f"p{i}": {"$ref": "#/$defs/d"} for i in range(250)}
+    with pytest.raises(ConstraintError, match="bytes with a copy for each of 250 properties"):
+        grammar("pythonic", {"properties": many, "$defs": {"d": {"const": "x" * 9999}}})
     for name in TOOL_FORMATS:
         for parameters in ({"properties": {"a": 5}}, {"properties": []}, {"required": "a"}, {"pattern": 1}):
             with pytest.raises(ConstraintError) as refused:
