@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import InvalidRequestError
-from engine_core.structured_output.matcher import Matcher
+from engine_core.structured_output.matcher import Matcher, Pace
 from engine_core.structured_output.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class _Compiled:
     """At the grammar's beginning. Its copies share its lexer."""
     seconds: float = 0.0
     """Of slow masks (``KEPT_SECONDS``)."""
+    pace: Pace = field(default_factory=Pace)
 
 
 class GrammarCompiler:
@@ -81,9 +82,11 @@ class GrammarCompiler:
     def compile(self, grammar: str) -> None:
         """Compile ``grammar``, unless that was done, or is done by another thread, which is waited for.
 
-        Raises ``InvalidRequestError``.
+        Raises ``InvalidRequestError``, also for a grammar that has proved too slow.
         """
-        self._template(grammar)
+        pace = self._template(grammar).pace
+        if pace.is_too_slow:
+            raise InvalidRequestError("grammar", pace.problem)
 
     def matcher(self, grammar: str) -> Matcher:
         """A matcher at the beginning of ``grammar``, which is compiled if need be; raises as ``compile`` does.
@@ -91,12 +94,16 @@ class GrammarCompiler:
         Matchers of a grammar share its lexer, and the states that any of them has reached: see ``lexer_is_full``.
         """
         compiled = self._template(grammar)
-        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, partial(self._observe, compiled))
+        observe = partial(self._observe, compiled)
+        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe, compiled.pace)
 
     def fresh_matcher(self, grammar: str) -> Matcher:
         """As ``matcher``, with a new lexer, which later matchers share."""
         with self._lock:
-            self._drop(self._compiled.get(_digest(grammar.encode(errors="replace"))))
+            old = self._compiled.get(_digest(grammar.encode(errors="replace")))
+            self._drop(old)
+        if old is not None:
+            self._template(grammar).pace = old.pace
         return self.matcher(grammar)
 
     def _template(self, grammar: str) -> _Compiled:

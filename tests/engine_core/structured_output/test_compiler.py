@@ -103,3 +103,16 @@ def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
         assert "verbose" not in str(caught.value)
     assert not compiler.has(grammar)
     assert compiler._kept_bytes == 0
+
+
+def test_a_grammar_that_has_proved_too_slow_is_refused() -> None:
+    own = new_compiler()
+    own.compile(PERSON)
+    matcher = own.matcher(PERSON)
+    matcher._pace.seconds = 60.0
+    with pytest.raises(InvalidRequestError, match="ms per token"):
+        own.compile(PERSON)
+    own.fresh_matcher(PERSON)
+    with pytest.raises(InvalidRequestError, match="ms per token"):
+        own.compile(PERSON)
+    own.compile('start: "a"')

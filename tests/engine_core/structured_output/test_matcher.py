@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from engine_core.structured_output import compiler as module
-from engine_core.structured_output.matcher import ALL, Bits, Matcher
+from engine_core.structured_output.matcher import ALL, FREE_SECONDS, SECONDS_PER_TOKEN, Bits, Matcher, Pace
 from tests.engine_core.structured_output.grammars import (
     ANSWER,
     EOS,
@@ -113,3 +113,33 @@ def test_failures(
     assert matcher.forced(5) == []
     matcher.advance(ids)
     assert matcher.num_tokens == 2 * len(ids)
+
+
+def test_a_grammar_that_takes_too_long_ends_all_its_sequences_and_no_others() -> None:
+    pace, grammar = Pace(), 'start: "a"*'
+    [token] = ids_of("a")
+    slow = [Matcher(llguidance_matcher(grammar), frozenset([EOS]), pace=pace) for _ in range(2)]
+    other = compiler().matcher(grammar)
+    for matcher in (*slow, other):
+        matcher.advance([token] * 40)
+        assert matcher.failed_at is None
+    pace.seconds = FREE_SECONDS + 2 * SECONDS_PER_TOKEN * pace.tokens
+    for matcher in slow:
+        matcher.advance([token])
+        assert (matcher.failed_at, matcher.problem) == (41, pace.problem)
+    assert "ms per token" in pace.problem
+    other.advance([token])
+    assert other.failed_at is None
+
+
+def test_a_replay_ends_where_the_grammar_has_become_too_slow() -> None:
+    matcher = Matcher(llguidance_matcher('start: "a"*'), frozenset([EOS]), pace=(pace := Pace()))
+    pace.seconds = 10 * FREE_SECONDS
+    matcher.advance(ids_of("a") * 1_000)
+    assert matcher.failed_at is not None
+    assert matcher.failed_at < 20
+    assert matcher.num_tokens == 1_000
+
+
+def llguidance_matcher(grammar: str) -> LLMatcher:
+    return LLMatcher(compiler()._tokenizer, grammar, log_level=0)
