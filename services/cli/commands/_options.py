@@ -38,6 +38,8 @@ _CONNECTION_FLAGS = {
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTION_NAMES = frozenset(ringline.Options.__annotations__)
+_PARSE_FIELDS = {"tool_call_format": "tool_calls", "reasoning_format": "reasoning"}
+"""The fields of ``parse`` that flags set."""
 PATIENCE = 3.0
 """Seconds for which a command looks for a server again after it has lost one."""
 _CONNECTION_OPTIONS = (
@@ -65,6 +67,7 @@ _CONNECTION_OPTIONS = (
 SECTIONS = {
     "Form of the answer": ("json_schema", "json_object", "regex", "choice", "grammar", "any_whitespace"),
     "Tools": ("tools", "tool_choice"),
+    "Parts of the answer": ("tool_call_format", "reasoning_format"),
     "Sampling": (
         "top_k",
         "min_p",
@@ -194,6 +197,16 @@ _GENERATION_OPTIONS = (
         default=None,
         help="Add the tokenizer's special tokens, such as bos, to the prompt. Default: yes for text, no for a chat.",
     ),
+    click.option(
+        "--tool-call-format",
+        metavar="NAME",
+        help="How the model writes calls of tools, such as hermes. Default: as its chat template does.",
+    ),
+    click.option(
+        "--reasoning-format",
+        metavar="NAME",
+        help="How the model writes its reasoning: think, harmony or none. Default: as its chat template does.",
+    ),
     click.option("--priority", type=int, help="Requests with a lower number run first. Default: 0."),
     click.option("--cache-salt", help="Share cached prompt prefixes only with requests that have the same salt."),
     click.option("--timeout", type=float, help="Seconds after which the request ends, finished or not."),
@@ -223,6 +236,9 @@ def to_options(values: dict[str, Any]) -> ringline.Options:
     given = {name: value for name, value in values.items() if value is not None and value != ()}
     if "logit_bias" in given:
         given["logit_bias"] = dict(given["logit_bias"])
+    formats = {field: given.pop(name) for name, field in _PARSE_FIELDS.items() if name in given}
+    if formats:
+        given["parse"] = formats
     assert given.keys() <= _OPTION_NAMES
     return cast("ringline.Options", given)
 
@@ -256,6 +272,9 @@ def _as_flag(error: ringline.InvalidRequest | TypeError) -> str | None:
     name, problem = path.rpartition(".")[2], str(error).removeprefix(path)
     if path in _CONNECTION_FLAGS:
         return f"{_CONNECTION_FLAGS[path]}{problem}"
+    if path.startswith("output.parse."):
+        name = next((flag for flag, parsed in _PARSE_FIELDS.items() if parsed == name), "")
+        return f"--{name.replace('_', '-')}{problem}" if name else None
     return f"--{name.replace('_', '-')}{problem}" if name in _OPTION_NAMES else None
 
 

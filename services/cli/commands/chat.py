@@ -64,7 +64,7 @@ def chat(address: str, connection: Connection, system: str | None, **flags: Any)
             )
         options = to_options(flags)
         if "parse" in model.capabilities:
-            options["parse"] = True
+            options.setdefault("parse", True)
         asks = _ask_for_result if sys.stdin.isatty() else _read_result
         conversation = Conversation(client, address, connection, system, options, asks)
         if sys.stdin.isatty():

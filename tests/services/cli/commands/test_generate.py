@@ -293,11 +293,13 @@ async def test_the_parts_of_an_answer(scripted_processor, tmp_path):
     scripted_processor.plays(
         play(first, delta(0, [1], "…", parts=[thought]), delta(1, [2], "…", parts=[said, calls[0]]), last)
     )
-    flags = ["--chat", "--tools", str(tmp_path / "tools"), "--tool-choice", "required"]
-    result = await run(scripted_processor, "1+1?", *flags)
+    flags = ["--chat", "--tools", str(tmp_path / "tools"), "--tool-choice", "required", "--tool-call-format", "hermes"]
+    result = await run(scripted_processor, "1+1?", *flags, "--reasoning-format", "think")
     assert (result.stdout, result.stderr) == ('So: \nadd({"a": 1})\nnow({})\n', "Hm\n")
     sent = scripted_processor.service.requests[0].chat
     assert (sent.tools[0].name, sent.tool_choice.mode) == ("add", pb.ToolChoice.MODE_REQUIRED)
+    parse = scripted_processor.service.requests[0].output.parse
+    assert (parse.tool_calls, parse.reasoning) == ("hermes", "think")
 
     document = json.loads((await run(scripted_processor, "1+1?", *flags, "--json")).stdout)
     assert (document["content"], document["reasoning"]) == ("So: ", "Hm")
