@@ -72,9 +72,9 @@ SUITES = (
     Suite(
         name="grammars",
         what="JSON Schemas by the thousand, beside jsonschema",
-        arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar"),
-        minutes=6,
-        inputs=(*_PRODUCT, "tests/services/text/grammar", ":(glob)tests/*.py"),
+        arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar", "tests/engine_core/structured_output"),
+        minutes=8,
+        inputs=(*_PRODUCT, "tests/services/text/grammar", "tests/engine_core/structured_output", ":(glob)tests/*.py"),
         figures=_TESTS,
     ),
     Suite(
