@@ -23,6 +23,7 @@ from benchmarks.shapes import find_model, model_options
 from benchmarks.work import Work
 from benchmarks.worker import Worker
 
+_PROMPT = 32
 LEAST_RATIO = 0.97
 """Wanted: constrained tokens per second, as a part of unconstrained ones."""
 
@@ -51,7 +52,7 @@ def compare(workers: dict[str, Worker], streams: int, output: int, rounds: int, 
 
     def speed(worker: Worker, schema: str) -> Callable[[int], float]:
         def one_round(_: int) -> float:
-            work = Work(streams, 128, output, seed=next(seeds), json_schema=schema)
+            work = Work(streams, _PROMPT, output, seed=next(seeds), json_schema=schema)
             return streams * output / worker.run(work).seconds
 
         return one_round
@@ -88,8 +89,10 @@ def main() -> None:
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = {spec.name: stack.enter_context(Worker(spec, logs)) for spec in specs}
-        rows = [compare(workers, streams, arguments.output, arguments.rounds, seeds) for streams in arguments.streams]
-    print_table(rows)
+        rows = []
+        for streams in arguments.streams:
+            rows.append(compare(workers, streams, arguments.output, arguments.rounds, seeds))
+            print_table(rows[-1:])
     emit(arguments, "structured", rows)
 
 
