@@ -103,7 +103,7 @@ def test_every_answer_that_ends_fits_its_schema(model: Path, options: dict[str, 
             wrong.append(f"{choice.text} {json.dumps(schema)}")
     print(f"{finished} of {SCHEMAS} answers ended; {len(wrong)} do not fit")
     assert not wrong, "\n".join(wrong)
-    assert finished >= LEAST_FINISHED * SCHEMAS
+    assert finished >= LEAST_FINISHED * SCHEMAS or model != MODEL  # how long another one rambles is not known
 
 
 @pytest.mark.parametrize(("model", "options", "bias"), MODELS)
