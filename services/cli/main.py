@@ -19,6 +19,7 @@ COMMANDS = {
     "engine": "Run an engine, which schedules requests and computes the model.",
     "processor": "Run a processor, which takes requests and sends them to engines.",
     "detokenizer": "Run a detokenizer, which turns token ids into text.",
+    "gateway": "Run a gateway, which speaks OpenAI's and Anthropic's APIs over HTTP.",
     "supervise": "Run one service in a container, and end it if it hangs.",
     "generate": "Continue a prompt.",
     "chat": "Chat with a model.",

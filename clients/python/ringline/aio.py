@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -71,6 +72,19 @@ class AsyncClient:
         self._closing: set[asyncio.Future[None]] = set()
         self._session = self.session()
         self._closed = False
+        self._parent: AsyncClient | None = None
+        """Whose connections are used; None: its own."""
+
+    def with_metadata(self, metadata: Mapping[str, str]) -> AsyncClient:
+        """A client on the same connections, with further metadata on its calls, such as another caller's token.
+
+        Closing it ends its requests and its stream, and leaves the connections open.
+        """
+        child = copy.copy(self)
+        child._metadata = self._metadata.extended(metadata)
+        child._parent = self._parent or self
+        child._session = child.session()
+        return child
 
     def session(self) -> Session:
         """A Session separate from the client's own, with its own stream and flow control."""
@@ -129,7 +143,7 @@ class AsyncClient:
         """End every running request and close the connections."""
         self._closed = True
         await self._session.close()
-        if self._connected is not None:
+        if self._connected is not None and self._parent is None:
             self._connected.closed = True
             for connection in self._connected.connections():
                 await connection.channel.close()
@@ -173,6 +187,8 @@ class AsyncClient:
             await asyncio.sleep(retry_state.delay(error, any_available=pool.any_available))
 
     def _pool(self) -> ServerPool[_Connection]:
+        if self._parent is not None and not self._closed:
+            return self._parent._pool()
         if self._connected is None and self._closed:
             raise Cancelled("the client is closed")
         if self._connected is None:  # created late, because connections belong to the running event loop

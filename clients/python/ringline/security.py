@@ -82,6 +82,12 @@ class CallMetadata:
         self._pairs = metadata_pairs(metadata)
         self._token = token
 
+    def extended(self, metadata: Mapping[str, str]) -> CallMetadata:
+        """The same with further pairs."""
+        other = CallMetadata(metadata, self._token)
+        other._pairs = (*self._pairs, *other._pairs)
+        return other
+
     def __call__(self) -> tuple[tuple[str, str], ...]:
         """The metadata of the next call."""
         if self._token is None:

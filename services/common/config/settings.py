@@ -15,6 +15,7 @@ from typing import ClassVar
 from services.common.config.addresses import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
+    GATEWAY_PORT,
     MAX_SOCKET_PATH_BYTES,
     PROCESSOR_PORT,
     check_addresses,
@@ -179,7 +180,7 @@ class ServiceSettings:
     """The settings that every service has."""
 
     service: ClassVar[str]
-    """processor, engine or detokenizer."""
+    """processor, engine, detokenizer or gateway."""
 
     server: ServerSettings
     telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
@@ -265,6 +266,11 @@ class ProcessorSettings(ServiceSettings):
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     auth: ClientAuthSettings = field(default_factory=ClientAuthSettings)
     readers: ReaderSettings = field(default_factory=ReaderSettings)
+    vllm_engine_api: bool = option(
+        False,
+        "Answer vllm.grpc.engine.VllmEngine, too, as which the Shepherd Model Gateway and others drive vLLM's "
+        "engine. Needs ringline-server[smg].",
+    )
     max_live_requests: int = option(
         4096, "Most unfinished requests of one session; more are refused with RESOURCE_EXHAUSTED.", minimum=1
     )
@@ -373,6 +379,36 @@ class EngineServiceSettings(ServiceSettings):
                 self.tls.tls_ca_file,
                 "--tls-cert-file to be given, too: an engine only accepts connections",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings(ServiceSettings):
+    """The gateway."""
+
+    service: ClassVar[str] = "gateway"
+
+    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=GATEWAY_PORT))
+    processors: tuple[str, ...] = option(
+        (f"127.0.0.1:{PROCESSOR_PORT}",),
+        "Addresses of the processors, separated by commas: host:port or unix:path. If a host is a name, each of its "
+        "addresses is a processor.",
+    )
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "Origins whose pages may call the gateway from a browser, such as https://app.example.com; * for every "
+        "origin. Default: only the gateway's own chat page.",
+    )
+    tenant_header: str = option(
+        "x-ringline-tenant",
+        "HTTP header in which a proxy names the tenant; it goes on to processors, which ignore it if clients "
+        "authenticate by tokens.",
+    )
+
+    def __post_init__(self) -> None:
+        check_section(self)
+        check_addresses("processors", self.processors)
+        check_listening(self.tls, self.server.host, self.server.uds, {}, internal=False)
+        check_dialling(self.tls, self.peers.service_token_file, hosts_of(self.processors))
 
 
 def _check_internal(settings: ServiceSettings) -> None:

@@ -1203,10 +1203,13 @@ class DetokenizeRequest(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    PIECES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Default: the model that is served."""
     skip_special_tokens: builtins.bool
     """Leave special tokens out. Default: true."""
+    pieces: builtins.bool
+    """Report the bytes of each token, too. A model that can has the capability pieces. Default: false."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Each below the vocabulary's size."""
@@ -1217,9 +1220,10 @@ class DetokenizeRequest(google.protobuf.message.Message):
         model: builtins.str = ...,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         skip_special_tokens: builtins.bool | None = ...,
+        pieces: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "skip_special_tokens", b"skip_special_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "model", b"model", "pieces", b"pieces", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]) -> typing.Literal["skip_special_tokens"] | None: ...
 
 global___DetokenizeRequest = DetokenizeRequest
@@ -1231,14 +1235,22 @@ class DetokenizeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: builtins.int
+    PIECES_FIELD_NUMBER: builtins.int
     text: builtins.str
     """Decoded as a whole."""
+    @property
+    def pieces(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """If asked for: the bytes that each token has within a text, in order, whatever skip_special_tokens says. They may
+        be a part of a character.
+        """
+
     def __init__(
         self,
         *,
         text: builtins.str = ...,
+        pieces: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pieces", b"pieces", "text", b"text"]) -> None: ...
 
 global___DetokenizeResponse = DetokenizeResponse
 

@@ -1,0 +1,10 @@
+"""The gateway: HTTP in front of processors. OpenAI's and Anthropic's APIs, a chat page, gRPC-Web and Connect.
+
+It holds no state of a request beyond its answer, and no secrets: a caller's token goes on to a processor, which
+decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat``.
+
+    http       one HTTP server: connections, bodies, events, errors
+    callers    a session with the processors for each caller
+    openai     OpenAI's endpoints
+    page       the chat page
+"""

@@ -1,0 +1,10 @@
+"""Every endpoint of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.gateway.http.call import Endpoint
+from services.gateway.openai import models
+
+ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS,)
