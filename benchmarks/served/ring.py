@@ -54,7 +54,7 @@ def serve(
     """
     address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
-    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics", "--no-http"]
     begun = time.monotonic()
     with running(command, log, environment) as process:
         seconds = _first_token(address, process, begun, log)
