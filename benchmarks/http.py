@@ -3,7 +3,7 @@
     python -m benchmarks.http --peers /tmp/peers
     python -m benchmarks.http --peers /tmp/peers --streams 1 64 --rounds 5
 
-Every client shares the machine with the server. The CPU time per token is that of a service's process, requests included.
+Every client shares the machine with the server. A service's CPU time per token includes that of requests.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ def compare(loads: Mapping[str, Load], streams: int, prompt: int, output: int, r
     taken = interleave(rounds, {name: lambda _, load=load: load(traffic) for name, load in loads.items()})
     rows = []
     for name, measured in taken.items():
-        figures = row(name, streams, measured)
-        for service in measured[0].get("cpu", ()):
-            figures[f"{service} µs/token"] = Figure.of(one["cpu"][service] for one in measured).median
-        rows.append(figures)
+        cpu = {
+            f"{service} µs/token": Figure.of(one["cpu"][service] for one in measured).median
+            for service in measured[0].get("cpu", ())
+        }
+        rows.append({**row(name, streams, measured), **cpu})
     speeds = {name: [one["output_tokens_per_second"] for one in measured] for name, measured in taken.items()}
     ratios: Row = {"streams": streams}
     for name in (NATIVE, THEIRS):
         if name in speeds and HTTP in speeds:
             found = ratio(speeds[HTTP], speeds[name])
-            ratios |= {f"HTTP / {name}": found.median, "low": found.lowest, "high": found.highest}
+            ratios |= {f"HTTP / {name}": found.median, f"{name}, low": found.lowest, f"{name}, high": found.highest}
     return rows, ratios
 
 
@@ -94,7 +95,7 @@ def main() -> None:
         place = stack.enter_context(ring.serve(model, flags, logs))
         loads: dict[str, Load] = {
             NATIVE: _with_cpu(place, lambda traffic: ring.load(place, traffic)),
-            HTTP: _with_cpu(place, lambda traffic: ring.load_http(place, interpreter, traffic)),
+            HTTP: _with_cpu(place, lambda traffic: ring.load_http(place, interpreter, model.name, traffic)),
         }
         if not arguments.alone:
             other = stack.enter_context(served_peers.serve(interpreter, model, peers.vllm_environment, logs))

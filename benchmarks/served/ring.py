@@ -92,11 +92,11 @@ def load(ring: Ring, traffic: Traffic, *, engine: bool = False) -> dict[str, Any
     return run_client(sys.executable, "ring-engine", ring.engine, "", traffic)
 
 
-def load_http(ring: Ring, interpreter: str, traffic: Traffic) -> dict[str, Any]:
+def load_http(ring: Ring, interpreter: str, model: str, traffic: Traffic) -> dict[str, Any]:
     """The measurement of a client that speaks HTTP to the gateway; ``interpreter`` has aiohttp."""
     if ring.http is None:
         raise ServerError("there is no gateway")
-    return run_client(interpreter, "gateway", ring.http, "", traffic)
+    return run_client(interpreter, "gateway", ring.http, model, traffic)
 
 
 def run_client(interpreter: str, wire: str, address: str, model: str, traffic: Traffic) -> dict[str, Any]:
