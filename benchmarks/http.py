@@ -55,7 +55,7 @@ def compare(loads: Mapping[str, Load], streams: int, prompt: int, output: int, r
     for load in loads.values():  # warm-up: compiles kernels for these batch sizes
         load(Traffic(streams, streams, prompt, 8, warmup=0))
     taken = interleave(rounds, {name: lambda _, load=load: load(traffic) for name, load in loads.items()})
-    rows = []
+    rows: list[Row] = []
     for name, measured in taken.items():
         cpu = {
             f"{service} µs/token": Figure.of(one["cpu"][service] for one in measured).median
@@ -63,7 +63,7 @@ def compare(loads: Mapping[str, Load], streams: int, prompt: int, output: int, r
         }
         rows.append({**row(name, streams, measured), **cpu})
     speeds = {name: [one["output_tokens_per_second"] for one in measured] for name, measured in taken.items()}
-    ratios: Row = {"streams": streams}
+    ratios: dict[str, Any] = {"streams": streams}
     for name in (NATIVE, THEIRS):
         if name in speeds and HTTP in speeds:
             found = ratio(speeds[HTTP], speeds[name])
@@ -100,7 +100,8 @@ def main() -> None:
         if not arguments.alone:
             other = stack.enter_context(served_peers.serve(interpreter, model, peers.vllm_environment, logs))
             loads[THEIRS] = lambda traffic: served_peers.load(other, traffic)
-        rows, ratios = [], []
+        rows: list[Row] = []
+        ratios: list[Row] = []
         for streams in arguments.streams:
             measured, found = compare(loads, streams, arguments.prompt, arguments.output, arguments.rounds)
             print_table(measured, f"{streams} streams")
