@@ -54,7 +54,8 @@ def compare(loads: Mapping[str, Load], streams: int, prompt: int, output: int, r
     traffic = traffic_of(streams, prompt, output)
     for load in loads.values():  # warm-up: compiles kernels for these batch sizes
         load(Traffic(streams, streams, prompt, 8, warmup=0))
-    taken = interleave(rounds, {name: lambda _, load=load: load(traffic) for name, load in loads.items()})
+    calls = {name: lambda _, load=load: load(traffic) for name, load in loads.items()}
+    taken = interleave(rounds, calls)
     rows: list[Row] = []
     for name, measured in taken.items():
         cpu = {
