@@ -20,12 +20,8 @@ class Turns:
 
     def system(self, text: str) -> None:
         """Add a text of the system."""
-        if self.messages and self.messages[0]["role"] != "system":
-            self.user(text)
-        elif len(self.messages) > 1:
-            self.user(text)
-        else:
-            _add_text(self._last("system"), text)
+        leading = not self.messages or self.messages[-1]["role"] == "system"
+        _add_text(self._last("system" if leading else "user"), text)
 
     def user(self, text: str) -> None:
         """Add a text of the user."""
@@ -53,9 +49,9 @@ class Turns:
     def _last(self, role: str) -> Message:
         """The last message if it is of ``role``, else a new one."""
         if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": []})
+            self.messages.append({"role": role, "content": ""})
         return self.messages[-1]
 
 
 def _add_text(message: Message, text: str) -> None:
-    message["content"] = [*(message["content"] or ()), {"type": "text", "text": text}]  # type: ignore[list-item]
+    message["content"] = [*(message["content"] or ()), {"type": "text", "text": text}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 
 import msgspec
@@ -31,13 +32,16 @@ _TYPES = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 
+_TOO_LONG = re.compile(r"(\d+) tokens are too long: expected at most (\d+)")
+"""How a processor refuses a prompt that leaves no room in the context."""
+
 
 def error_body(error: ApiError, request_id: str) -> bytes:
     """The body of a failed request, and the data of an event that says so late."""
     other = "api_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
     message = error.message
-    if error.code == "context_length_exceeded":
-        message = f"prompt is too long: {message}"  # agents compact the conversation where they read this
+    if too_long := _TOO_LONG.search(message):  # agents compact the conversation where they read this
+        message = f"prompt is too long: {too_long[1]} tokens > {too_long[2]} maximum"
     body = {"type": _TYPES.get(error.status, other), "message": message}
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
