@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import models
 
-ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS,)
+ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS, *messages.ENDPOINTS)
