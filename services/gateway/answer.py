@@ -18,6 +18,9 @@ MAX_ID_CHARACTERS = 90
 _QUEUED_EVENTS = 64
 """Of several requests, until they are taken; the others wait in the client library."""
 
+_Queue = asyncio.Queue[tuple[int, Event | None, Exception | None]]
+"""Of events with the index of their ask; of an ask's end, without or with the error that ended it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -42,7 +45,7 @@ class Answer:
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is admitted; else cancels all and raises the RingError of the first that failed."""
+        """The answers once every ask is admitted; else cancels all and raises the error of the first that failed."""
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
@@ -70,18 +73,18 @@ class Answer:
             async for event in self._events[0]:
                 yield 0, event
             return
-        queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(_QUEUED_EVENTS)
+        queue: _Queue = asyncio.Queue(_QUEUED_EVENTS)
         feeding = [asyncio.create_task(_feed(queue, index, events)) for index, events in enumerate(self._events)]
         try:
             left = len(feeding)
             while left:
-                index, event = await queue.get()
-                if event is None:
+                index, news, error = await queue.get()
+                if error is not None:
+                    raise error
+                if news is None:
                     left -= 1
-                elif isinstance(event, Exception):
-                    raise event
                 else:
-                    yield index, event
+                    yield index, news
         finally:
             for task in feeding:
                 task.cancel()
@@ -126,13 +129,11 @@ async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
         raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
 
 
-async def _feed(
-    queue: asyncio.Queue[tuple[int, Event | Exception | None]], index: int, events: AsyncIterator[Event]
-) -> None:
+async def _feed(queue: _Queue, index: int, events: AsyncIterator[Event]) -> None:
     try:
         async for event in events:
-            await queue.put((index, event))
+            await queue.put((index, event, None))
     except Exception as error:  # raised again by whoever reads the queue
-        await queue.put((index, error))
+        await queue.put((index, None, error))
     else:
-        await queue.put((index, None))
+        await queue.put((index, None, None))
