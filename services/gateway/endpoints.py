@@ -8,4 +8,8 @@ from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
 
-ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (
+    *chat.ENDPOINTS,
+    *models.ENDPOINTS,
+    *messages.ENDPOINTS,
+)
