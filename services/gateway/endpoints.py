@@ -6,5 +6,6 @@ from collections.abc import Sequence
 
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import models
+from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS,)
+ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *models.ENDPOINTS)
