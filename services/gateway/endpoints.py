@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import models
 from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *models.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)

@@ -14,6 +14,9 @@ T = TypeVar("T")
 COMMON_OPTIONS = (
     "host",
     "port",
+    "http_port",
+    "http",
+    "processors",
     "engines",
     "detokenizers",
     "model",

@@ -75,7 +75,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
     try:
         stack.ready()
         events = [json.loads(line)["event"] for line in stack.lines()]
-        assert (events.count("serving"), events.count("ready")) == (3, 1)
+        assert (events.count("serving"), events.count("ready")) == (4, 1)
         # Both before torch is loaded, so that a start that takes seconds is seen to happen.
         assert events.index("starting") < events.index("stage started") < events.index("stage")
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
@@ -104,7 +104,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
 
         killed = services["detokenizer"]["pid"]
         os.kill(killed, signal.SIGKILL)
-        stack.until(lambda: len(stack.events("serving")) > 3)
+        stack.until(lambda: len(stack.events("serving")) > 4)
         (death,) = stack.events("died")
         assert (death["child"], death["code"]) == ("detokenizer", -signal.SIGKILL)
         services = stack.serving()
@@ -138,7 +138,7 @@ def check_log_of_a_request(stack, address):
 async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path):
     stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
-        stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
+        stack.until(lambda: any(len(state.services) == 4 for state in running_stacks()))
         (state,) = running_stacks()
         pids = [service.pid for service in state.services.values()]
     finally:
