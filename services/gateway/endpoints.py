@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import models
+from services.gateway.openai import chat, models
 from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
