@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import models
+from services.gateway.openai import chat, models
 
-ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS,)
+ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS)
