@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ class Shown:
 
     client: str
     """With its version."""
-    subjects: dict[str, dict[str, Any]]
+    subjects: dict[str, dict[str, Any]] = field(repr=False)
 
     def __call__(self, subject: str) -> Any:
         """What it showed of a subject; fails as the program did there."""
