@@ -45,7 +45,7 @@ class Answer:
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is admitted; else cancels all and raises the RingError of the first that failed."""
+        """The answers once every ask is admitted; else cancels all and raises the error of the first that failed."""
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
@@ -78,13 +78,13 @@ class Answer:
         try:
             left = len(feeding)
             while left:
-                index, event, error = await queue.get()
+                index, news, error = await queue.get()
                 if error is not None:
                     raise error
-                if event is None:
+                if news is None:
                     left -= 1
                 else:
-                    yield index, event
+                    yield index, news
         finally:
             for task in feeding:
                 task.cancel()

@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import models
+from services.gateway.openai import chat, models
 
-ENDPOINTS: Sequence[Endpoint] = (*models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)

@@ -11,7 +11,7 @@ from ringline import Generation, RingError, ToolCall
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.anthropic.errors import ANTHROPIC, NAMES, error_body
+from services.gateway.anthropic.errors import ANTHROPIC, error_body, name_of
 from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, stop_of, usage_of
 from services.gateway.anthropic.request import CountRequest, MessageRequest, messages_of, options_of, prompt_options
 from services.gateway.http.api_error import api_error_from
@@ -54,7 +54,7 @@ async def _stream(call: Call, answer: Answer, events: MessageEvents) -> AsyncGen
                 if written := events.add(event):
                     yield written
         except RingError as error:
-            yield b"event: error\ndata: %s\n\n" % error_body(api_error_from(error, NAMES), call.request_id)
+            yield b"event: error\ndata: %s\n\n" % error_body(api_error_from(error, name_of), call.request_id)
         else:
             yield events.end(answer.usage)
 
