@@ -57,7 +57,7 @@ class _EndpointApp:
         try:
             return await self._endpoint.handler(Call(body, headers, self._callers.client_of(headers), request_id))
         except RingError as error:
-            raise api_error_from(error, self._endpoint.dialect.names) from None
+            raise api_error_from(error, self._endpoint.dialect.name_of) from None
         except TypeError as error:  # from the client library: a value of a wrong type
             raise invalid(None, str(error)) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -341,7 +341,20 @@ def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> 
     size = model.tokenizer.text_bytes(ids, skip_special_tokens=skip)
     if size > limits.max_text_bytes:
         raise refuse("token_ids", f"their text has {size} bytes: expected at most {limits.max_text_bytes}")
-    return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(ids, skip_special_tokens=skip))
+    pieces = _pieces(ids, model) if request.pieces else None
+    return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(ids, skip_special_tokens=skip), pieces=pieces)
+
+
+def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
+    """The bytes of each token within a text. Raises ``Refused``."""
+    pieces, size = [], 0
+    for token_id in ids:
+        pieces.append(model.tokenizer.token_bytes(token_id))
+        size += len(pieces[-1])
+        if size > model.limits.max_text_bytes:
+            limit = model.limits.max_text_bytes
+            raise refuse("token_ids", f"their pieces have more than {limit} bytes together: expected fewer ids")
+    return pieces
 
 
 def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:

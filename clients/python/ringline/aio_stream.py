@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ringline.errors import Cancelled, RingError
-from ringline.outputs import Admitted
+from ringline.outputs import Admitted, Usage
 from ringline.results import Delta, Event, Generation
 from ringline.retrying_request import RetryingRequest
 from ringline.session_stream import Attempt
@@ -43,6 +43,11 @@ class AsyncStream(AsyncIterator[Delta]):
     def request(self) -> Admitted | None:
         """The request as the server admitted it; None until then."""
         return self._retrying.reader.admitted
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of the request; None until it has ended."""
+        return self._retrying.reader.usage
 
     async def events(self) -> AsyncIterator[Event]:
         """All events, not only deltas."""

@@ -131,6 +131,11 @@ class ResponseReader:
         return self._usage is not None
 
     @property
+    def usage(self) -> Usage | None:
+        """The tokens of the request; None until it has ended."""
+        return self._usage
+
+    @property
     def has_prompt_logprobs(self) -> bool:
         """Whether all entries came; meaningless if none were asked for."""
         return len(self._prompt_logprobs or ()) >= (self.admitted.prompt_tokens - 1 if self.admitted else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -63,14 +63,14 @@ def invalid(param: str | None, problem: str, code: str | None = None) -> ApiErro
     return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
 
 
-def api_error_from(error: RingError, names: Mapping[str, str]) -> ApiError:
-    """The answer for an error of the ring; ``names``: what the API calls the ring's fields, where it differs."""
+def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
+    """The answer for an error of the ring; ``name_of``: what the API calls a field of the ring."""
     status = _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     failed = ApiError(status, str(error), code=None if error.reason is None else error.reason.lower())
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = "invalid_api_key"
     if isinstance(error, InvalidRequest) and error.field is not None:
-        failed.param = names.get(error.field, error.field)
+        failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
     if isinstance(error, Overloaded):
         failed.retry_after = error.retry_after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -54,8 +54,8 @@ class Dialect:
 
     error: Callable[[ApiError, str], bytes]
     """The body for an error and the request's id."""
-    names: Mapping[str, str]
-    """What the API calls fields of the ring, where it differs."""
+    name_of: Callable[[str], str]
+    """What the API calls a field of the ring."""
 
 
 @dataclass(frozen=True, slots=True)

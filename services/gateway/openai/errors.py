@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from services.gateway.fields import naming
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Dialect
-
-NAMES: dict[str, str] = {}
-"""What OpenAI's API calls fields of the ring."""
 
 
 def error_body(error: ApiError, _request_id: str) -> bytes:
@@ -18,4 +18,9 @@ def error_body(error: ApiError, _request_id: str) -> bytes:
     )
 
 
-OPENAI = Dialect(error_body, NAMES)
+def openai_dialect(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Dialect:
+    """OpenAI's errors for an endpoint that takes ``bodies``; ``names``: of further fields of the ring."""
+    return Dialect(error_body, naming(bodies, names))
+
+
+OPENAI = openai_dialect({})

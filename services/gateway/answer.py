@@ -1,0 +1,139 @@
+"""Asks the ring: one request, or several at once whose events come merged."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from ringline import Admitted, AsyncStream, Event, Generation, Message, Options, Usage
+from ringline.errors import Cancelled, ProtocolError
+
+from services.gateway.http.call import Call
+
+MAX_ID_CHARACTERS = 90
+"""Of the caller's request id in the ring's, which has room for what makes it unique."""
+_QUEUED_EVENTS = 64
+"""Of several requests, until they are taken; the others wait in the client library."""
+
+_Queue = asyncio.Queue[tuple[int, Event | None, Exception | None]]
+"""Of events with the index of their ask; of an ask's end, without or with the error that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to the ring; exactly one of the prompts is set."""
+
+    options: Options
+    prompt: str | None = None
+    messages: Sequence[Message] | None = None
+    token_ids: Sequence[int] | None = None
+
+
+class Answer:
+    """The answers to the asks of one call, all of which are admitted. ``close`` ends what has not ended.
+
+    So does dropping it: a stream that nothing refers to is cancelled.
+    """
+
+    def __init__(self, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
+        """Made by ``begin``: ``events`` of the streams, which begin after Admitted."""
+        self._streams = streams
+        self._events = events
+
+    @classmethod
+    async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
+        """The answers once every ask is admitted; else cancels all and raises the error of the first that failed."""
+        streams = [_stream(call, ask) for ask in asks]
+        events = [stream.events() for stream in streams]
+        if len(events) == 1:
+            await _wait_for_admission(events[0])
+            return cls(streams, events)
+        waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
+        try:
+            await asyncio.gather(*waiting)
+        except BaseException:
+            for task, stream in zip(waiting, streams, strict=True):
+                task.cancel()
+                await stream.close()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            raise
+        return cls(streams, events)
+
+    @property
+    def admitted(self) -> Sequence[Admitted]:
+        """Each ask as the ring admitted it."""
+        return [request for stream in self._streams if (request := stream.request) is not None]
+
+    async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
+        """The events after Admitted, each with the index of its ask. Raises the RingError of the first that fails."""
+        if len(self._events) == 1:
+            async for event in self._events[0]:
+                yield 0, event
+            return
+        queue: _Queue = asyncio.Queue(_QUEUED_EVENTS)
+        feeding = [asyncio.create_task(_feed(queue, index, events)) for index, events in enumerate(self._events)]
+        try:
+            left = len(feeding)
+            while left:
+                index, news, error = await queue.get()
+                if error is not None:
+                    raise error
+                if news is None:
+                    left -= 1
+                else:
+                    yield index, news
+        finally:
+            for task in feeding:
+                task.cancel()
+
+    async def generations(self) -> Sequence[Generation]:
+        """The whole answer to each ask. Raises the RingError of the first that failed."""
+        return [await stream.result() for stream in self._streams]
+
+    @property
+    def usage(self) -> Usage:
+        """Of all asks together, once they have ended."""
+        each = [usage for stream in self._streams if (usage := stream.usage) is not None]
+        return Usage(
+            sum(one.prompt_tokens for one in each),
+            sum(one.cached_tokens for one in each),
+            sum(one.completion_tokens for one in each),
+            sum(one.reasoning_tokens for one in each),
+        )
+
+    async def close(self) -> None:
+        """Cancel every ask that has not ended."""
+        for stream in self._streams:
+            await stream.close()
+
+    aclose = close
+    """For ``contextlib.aclosing``."""
+
+
+def _stream(call: Call, ask: Ask) -> AsyncStream:
+    options = ask.options.copy()
+    options["request_id"] = f"{call.request_id[:MAX_ID_CHARACTERS]}-{secrets.token_hex(6)}"
+    options["traceparent"] = call.traceparent
+    return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
+
+
+async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
+    """Take Admitted, the first event."""
+    first = await anext(events, None)
+    if first is None:
+        raise Cancelled("the request was cancelled before it was admitted")
+    if not isinstance(first, Admitted):
+        raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
+
+
+async def _feed(queue: _Queue, index: int, events: AsyncIterator[Event]) -> None:
+    try:
+        async for event in events:
+            await queue.put((index, event, None))
+    except Exception as error:  # raised again by whoever reads the queue
+        await queue.put((index, None, error))
+    else:
+        await queue.put((index, None, None))

@@ -1,0 +1,223 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+import msgspec
+from ringline import Content, Delta, Finished, Options, Part, Reasoning, RingError, ToolCallPiece
+from ringline.outputs import Choice, FinishReason
+from starlette.responses import Response
+
+from services.gateway.answer import Answer, Ask
+from services.gateway.fields import checked, ignored, passed, refused, supported
+from services.gateway.http.api_error import api_error_from, invalid
+from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.event_stream import EventStream
+from services.gateway.openai.chunks import NULL, Chunks, encode, error_event, usage_object
+from services.gateway.openai.errors import openai_dialect
+from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
+from services.gateway.openai.sampling_fields import FORM_NAMES, SamplingFields, sampling_options, usage_mode
+
+
+class ChatRequest(SamplingFields):
+    """The body of a request."""
+
+    messages: Annotated[
+        list[ChatMessage] | None,
+        supported(
+            "Parts of type `text` are joined with newlines; images, audio and files are refused. `developer` is "
+            "`system`; `reasoning_content` (or `reasoning`) of an assistant goes to the template."
+        ),
+    ] = None
+    max_completion_tokens: Annotated[int | None, passed("Default: the room that is left.", option="max_tokens")] = None
+    max_tokens: Annotated[int | None, supported("`max_completion_tokens` counts before it.")] = None
+    logprobs: Annotated[bool | None, supported("Of the raw logits, before penalties and temperature.")] = None
+    top_logprobs: Annotated[int | None, supported("0 to 20; with `logprobs`.")] = None
+    tools: Annotated[list[Tool] | None, supported("Of type `function`; `strict` holds arguments to the schema.")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, supported("`auto`, `none`, `required` or a function; `allowed_tools` is refused.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, supported("false: at most one call.")] = None
+    reasoning_effort: Annotated[
+        str | None, supported("Goes to the model's template; `none` also as `enable_thinking: false`.")
+    ] = None
+    include_reasoning: Annotated[bool | None, supported("false leaves `reasoning_content` out.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
+    documents: Annotated[list[Any] | None, supported("A variable for the model's template.")] = None
+    add_generation_prompt: Annotated[bool | None, passed()] = None
+    continue_final_message: Annotated[bool | None, passed()] = None
+
+    metadata: Annotated[Any, ignored("Nothing is stored.")] = None
+    store: Annotated[Any, ignored("Nothing is stored.")] = None
+    service_tier: Annotated[Any, ignored("There is one; see `priority`.")] = None
+    safety_identifier: Annotated[Any, ignored("Identity is the bearer token's.")] = None
+    prompt_cache_key: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    prompt_cache_options: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    prompt_cache_retention: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    prediction: Annotated[Any, ignored("It would change the speed alone.")] = None
+
+    audio: Annotated[Any, refused("text is the only modality")] = None
+    modalities: Annotated[Any, refused("text is the only modality", ["text"], [])] = None
+    functions: Annotated[Any, refused("they are called tools", [])] = None
+    function_call: Annotated[Any, refused("it is called tool_choice", "auto", "none")] = None
+    web_search_options: Annotated[Any, refused("give a tool that searches")] = None
+    moderation: Annotated[Any, refused("nothing is moderated")] = None
+    verbosity: Annotated[Any, refused("ask for it in a message", "medium")] = None
+    echo: Annotated[Any, refused("the answer is the new message alone; see continue_final_message", False)] = None
+    chat_template: Annotated[Any, refused("the model's own is used; chat_template_kwargs has its variables")] = None
+    enable_thinking: Annotated[Any, refused("give it in chat_template_kwargs")] = None
+    return_prompt_text: Annotated[Any, refused("/tokenize with return_token_strs shows the prompt", False)] = None
+
+
+_DECODER = msgspec.json.Decoder(ChatRequest)
+
+
+async def chat_completions(call: Call) -> Response:
+    """Answer a chat."""
+    request = checked(parse(_DECODER, call.body))
+    answer = await Answer.begin(call, [Ask(_options(request), messages=ring_messages(request.messages))])
+    admitted = answer.admitted[0]
+    answer_id, created = f"chatcmpl-{request.request_id or call.request_id}", int(time.time())
+    if request.stream:
+        chunks = Chunks(
+            "chat.completion.chunk", answer_id, created, admitted.model, usage_mode(request), admitted.prompt_tokens
+        )
+        return EventStream(_events(call, answer, _Deltas(chunks, request), chunks))
+    (generation,) = await answer.generations()
+    body = {
+        "id": answer_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": admitted.model,
+        "choices": [_choice(choice, request) for choice in generation.choices],
+        "usage": usage_object(generation.usage),
+    }
+    return Response(encode(body), media_type="application/json")
+
+
+def _options(request: ChatRequest) -> Options:
+    """The ring's options for a request."""
+    options: dict[str, Any] = tool_options(request.tools, request.tool_choice, request.parallel_tool_calls)
+    options |= sampling_options(request)
+    if request.max_completion_tokens is None:
+        options["max_tokens"] = request.max_tokens
+    if request.logprobs:
+        options["logprobs"] = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise invalid("top_logprobs", "needs logprobs: give logprobs: true, too")
+    template_args = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        template_args.setdefault("reasoning_effort", request.reasoning_effort)
+        template_args.setdefault("enable_thinking", request.reasoning_effort != "none")
+    if request.documents is not None:
+        template_args.setdefault("documents", request.documents)
+    if template_args:
+        options["template_args"] = template_args
+    return options  # type: ignore[return-value]
+
+
+def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
+    """OpenAI's reason for the end of a choice."""
+    return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
+
+
+def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
+    called = bool(choice.tool_calls)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": choice.content if choice.content or not called else None,
+        "refusal": None,
+    }
+    if choice.reasoning is not None and request.include_reasoning is not False:
+        message["reasoning_content"] = choice.reasoning
+    if called:
+        message["tool_calls"] = [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+            for one in choice.tool_calls
+        ]
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": finish_reason(choice.finish_reason, called=called),
+        "stop_reason": choice.stop,
+    }
+
+
+class _Deltas:
+    """Writes the chunks of a chat's events."""
+
+    def __init__(self, chunks: Chunks, request: ChatRequest) -> None:
+        self._chunks = chunks
+        self._reasons = request.include_reasoning is not False
+        self._wants_ids = bool(request.return_token_ids)
+        self._begun: set[int] = set()
+        self._called: set[int] = set()
+
+    def delta(self, event: Delta, logprobs: bytes = NULL) -> bytes:
+        """The chunks of a delta; the first of a choice has its role. Empty if the delta has nothing to tell."""
+        index, chunks = event.choice, self._chunks
+        chunks.completion_tokens += len(event.token_ids)
+        members = [_member(part) for part in event.parts if self._reasons or type(part) is not Reasoning]
+        more = b',"token_ids":' + encode(event.token_ids) if self._wants_ids else b""
+        if index not in self._begun:
+            self._begun.add(index)
+            members[:1] = [_ROLE + b"," + (members[0] if members else b'"content":""')]
+        elif not members:
+            if not more and logprobs is NULL:
+                return b""
+            members = [b'"content":""']
+        for part in event.parts:
+            if type(part) is ToolCallPiece:
+                self._called.add(index)
+        data = chunks.chunk(index, b'"delta":{%b}' % members[0], logprobs, more=more)
+        for member in members[1:]:
+            data += chunks.chunk(index, b'"delta":{%b}' % member)
+        return data
+
+    def finished(self, event: Finished) -> bytes:
+        """The last chunk of a choice."""
+        delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
+        reason = encode(finish_reason(event.reason, called=event.choice in self._called))
+        return self._chunks.chunk(event.choice, delta, NULL, reason, b',"stop_reason":%b' % encode(event.stop))
+
+
+_ROLE = b'"role":"assistant"'
+
+
+def _member(part: Part) -> bytes:
+    """A part as a member of a delta."""
+    if type(part) is Content:
+        return b'"content":' + encode(part.text)
+    if type(part) is Reasoning:
+        return b'"reasoning_content":' + encode(part.text)
+    assert isinstance(part, ToolCallPiece)
+    function = {"arguments": part.arguments}
+    call: dict[str, object] = {"index": part.index, "function": function}
+    if part.name:
+        call = {"index": part.index, "id": part.id, "type": "function", "function": {"name": part.name, **function}}
+    return b'"tool_calls":[%b]' % encode(call)
+
+
+async def _events(call: Call, answer: Answer, deltas: _Deltas, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+    """The events of a stream."""
+    try:
+        async for _, event in answer.events():
+            if type(event) is Delta:
+                if data := deltas.delta(event):
+                    yield data
+            elif type(event) is Finished and event.error is None:
+                yield deltas.finished(event)
+        yield chunks.end(answer.usage)
+    except RingError as error:
+        yield error_event(api_error_from(error, CHAT.name_of), call.request_id)
+    finally:
+        await answer.close()
+
+
+CHAT = openai_dialect(FORM_NAMES | {"template_args": "chat_template_kwargs"}, ChatRequest)
+
+ENDPOINTS = (Endpoint("POST", "/v1/chat/completions", chat_completions, CHAT),)

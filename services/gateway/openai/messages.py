@@ -1,0 +1,169 @@
+"""The messages and tools of a chat: OpenAI's form, with what vLLM adds, as the ring's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from ringline import Message
+
+from services.gateway.http.api_error import ApiError, invalid
+
+_TEXT_TYPES = ("text", "input_text", "output_text")
+
+
+class ContentPart(msgspec.Struct):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    """``tool_calls[…].function``."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class MessageToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    function: CalledFunction | None = None
+    id: str | None = None
+    type: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """A message."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+def ring_messages(messages: Sequence[ChatMessage] | None) -> list[Message]:
+    """The conversation as the ring takes it. Raises ``ApiError`` for what no template can show."""
+    if not messages:
+        problem = "missing" if messages is None else "empty"
+        raise invalid("messages", f"{problem}: expected at least one message")
+    return [_ring_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _ring_message(message: ChatMessage, path: str) -> Message:
+    if message.audio is not None:
+        raise _unsupported(f"{path}.audio", "text is the only modality")
+    if message.function_call is not None:
+        raise _unsupported(f"{path}.function_call", "give tool_calls, and the result with role tool")
+    if message.content is None and message.role not in ("assistant", "tool"):
+        raise invalid(f"{path}.content", "missing: expected a text or parts of type text")
+    role = "system" if message.role == "developer" else message.role
+    ring: Message = {"role": role, "content": _text(message, path)}
+    if message.name is not None:
+        ring["name"] = message.name
+    if message.tool_call_id is not None:
+        ring["tool_call_id"] = message.tool_call_id
+    if (reasoning := message.reasoning_content or message.reasoning) is not None:
+        ring["reasoning"] = reasoning
+    if message.tool_calls:
+        ring["tool_calls"] = [
+            _ring_call(call, f"{path}.tool_calls[{number}]") for number, call in enumerate(message.tool_calls)
+        ]
+    return ring
+
+
+def _text(message: ChatMessage, path: str) -> str:
+    """The content; parts are joined with newlines."""
+    content = message.content
+    if content is None:
+        return message.refusal or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{path}.content[{number}]") for number, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if part.type not in _TEXT_TYPES:
+        raise _unsupported(f"{path}.type", f"a part of type {part.type!r}; parts of type text are")
+    if part.text is None:
+        raise invalid(f"{path}.text", "missing: expected a text")
+    return part.text
+
+
+def _ring_call(call: MessageToolCall, path: str) -> Any:
+    if call.function is None:
+        raise invalid(f"{path}.function", "missing: expected the name and the arguments of a function")
+    return {"id": call.id or "", "name": call.function.name, "arguments": call.function.arguments or "{}"}
+
+
+class ToolFunction(msgspec.Struct):
+    """``tools[…].function``."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool that the model may call."""
+
+    function: ToolFunction | None = None
+    type: str = "function"
+
+
+def tool_options(
+    tools: Sequence[Tool] | None, choice: str | dict[str, Any] | None, parallel: bool | None
+) -> dict[str, Any]:
+    """The ring's options for tools, and how its answers are divided."""
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise invalid("tool_choice", "there are no tools to choose: give tools, or leave it out")
+        return {"parse": {"tool_calls": "none"}}
+    functions = [_function(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
+    options: dict[str, Any] = {"tools": functions, "parse": {"tool_calls": "none"} if choice == "none" else True}
+    if choice is not None:
+        options["tool_choice"] = _ring_choice(choice)
+    if parallel is False and choice != "none":
+        options["parallel_tool_calls"] = False
+    return options
+
+
+def _function(tool: Tool, path: str) -> dict[str, Any]:
+    if tool.type != "function":
+        raise _unsupported(f"{path}.type", f"a tool of type {tool.type!r}; tools of type function are")
+    if tool.function is None:
+        raise invalid(f"{path}.function", "missing: expected name, description and parameters")
+    given = msgspec.structs.asdict(tool.function)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _ring_choice(choice: str | dict[str, Any]) -> str:
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise invalid("tool_choice", f"{choice[:80]!r}: expected auto, none, required or an object with a function")
+        return choice
+    if choice.get("type", "function") != "function":
+        raise _unsupported(
+            "tool_choice.type", f"{str(choice['type'])[:80]!r}; give the tools that are allowed in tools"
+        )
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice.function.name", "missing: expected the name of a tool")
+    return name
+
+
+def _unsupported(param: str, what: str) -> ApiError:
+    return invalid(param, f"not supported: {what}", code="unsupported_parameter")

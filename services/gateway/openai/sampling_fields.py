@@ -1,0 +1,176 @@
+"""The fields that chats and completions share, and the ring's options that they give."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.http.api_error import invalid
+from services.gateway.openai.answer_form import (
+    ResponseFormat,
+    StructuredOutputs,
+    form_options,
+    response_format_options,
+    structured_options,
+)
+
+_SEEDS = 2**64
+_LEAST_SEED = -(2**63)
+
+
+class StreamOptions(Body):
+    """``stream_options``."""
+
+    include_usage: Annotated[
+        bool | None, supported("The last chunk has the usage and no choices; `usage` is null in the others.")
+    ] = None
+    continuous_usage_stats: Annotated[bool | None, supported("vLLM's: every chunk has the usage so far.")] = None
+    include_obfuscation: Annotated[Any, ignored("Chunks are not padded.")] = None
+
+
+class SamplingFields(Body):
+    """Fields of chats and of completions."""
+
+    model: Annotated[str | None, passed("Default: the model that is served.")] = None
+    stream: Annotated[bool | None, supported()] = None
+    stream_options: Annotated[StreamOptions | None, supported()] = None
+    n: Annotated[int | None, passed("At most 128.")] = None
+    seed: Annotated[
+        int | None,
+        supported(
+            "Equal requests with equal seeds have equal tokens, on every engine of equal numerics, in any batch."
+        ),
+    ] = None
+    temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
+    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    frequency_penalty: Annotated[float | None, passed()] = None
+    presence_penalty: Annotated[float | None, passed()] = None
+    logit_bias: Annotated[dict[int, float] | None, passed("At most 1024 entries; keys are token ids.")] = None
+    stop: Annotated[str | list[str] | None, passed("At most 64 strings.")] = None
+
+    top_k: Annotated[int | None, supported("-1 and 0 keep all.")] = None
+    min_p: Annotated[float | None, passed()] = None
+    repetition_penalty: Annotated[float | None, passed()] = None
+    stop_token_ids: Annotated[list[int] | None, passed()] = None
+    include_stop_str_in_output: Annotated[bool | None, passed()] = None
+    ignore_eos: Annotated[bool | None, passed()] = None
+    min_tokens: Annotated[int | None, passed()] = None
+    bad_words: Annotated[list[str] | None, passed()] = None
+    allowed_token_ids: Annotated[list[int] | None, passed()] = None
+    skip_special_tokens: Annotated[bool | None, passed("Default: true.")] = None
+    truncate_prompt_tokens: Annotated[int | None, passed("Keeps the last tokens, at least 1.")] = None
+    prompt_logprobs: Annotated[int | None, passed("0 to 20; not with `stream`.")] = None
+    add_special_tokens: Annotated[bool | None, passed()] = None
+    priority: Annotated[int | None, passed("Lower runs first.")] = None
+    cache_salt: Annotated[str | None, passed("At most 256 bytes.")] = None
+    request_id: Annotated[str | None, supported("Part of the answer's `id`. Default: the header `x-request-id`.")] = (
+        None
+    )
+    return_token_ids: Annotated[bool | None, supported("Adds `prompt_token_ids` and the choices' `token_ids`.")] = None
+    return_tokens_as_token_ids: Annotated[bool | None, supported("Log probabilities name tokens `token_id:…`.")] = None
+
+    response_format: Annotated[
+        ResponseFormat | None,
+        supported(
+            "`text`, `json_object`, `json_schema` (always held to the schema, `strict` or not) and vLLM's "
+            "`structural_tag` with `structures` and `triggers`."
+        ),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None,
+        supported("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`."),
+    ] = None
+    guided_json: Annotated[Any, supported("Older form of `structured_outputs.json`.")] = None
+    guided_regex: Annotated[str | None, supported("Older form of `structured_outputs.regex`.")] = None
+    guided_choice: Annotated[list[str] | None, supported("Older form of `structured_outputs.choice`.")] = None
+    guided_grammar: Annotated[str | None, supported("Older form of `structured_outputs.grammar`.")] = None
+    guided_decoding_backend: Annotated[Any, ignored("There is one.")] = None
+    guided_whitespace_pattern: Annotated[
+        Any, refused("structured_outputs.disable_any_whitespace says whether the model may put white space")
+    ] = None
+
+    user: Annotated[Any, ignored("Identity is the bearer token's.")] = None
+    session_id: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    stream_interval: Annotated[Any, ignored("Tokens come as soon as they are there.")] = None
+    mm_processor_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    media_io_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    mm_payload: Annotated[Any, ignored("There are no media.")] = None
+    return_mm_kwargs: Annotated[Any, ignored("There are no media.")] = None
+    return_token_offsets: Annotated[Any, ignored("vLLM ignores it at this endpoint, too.")] = None
+    routed_experts_prompt_start: Annotated[Any, ignored("Routing of experts is not reported.")] = None
+
+    best_of: Annotated[Any, refused("n gives several choices; compare their log probabilities", 1)] = None
+    use_beam_search: Annotated[Any, refused("n gives several choices", False)] = None
+    length_penalty: Annotated[Any, refused("it is for beam search, which there is not", 1)] = None
+    truncation_side: Annotated[Any, refused("truncate_prompt_tokens keeps the last tokens", "left")] = None
+    spaces_between_special_tokens: Annotated[Any, refused("the text is what the tokenizer decodes", True)] = None
+    logprob_token_ids: Annotated[Any, refused("log probabilities are those of the most likely tokens", [])] = None
+    logits_processors: Annotated[Any, refused("logit_bias, bad_words and allowed_token_ids change logits", [])] = None
+    thinking_token_budget: Annotated[Any, refused("max_tokens limits reasoning and answer together")] = None
+    watermarking: Annotated[Any, refused("tokens are drawn without a watermark", False)] = None
+    repetition_detection: Annotated[Any, refused("repetition_penalty makes repetitions less likely")] = None
+    kv_transfer_params: Annotated[Any, refused("engines compute the prompts of their requests", {})] = None
+    ec_transfer_params: Annotated[Any, refused("there are no encoders", {})] = None
+    vllm_xargs: Annotated[Any, refused("there are no extensions that take arguments", {})] = None
+    lora_request: Annotated[Any, refused("there are no adapters; merge them into the model's weights")] = None
+    typical_p: Annotated[Any, refused("top_p and min_p leave out unlikely tokens", 1)] = None
+    num_beams: Annotated[Any, refused("n gives several choices", 1)] = None
+
+
+def sampling_options(request: SamplingFields) -> dict[str, Any]:
+    """The ring's options that the shared fields give."""
+    options = options_of(request)
+    if request.top_k is not None:
+        options["top_k"] = 0 if request.top_k == -1 else request.top_k
+    if request.seed is not None:
+        if not _LEAST_SEED <= request.seed < _SEEDS:
+            raise invalid("seed", f"{request.seed} is out of range: expected 64 bits, signed or not")
+        options["seed"] = request.seed % _SEEDS
+    if request.prompt_logprobs is not None and request.stream:
+        raise invalid("prompt_logprobs", "not available in a stream: leave out stream")
+    if request.return_token_ids or request.prompt_logprobs is not None:
+        options["return_prompt_token_ids"] = True
+    return options | _form_options(request)
+
+
+def _form_options(request: SamplingFields) -> dict[str, Any]:
+    guided = {
+        "guided_json": {"json_schema": request.guided_json},
+        "guided_regex": {"regex": request.guided_regex},
+        "guided_choice": {"choice": request.guided_choice},
+        "guided_grammar": {"grammar": request.guided_grammar},
+    }
+    return form_options(
+        ("response_format", response_format_options(request.response_format)),
+        ("structured_outputs", structured_options(request.structured_outputs)),
+        *((name, form) for name, form in guided.items() if None not in form.values()),
+    )
+
+
+FORM_NAMES = {
+    "json_schema": "response_format.json_schema.schema",
+    "json_object": "response_format",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "grammar": "structured_outputs.grammar",
+    "structural_tags": "response_format.structures",
+    "constraint": "response_format",
+}
+"""What the API calls the ring's fields of an answer's form."""
+
+
+class UsageMode(msgspec.Struct, frozen=True):
+    """Where a stream reports its usage."""
+
+    last: bool = False
+    """In a chunk of its own."""
+    always: bool = False
+    """In every chunk."""
+
+
+def usage_mode(request: SamplingFields) -> UsageMode:
+    """Where ``stream_options`` asks for usage."""
+    options = request.stream_options or StreamOptions()
+    return UsageMode(bool(options.include_usage), bool(options.continuous_usage_stats and options.include_usage))
