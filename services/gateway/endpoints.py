@@ -7,5 +7,11 @@ from collections.abc import Sequence
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
+from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (
+    *chat.ENDPOINTS,
+    *models.ENDPOINTS,
+    *messages.ENDPOINTS,
+    *page.ENDPOINTS,
+)
