@@ -6,6 +6,7 @@ import json
 import socket
 
 import pytest
+from ringline.types.v1 import part_pb2
 
 from services.gateway.http import connection
 from tests.clients.scripted_server import admitted, delta, hello
@@ -15,15 +16,17 @@ from tests.waiting import until
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 STREAM = {**CHAT, "stream": True}
+TEXT = "x" * 100_000
 SO_RCVBUF = (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
 
 async def loud(_request):
-    """Megabytes of text, without end."""
+    """More text than the system holds for a client, and no end."""
     yield admitted()
-    for position in itertools.count():
-        yield delta(position, [7], "x" * 100_000)
+    for position in range(200):
+        yield delta(position, [7], TEXT, parts=[part_pb2.Part(content=TEXT)])
         await asyncio.sleep(0)
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(
