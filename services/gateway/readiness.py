@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 import grpc
 import grpc.aio
@@ -11,7 +12,7 @@ from grpc_health.v1 import health_pb2
 
 from services.common.links.channels import Endpoint
 
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS = 0.2
 _WATCH = "/grpc.health.v1.Health/Watch"
 
 
@@ -34,18 +35,17 @@ class Readiness:
                 tasks.create_task(self._watch(processor))
 
     async def _watch(self, processor: Endpoint) -> None:
-        async with processor.open() as channel:
-            watch = channel.unary_stream(
-                _WATCH,
-                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-                response_deserializer=health_pb2.HealthCheckResponse.FromString,
-            )
-            while True:
-                try:
+        """Each attempt opens a new channel: one that has failed for a while would wait before it connects again."""
+        while True:
+            async with processor.open() as channel:
+                watch = channel.unary_stream(
+                    _WATCH,
+                    request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                    response_deserializer=health_pb2.HealthCheckResponse.FromString,
+                )
+                with suppress(grpc.RpcError):
                     async for health in watch(health_pb2.HealthCheckRequest()):
                         serving = health.status == health_pb2.HealthCheckResponse.SERVING
                         (self._serving.add if serving else self._serving.discard)(processor.address)
-                except grpc.RpcError:
-                    pass
-                self._serving.discard(processor.address)
-                await asyncio.sleep(_RETRY_SECONDS)
+            self._serving.discard(processor.address)
+            await asyncio.sleep(_RETRY_SECONDS)
