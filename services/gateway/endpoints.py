@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import chat, models
+from services.gateway.openai import chat, completions, models
 
-ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *completions.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
