@@ -81,7 +81,7 @@ def _tables(settings: Iterable[Setting], shown_defaults: dict[str, str]) -> Iter
 
 def _row(setting: Setting, shown_default: str | None) -> str:
     flag = f"`{setting.flag}`" + (f" / `{setting.negative_flag}`" if setting.kind is bool else "")
-    is_set = setting.default is not None and setting.default != ""
+    is_set = setting.default not in (None, "", ())
     default = shown_default or (f"`{setting.format(setting.default)}`" if is_set else "")
     cells = (flag, f"`{setting.variable}`", default, setting.accepted, setting.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

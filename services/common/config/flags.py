@@ -65,7 +65,7 @@ class _FlagType(click.types.BoolParamType):
 class _SettingOption(click.Option):
     def __init__(self, setting: Setting) -> None:
         flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
-        if setting.default is None or setting.default == "":
+        if setting.default in (None, "", ()):
             note = ""
         elif setting.kind is bool:
             note = f"  [default: {(setting.flag if setting.default else setting.negative_flag).removeprefix('--')}]"

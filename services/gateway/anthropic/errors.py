@@ -7,12 +7,11 @@ from http import HTTPStatus
 
 import msgspec
 
+from services.gateway.anthropic.request import MessageRequest
 from services.gateway.fields import naming
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Dialect
 
-name_of = naming((), {"stop": "stop_sequences", "json_schema": "output_config.format.schema"})
-"""What Anthropic's API calls a field of the ring."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -37,4 +36,4 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
 
-ANTHROPIC = Dialect(error_body, name_of)
+ANTHROPIC = Dialect(error_body, naming([MessageRequest], {"json_schema": "output_config.format.schema"}))

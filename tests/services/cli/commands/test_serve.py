@@ -67,7 +67,7 @@ class Stack:
 
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
-    flags = (str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
+    flags = (str(MODEL), "--port", "0", "--no-http", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
@@ -75,7 +75,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
     try:
         stack.ready()
         events = [json.loads(line)["event"] for line in stack.lines()]
-        assert (events.count("serving"), events.count("ready")) == (4, 1)
+        assert (events.count("serving"), events.count("ready")) == (3, 1)
         # Both before torch is loaded, so that a start that takes seconds is seen to happen.
         assert events.index("starting") < events.index("stage started") < events.index("stage")
         (unknown,) = stack.events("unknown variable")  # once, not by each service again
@@ -104,7 +104,7 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
 
         killed = services["detokenizer"]["pid"]
         os.kill(killed, signal.SIGKILL)
-        stack.until(lambda: len(stack.events("serving")) > 4)
+        stack.until(lambda: len(stack.events("serving")) > 3)
         (death,) = stack.events("died")
         assert (death["child"], death["code"]) == ("detokenizer", -signal.SIGKILL)
         services = stack.serving()
