@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
+from services.gateway.openai.responses import endpoint
 from services.gateway.page import page
 
 ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
     *models.ENDPOINTS,
+    *endpoint.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,
 )
