@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -26,6 +26,8 @@ class Call:
     """Speaks to processors with the caller's token and tenant."""
     request_id: str
     """The caller's ``x-request-id``, or one made here."""
+    path_params: Mapping[str, str]
+    """What the parts in braces of the endpoint's path are in this call."""
 
     @property
     def traceparent(self) -> str | None:
