@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from ringline import RingError
+from ringline import Delta, Event, RingError
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
@@ -18,8 +18,10 @@ from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.errors import openai_dialect
-from services.gateway.openai.responses.events import ResponseEvents
-from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of
+from services.gateway.openai.logprobs import TokenNames, chat_logprobs
+from services.gateway.openai.responses.events import Logprobs, ResponseEvents
+from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of, wants_logprobs
+from services.gateway.token_texts import TokenTexts
 
 _DECODER = msgspec.json.Decoder(ResponseRequest)
 
@@ -30,26 +32,36 @@ async def create_response(call: Call) -> Response:
     ask = Ask(all_options(request), messages=messages_of(request))
     answer = await Answer.begin(call, [ask])
     events = ResponseEvents(call.request_id, _fields(request, answer))
+    names = None
+    if wants_logprobs(request):
+        names = TokenNames(await TokenTexts.of_model(call.client, answer.admitted[0].model))
     if request.stream:
-        return EventStream(_stream(answer, events))
+        return EventStream(_stream(answer, events, names))
     async with aclosing(answer):
         async for _, event in answer.events():
-            events.add(event)
+            events.add(event, await _logprobs(event, names))
     events.end(answer.usage)
     return Response(msgspec.json.encode(events.response(answer.usage)), media_type="application/json")
 
 
-async def _stream(answer: Answer, events: ResponseEvents) -> AsyncGenerator[bytes, None]:
+async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | None) -> AsyncGenerator[bytes, None]:
     async with aclosing(answer):
         yield events.begin()
         try:
             async for _, event in answer.events():
-                if written := events.add(event):
+                if written := events.add(event, await _logprobs(event, names)):
                     yield written
         except RingError as error:
             yield events.fail(api_error_from(error, _DIALECT.name_of))
         else:
             yield events.end(answer.usage)
+
+
+async def _logprobs(event: Event, names: TokenNames | None) -> Logprobs:
+    if names is None or not isinstance(event, Delta) or event.logprobs is None:
+        return ()
+    await names.load(event.token_ids, event.logprobs)
+    return chat_logprobs(names, event.token_ids, event.logprobs)
 
 
 def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:
