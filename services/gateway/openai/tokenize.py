@@ -12,9 +12,8 @@ from starlette.responses import Response
 from services.gateway.fields import Body, checked, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
 from services.gateway.http.call import Call, Endpoint, parse
-from services.gateway.openai.chat import ChatMessage, Tool
 from services.gateway.openai.errors import OPENAI, openai_dialect
-from services.gateway.openai.messages import ring_messages, tool_options
+from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.models import model_of
 from services.gateway.token_texts import TokenTexts
 
