@@ -27,7 +27,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu clean
+.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ test-mixed: $(FULL) $(OLDEST) $(NATIVE)  ## services of two releases in one ring
 test-stubs: $(FULL)  ## stubs of Go, Java and C# by Debian's compilers, tried against a ring; says which packages it needs
 	.venv/bin/python -m tests.stubs
 
+test-doors: $(FULL) $(NATIVE)  ## stock clients (openai, anthropic, LangChain, lm-eval …) of the HTTP door, each in its own environment; DOORS="openai_python" to choose
+	.venv/bin/python -m tests.doors $(DOORS)
+
 abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
 
@@ -130,6 +133,7 @@ bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are 
 
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
+	rm -rf .venv-doors tests/doors/node/*/node_modules
 	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 

@@ -17,7 +17,7 @@ _SHARED = ("ring", "secured")
 in none: in two groups, its own would be built twice.
 """
 
-_ON_REQUEST = ("wide", "models", "distributed", "grammars")
+_ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors")
 """Markers of tests that run only if they are asked for."""
 
 # How long an example takes says nothing where machines are shared: by default, one of 0.2 s would be a failure.

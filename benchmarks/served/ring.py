@@ -68,7 +68,7 @@ def serve(
             address,
             stack.services["engine"].address,
             seconds,
-            None if gateway is None else f"http://{gateway.address}",
+            None if gateway is None else gateway.address,
             {name: service.pid for name, service in stack.services.items()},
         )
 

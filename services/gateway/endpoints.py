@@ -9,4 +9,9 @@ from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
 from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*page.ENDPOINTS, *chat.ENDPOINTS, *models.ENDPOINTS, *messages.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (
+    *chat.ENDPOINTS,
+    *models.ENDPOINTS,
+    *messages.ENDPOINTS,
+    *page.ENDPOINTS,
+)

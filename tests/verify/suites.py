@@ -86,6 +86,14 @@ SUITES = (
         figures={"answers": r"compiled, and answered", "generated": r"  generated$"},
     ),
     Suite(
+        name="doors",
+        what="stock clients of the HTTP door",
+        arguments=("-m", "tests.doors"),
+        minutes=12,
+        inputs=(*_PRODUCT, "tests/doors", ":(glob)tests/*.py"),
+        figures={**_TESTS, **_PROBLEMS},
+    ),
+    Suite(
         name="rolling",
         what="the model changes under load",
         arguments=("-m", "tests.rolling"),

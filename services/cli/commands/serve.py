@@ -38,6 +38,7 @@ _DECIDED_HERE = (
     "engines",
     "detokenizers",
     "processors",
+    "processor_cert_file",
     "dns_refresh_interval",
     "service_token_file",
     "service_identities",

@@ -93,17 +93,24 @@ class StackOptions:
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
     """Specs of the children, in the order of ``SERVICES``."""
     engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
+    doors = {name: value for name, value in options.values.items() if name in _DOORS_ONLY}
     own: dict[str, dict[str, Any]] = {
         "engine": {"uds": directory.socket("engine")},
         "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
         "processor": {
-            **{name: value for name, value in options.values.items() if name in _DOORS_ONLY},
+            **doors,
             "host": options.host,
             "port": options.port,
             "engines": (engine,),
             "detokenizers": (detokenizer,),
         },
-        "gateway": {"host": options.host, "port": options.http_port, "processors": (options.processor_address,)},
+        "gateway": {
+            **doors,
+            "host": options.host,
+            "port": options.http_port,
+            "processors": (options.processor_address,),
+            "processor_cert_file": doors.get("tls_cert_file"),
+        },
     }
     settings: dict[str, Iterable[Setting]] = {
         "engine": options.engine_settings,
@@ -170,7 +177,7 @@ def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, i
 def choose_http_port(host: str, port: int | None) -> int:
     """Choose the gateway's port: None stands for the default one, or the next that is free; 0 for a free one."""
     if port is None:
-        return next((each for each in range(GATEWAY_PORT, 65536) if _is_free(host, each)), GATEWAY_PORT)
+        return next((each for each in range(GATEWAY_PORT, 65536) if _is_free(host, each, reuse=True)), GATEWAY_PORT)
     return port or _free_port(host)
 
 
@@ -180,8 +187,10 @@ def _free_port(host: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_free(host: str, port: int) -> bool:
+def _is_free(host: str, port: int, *, reuse: bool = False) -> bool:
+    """``reuse``: it is also free if only closed connections of a process that ended hold it."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError):  # taken, or beyond the last port

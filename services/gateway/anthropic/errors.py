@@ -7,21 +7,11 @@ from http import HTTPStatus
 
 import msgspec
 
+from services.gateway.anthropic.request import MessageRequest
+from services.gateway.fields import naming
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Dialect
 
-NAMES = {
-    "stopping.max_tokens": "max_tokens",
-    "stopping.stop": "stop_sequences",
-    "sampling.temperature": "temperature",
-    "sampling.top_k": "top_k",
-    "sampling.top_p": "top_p",
-    "chat.messages": "messages",
-    "chat.tools": "tools",
-    "chat.tool_choice": "tool_choice",
-    "constraint.json_schema": "output_config.format.schema",
-}
-"""What Anthropic's API calls fields of the ring."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -46,4 +36,4 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
 
-ANTHROPIC = Dialect(error_body, NAMES)
+ANTHROPIC = Dialect(error_body, naming([MessageRequest], {"json_schema": "output_config.format.schema"}))

@@ -11,9 +11,10 @@ from ringline import Generation, RingError, ToolCall
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.anthropic.errors import ANTHROPIC, NAMES, error_body
+from services.gateway.anthropic.errors import ANTHROPIC, error_body
 from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, stop_of, usage_of
-from services.gateway.anthropic.request import CountRequest, MessageRequest, messages_of, options_of, prompt_options
+from services.gateway.anthropic.request import CountRequest, MessageRequest, all_options, messages_of, prompt_options
+from services.gateway.fields import checked
 from services.gateway.http.api_error import api_error_from
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
@@ -24,9 +25,9 @@ _COUNT = msgspec.json.Decoder(CountRequest)
 
 async def create_message(call: Call) -> Response:
     """An answer to a conversation, at once or as events."""
-    request = parse(_MESSAGE, call.body)
+    request = checked(parse(_MESSAGE, call.body))
     messages = messages_of(request)
-    options = options_of(request)
+    options = all_options(request)
     answer = await Answer.begin(call, [Ask(options, messages=messages)])
     message_id = f"msg_{call.request_id}"
     max_tokens = options["max_tokens"] or 0
@@ -40,7 +41,7 @@ async def create_message(call: Call) -> Response:
 
 async def count_tokens(call: Call) -> Response:
     """The tokens of a prompt."""
-    request = parse(_COUNT, call.body)
+    request = checked(parse(_COUNT, call.body))
     messages = messages_of(request)
     tokens = await call.client.tokenize(messages=messages, **prompt_options(request))
     return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
@@ -54,7 +55,7 @@ async def _stream(call: Call, answer: Answer, events: MessageEvents) -> AsyncGen
                 if written := events.add(event):
                     yield written
         except RingError as error:
-            yield b"event: error\ndata: %s\n\n" % error_body(api_error_from(error, NAMES), call.request_id)
+            yield b"event: error\ndata: %s\n\n" % error_body(api_error_from(error, ANTHROPIC.name_of), call.request_id)
         else:
             yield events.end(answer.usage)
 

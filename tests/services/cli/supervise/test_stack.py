@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from services.cli.supervise import stack
@@ -19,13 +21,15 @@ def test_what_is_given_is_taken_as_it_is() -> None:
 
 
 def test_the_next_http_port_is_taken_only_where_none_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = HeldPort()
-    monkeypatch.setattr(stack, "GATEWAY_PORT", taken.number)
-    assert choose_http_port(HOST, None) > taken.number
-    assert choose_http_port(HOST, taken.number) == taken.number
-    assert choose_http_port(HOST, 0) not in (0, taken.number)
-    taken.release()
-    assert choose_http_port(HOST, None) == taken.number
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(stack, "GATEWAY_PORT", port)
+        assert choose_http_port(HOST, None) > port
+        assert choose_http_port(HOST, port) == port
+        assert choose_http_port(HOST, 0) not in (0, port)
+        with socket.create_connection((HOST, port)), taken.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_WR)  # so that the server's side lingers
+    assert choose_http_port(HOST, None) == port
 
 
 @pytest.mark.parametrize("offset", [0, 10, 20, 30])
