@@ -34,10 +34,15 @@ class Door:
         """A series of the engine's metrics, now."""
         return metric_values(self.ring.state.services["engine"].metrics or "")[name]
 
-    def is_idle(self) -> bool:
-        """Whether the engine computes nothing and holds no blocks for anyone."""
+    def becomes_idle(self) -> bool:
+        """Whether the engine, within seconds, computes nothing and holds no blocks for anyone."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-        return not any(map(self.engine_metric, names))
+        end = time.monotonic() + 10
+        while busy := any(map(self.engine_metric, names)):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        return not busy
 
 
 @contextmanager

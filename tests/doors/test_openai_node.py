@@ -78,4 +78,4 @@ def test_errors(shown: Shown) -> None:
 
 def test_disconnect(shown: Shown, door: Door) -> None:
     assert shown("disconnect")
-    assert door.is_idle()
+    assert door.becomes_idle()
