@@ -1,4 +1,4 @@
-"""The running ring for tests: ``ringline serve`` on the bundled model, three real processes behind one address."""
+"""The running ring for tests: ``ringline serve`` on the bundled model, real processes behind one address or two."""
 
 from __future__ import annotations
 
@@ -44,8 +44,13 @@ class Ring:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Of every service, by its name."""
-        return {name: service.address for name, service in self.state.services.items()}
+        """Of every service of the ring, by its name; not the gateway's, which is ``http``."""
+        return {name: service.address for name, service in self.state.services.items() if name != "gateway"}
+
+    @property
+    def http(self) -> str:
+        """The gateway's URL, such as http://127.0.0.1:8000."""
+        return self.state.services["gateway"].address
 
     def pid(self, service: str) -> int:
         return self.state.services[service].pid
@@ -73,11 +78,12 @@ def metric_values(url: str) -> dict[str, float]:
 
 
 @contextmanager
-def running_ring(directory: Path, *flags: str, model: Path = MODEL) -> Iterator[Ring]:
-    """A stack that serves, and whose processes end well when it is asked to end."""
+def running_ring(directory: Path, *flags: str, model: Path = MODEL, http: bool = False) -> Iterator[Ring]:
+    """A stack that serves, and whose processes end well when it is asked to end. ``http``: with a gateway."""
     log = directory / "serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0"]
-    command += ["--kv-cache-memory-bytes", "64MiB", "--log-format", "json", *flags]
+    command += ["--http-port=0" if http else "--no-http", "--kv-cache-memory-bytes", "64MiB", "--log-format", "json"]
+    command += flags
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
@@ -98,5 +104,5 @@ def running_ring(directory: Path, *flags: str, model: Path = MODEL) -> Iterator[
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """One stack for all tests that leave it as they found it."""
-    with running_ring(tmp_path_factory.mktemp("ring")) as running:
+    with running_ring(tmp_path_factory.mktemp("ring"), http=True) as running:
         yield running

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Ring:
     engine: str | None
     """The engine's address; None if not known, because the ring was not started here."""
     seconds_to_first_token: float | None
+    http: str | None = None
+    """The gateway's URL; None if there is none, or it is not known."""
+    pids: Mapping[str, int] = field(default_factory=dict)
+    """Process ids keyed by service; empty if not known."""
 
 
 @contextlib.contextmanager
@@ -54,12 +58,19 @@ def serve(
     """
     address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
-    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics", "--no-http"]
     begun = time.monotonic()
     with running(command, log, environment) as process:
         seconds = _first_token(address, process, begun, log)
         [stack] = [stack for stack in running_stacks() if stack.pid == process.pid]
-        yield Ring(address, stack.services["engine"].address, seconds)
+        gateway = stack.services.get("gateway")
+        yield Ring(
+            address,
+            stack.services["engine"].address,
+            seconds,
+            None if gateway is None else gateway.address,
+            {name: service.pid for name, service in stack.services.items()},
+        )
 
 
 def _first_token(address: str, process: subprocess.Popen[bytes], begun: float, log: Path) -> float:
@@ -79,6 +90,13 @@ def load(ring: Ring, traffic: Traffic, *, engine: bool = False) -> dict[str, Any
     if ring.engine is None:
         raise ServerError("the engine's address is not known")
     return run_client(sys.executable, "ring-engine", ring.engine, "", traffic)
+
+
+def load_http(ring: Ring, interpreter: str, model: str, traffic: Traffic) -> dict[str, Any]:
+    """The measurement of a client that speaks HTTP to the gateway; ``interpreter`` has aiohttp."""
+    if ring.http is None:
+        raise ServerError("there is no gateway")
+    return run_client(interpreter, "gateway", ring.http, model, traffic)
 
 
 def run_client(interpreter: str, wire: str, address: str, model: str, traffic: Traffic) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import click
 from services.common.config.errors import ExitCode, FatalError
 
 COMMANDS = {
-    "serve": "Run all three services on this machine.",
+    "serve": "Run all services on this machine, with an HTTP door.",
     "engine": "Run an engine, which schedules requests and computes the model.",
     "processor": "Run a processor, which takes requests and sends them to engines.",
     "detokenizer": "Run a detokenizer, which turns token ids into text.",

@@ -4,6 +4,7 @@ It holds no state of a request beyond its answer, and no secrets: a caller's tok
 decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat``.
 
     http       one HTTP server: connections, bodies, events, errors
+    processors the connections to processors
     callers    a session with the processors for each caller
     openai     OpenAI's endpoints
     page       the chat page

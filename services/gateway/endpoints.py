@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
+from services.gateway.page import page
 
-ENDPOINTS: Sequence[Endpoint] = (*chat.ENDPOINTS, *models.ENDPOINTS)
+ENDPOINTS: Sequence[Endpoint] = (
+    *chat.ENDPOINTS,
+    *models.ENDPOINTS,
+    *messages.ENDPOINTS,
+    *page.ENDPOINTS,
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import structlog
 import uvicorn
-from ringline import AsyncClient
 
 from services.common.config.settings import GatewaySettings
 from services.common.process.run import die_with_parent, forbid_imports, run_service
@@ -12,6 +11,7 @@ from services.common.telemetry.logs import configure_logs, warn_of_unknown_varia
 from services.gateway.app import application
 from services.gateway.callers import Callers
 from services.gateway.endpoints import ENDPOINTS
+from services.gateway.processors import client_of
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +25,7 @@ def run(settings: GatewaySettings) -> int:
 
     async def main() -> int:
         server = settings.server
-        async with AsyncClient(settings.processors) as client:
+        async with client_of(settings) as client:
             callers = Callers(client, settings.tenant_header)
             app = application(ENDPOINTS, callers, server.max_message_bytes)
             config = uvicorn.Config(

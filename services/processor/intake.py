@@ -72,9 +72,13 @@ class Intake:
     def close(self, stream: ClientStream) -> None:
         """The stream is over: cancel its requests and free its state."""
         self.streams.discard(stream)
+        self.cancel(stream)
+        stream.clear()
+
+    def cancel(self, stream: ClientStream) -> None:
+        """Cancel the stream's requests; its client is still told their ends."""
         for request in stream.requests():
             self._in_flight.end(request, FinishReason.CANCELLED)
-        stream.clear()
 
     def begin(
         self,

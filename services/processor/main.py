@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from types import ModuleType
 
 import structlog
 from ringline.inference.v1 import inference_pb2
 
+from services.common.config.errors import ExitCode, FatalError
 from services.common.config.settings import ProcessorSettings
 from services.common.links.channels import Endpoint
 from services.common.links.discovery import Discovery, PeerDedup
@@ -72,6 +74,17 @@ def run(settings: ProcessorSettings) -> int:
     return run_service(main)
 
 
+def _import_vllm_engine_api() -> ModuleType:
+    """``services.processor.vllm_engine_api.service``; raises ``FatalError`` if what it needs is not installed."""
+    try:
+        from services.processor.vllm_engine_api import service
+    except ModuleNotFoundError as error:
+        raise FatalError(
+            f"--vllm-engine-api needs {error.name}: pip install 'ringline-server[smg]'", ExitCode.USAGE
+        ) from None
+    return service
+
+
 class _Processor:
     """The parts of the process, constructed bottom up: each calls only those constructed before it."""
 
@@ -80,9 +93,11 @@ class _Processor:
         me = PeerId(settings.name, new_incarnation())
         self._settings = settings
         policies = TenantPolicies(settings.auth.tenants_file)
+        vllm = _import_vllm_engine_api() if settings.vllm_engine_api else None
+        services = [DESCRIPTION, *([] if vllm is None else [vllm.DESCRIPTION])]
         self._server = Server(
             server,
-            [DESCRIPTION.full_name],
+            [service.full_name for service in services],
             credentials=listening_credentials(settings, internal=False),
             authorizers=[*certificate_authorizers(settings, internal=False), *client_authorizers(settings.auth)],
             max_connection_age=settings.max_connection_age,
@@ -93,7 +108,10 @@ class _Processor:
         self._dedup = PeerDedup()
         self._peers = LinkedPeers(self._routes, self._known_addresses)
         self._models = ServedModels(
-            settings.rollout.max_generations, self._routes.preferred, self._peers.no_route_reason
+            settings.rollout.max_generations,
+            self._routes.preferred,
+            self._peers.no_route_reason,
+            keeps_archives=settings.vllm_engine_api,
         )
         self._queue = TokenizationQueue(
             self._models, policies, me, route_timeout=settings.patience, engine_capacity=self._routes.capacity
@@ -137,6 +155,13 @@ class _Processor:
             self._models, self._intake, self._queue, self._metrics, session_limits, settings.tenant_header, policies
         )
         self._server.add_service(DESCRIPTION, service)
+        if vllm is not None:
+            self._server.add_service(
+                vllm.DESCRIPTION,
+                vllm.VllmEngineService(
+                    service, self._models, self._intake, self._admission, self._peers, policies, self._metrics
+                ),
+            )
 
     def _known_addresses(self) -> KnownAddresses:
         """Where engines and detokenizers are looked for, without second addresses of linked ones."""

@@ -25,6 +25,7 @@ from services.text.grammar.checker import GrammarChecker
 from services.text.grammar.constraints import MAX_CHOICES as MAX_CONSTRAINT_CHOICES
 from services.text.grammar.constraints import MAX_TEXT_BYTES
 from services.text.tokenizer import Tokenizer
+from services.text.tokenizer_files import archive_of
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +84,8 @@ class TextCodec:
 
     tokenizer: Tokenizer
     chat: ChatTemplates
+    archive: bytes = b""
+    """The tokenizer's files as a ZIP, where they are to be served, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class ServedModel:
     chat: ChatTemplates
     limits: ModelLimits
     grammars: CheckedGrammars
+    tokenizer_archive: bytes = b""
+    """Its files as a ZIP, where they are to be served, too."""
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -117,15 +122,20 @@ class ServedModels:
         max_generations: int,
         preferred: Callable[[], Sequence[Generation]],
         no_route_reason: Callable[[], str | None] = lambda: None,
+        *,
+        keeps_archives: bool = False,
     ) -> None:
-        """``no_route_reason``: why no request can be routed; None if requests can be."""
+        """``no_route_reason``: why no request can be routed; None if requests can be.
+
+        ``keeps_archives``: the files of tokenizers are served, too.
+        """
         self._max_generations = max_generations
         self.preferred = preferred
         """The generations that take new requests at present, the best first."""
         self._no_route_reason = no_route_reason
         self.held: Generations[Generation, ServedModel] = Generations(max_generations)
         """Every model that is held; requests in flight enter and leave it."""
-        self._fetches = TokenizerFetcher(_codec_of)
+        self._fetches = TokenizerFetcher(_codec_with_archive if keeps_archives else _codec_of)
 
     @property
     def no_route_reason(self) -> str:
@@ -169,7 +179,7 @@ class ServedModels:
             return
         limits = ModelLimits(model.model, model.vocab_size, model.max_model_len, model.max_logprobs)
         checker = GrammarChecker(codec.tokenizer, model.vocab_size, model.eos_token_ids)
-        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker))
+        served_model = ServedModel(model, codec.tokenizer, codec.chat, limits, CheckedGrammars(checker), codec.archive)
         if not self.held.learn(generation, PeerId(model.name, model.incarnation), served_model):
             raise LinkRefused(f"its model is one too many: {self._limit()} reached, all in use")
         log.info(
@@ -221,7 +231,7 @@ class ServedModels:
         """The codec of another generation with the same tokenizer; None if there is none."""
         for held in self.held.values():
             if held.model.tokenizer_digest == model.tokenizer_digest:
-                return TextCodec(held.tokenizer, held.chat)
+                return TextCodec(held.tokenizer, held.chat, held.tokenizer_archive)
         return None
 
 
@@ -241,6 +251,10 @@ def no_route(served: Sequence[Generation], wanted: Generation | None, route_time
 
 def _codec_of(files: dict[str, bytes]) -> TextCodec:
     return TextCodec(Tokenizer.from_files(files), ChatTemplates.from_files(files))
+
+
+def _codec_with_archive(files: dict[str, bytes]) -> TextCodec:
+    return replace(_codec_of(files), archive=archive_of(files))
 
 
 def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:

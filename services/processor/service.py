@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2
 
 from services.common.rpc.handlers import RequestStream
@@ -33,7 +34,10 @@ log = structlog.get_logger(__name__)
 
 _Request = TypeVar("_Request", inference_pb2.TokenizeRequest, inference_pb2.DetokenizeRequest)
 _Response = TypeVar("_Response")
-_Frame = TypeVar("_Frame", inference_pb2.GenerateRequest, inference_pb2.SessionRequest)
+_Message = TypeVar("_Message", bound=Message)
+Pack = Callable[[inference_pb2.SessionResponse], Iterable[tuple[bytes | None, Status | None]]]
+"""A frame as the messages of a call with one request, each with the error that ends its request or choice (None: no
+error); an error may come without a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +76,17 @@ class InferenceService:
     # Generate and Session
 
     async def Generate(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
+        stream = self._intake.open(await self.principal(context), context.invocation_metadata() or ())
         try:
             refused = await self._begin(stream, data, context)
             del data  # the queue keeps its own copy
             if refused is None:
-                error = await self._write_generate(stream, context)
+                error = await self.write_answer(stream, context, _packed)
             else:
                 await self._send(stream, context, refused)
                 error = status_from_proto(refused.refused.status)
         except TimeoutError:
-            error = self._stalled(stream)
+            error = self.stalled(stream)
         finally:
             self._intake.close(stream)
         if error is not None:
@@ -94,7 +98,7 @@ class InferenceService:
         """Begin the one request of a Generate call; returns the response if it is refused."""
         name, arrived_at = "", time.monotonic()
         try:
-            request = await self._parse(inference_pb2.GenerateRequest, data, stream.tenant)
+            request = await self.parse(inference_pb2.GenerateRequest, data, stream.tenant)
             name = usable_id(request)
             self._intake.begin(stream, request, 1, arrived_at, context.time_remaining())
         except Refused as refused:
@@ -102,7 +106,7 @@ class InferenceService:
             return refusal(name, 1, refused.status)
         return None
 
-    async def _parse(self, kind: type[_Frame], data: bytes, tenant: str) -> _Frame:
+    async def parse(self, kind: type[_Message], data: bytes, tenant: str) -> _Message:
         """Parse a message with a request; a large one in a worker thread, before others are tokenized.
 
         Raises ``Refused``. Until a model is known, the error is retryable: the model's limits may be wider.
@@ -119,7 +123,7 @@ class InferenceService:
             raise
 
     async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = self._intake.open(await self._principal(context), context.invocation_metadata() or ())
+        stream = self._intake.open(await self.principal(context), context.invocation_metadata() or ())
         loop, age, grace = asyncio.get_running_loop(), self.limits.max_age, self.limits.drain_grace
         timers = loop.call_later(age, stream.drain), loop.call_later(age + grace, stream.end_when_idle)
         try:
@@ -159,7 +163,7 @@ class InferenceService:
         while (data := await incoming.read()) is not None:
             ordinal, arrived_at = ordinal + 1, time.monotonic()
             try:
-                frame = await self._parse(inference_pb2.SessionRequest, data, stream.tenant)
+                frame = await self.parse(inference_pb2.SessionRequest, data, stream.tenant)
             except Refused as refused:
                 self._intake.refuse(stream, "", ordinal, refused.status)
             else:
@@ -170,15 +174,21 @@ class InferenceService:
                 stream.room_for_refusals.clear()
                 await stream.room_for_refusals.wait()
 
-    async def _write_generate(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any]) -> Status | None:
-        """Write until the request has ended; returns the status if it failed."""
+    async def write_answer(
+        self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], pack: Pack
+    ) -> Status | None:
+        """Write until the request has ended; returns the status if it failed.
+
+        Raises ``TimeoutError`` if the client does not read, and what ``pack`` raises.
+        """
         error: Status | None = None
         while True:
             await stream.wake.wait()
             stream.wake.clear()
-            while responses := _packed(stream.take()):
-                for response, failure in responses:
-                    await self._send(stream, context, response)
+            while (frame := stream.take()) is not None:
+                for response, failure in pack(frame):
+                    if response is not None:
+                        await self._send(stream, context, response)
                     error = failure or error
                 stream.written()
             if stream.num_live == 0:
@@ -191,7 +201,7 @@ class InferenceService:
         try:
             await self._write_news(stream, context, reader)
         except TimeoutError:  # not raised again: the error and its task would be a reference cycle
-            return self._stalled(stream)
+            return self.stalled(stream)
         return None
 
     async def _write_news(
@@ -218,7 +228,7 @@ class InferenceService:
                 await self._send(stream, context, packed)
                 stream.written()
 
-    async def _principal(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
+    async def principal(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
         """The caller's principal; ends the call if its metadata is ambiguous."""
         if (principal := authenticated.get()) is not None:
             return principal
@@ -231,7 +241,8 @@ class InferenceService:
     async def _send(self, stream: ClientStream, context: grpc.aio.ServicerContext[Any, Any], response: Any) -> None:
         await stream.write(context.write, response, self.limits.stall_timeout)
 
-    def _stalled(self, stream: ClientStream) -> Status:
+    def stalled(self, stream: ClientStream) -> Status:
+        """The status of a call whose client does not read, once a write raised ``TimeoutError``; ends the call soon."""
         reason = stream.stall_reason(self.limits.stall_timeout)
         log.info("client stalled", reason=reason)
         end_call_soon()
@@ -252,7 +263,7 @@ class InferenceService:
     async def ListModels(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.ListModelsResponse:
-        model, principal = self._models.newest, await self._principal(context)
+        model, principal = self._models.newest, await self.principal(context)
         permitted = model is not None and self._policies.permits(principal.tenant, model.limits.name)
         return list_models(model if permitted else None)
 
@@ -264,7 +275,7 @@ class InferenceService:
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> _Response:
         """Run ``look_up`` off the event loop; a refusal becomes the RPC's status."""
-        tenant = (await self._principal(context)).tenant
+        tenant = (await self.principal(context)).tenant
         served, limits = self._models.served(), self._models.lookup_limits
         no_model = None if served else self._models.refuse_without_model()
 
@@ -282,12 +293,11 @@ class InferenceService:
             await abort(context, refused.status)
 
 
-def _packed(frame: inference_pb2.SessionResponse | None) -> list[tuple[bytes, Status | None]]:
-    """The responses of a frame, serialized, each with the error that ends its request or choice (None: no error)."""
-    return [] if frame is None else [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
+def _packed(frame: inference_pb2.SessionResponse) -> list[tuple[bytes, Status | None]]:
+    return [(one.SerializeToString(), failure_in(one)) for one in frame.responses]
 
 
-def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
+def failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
     """The error with which a response ends its request or choice, if any."""
     if response.HasField("refused"):
         return status_from_proto(response.refused.status)
@@ -331,7 +341,20 @@ def detokenize(request: inference_pb2.DetokenizeRequest, model: ServedModel) -> 
     size = model.tokenizer.text_bytes(ids, skip_special_tokens=skip)
     if size > limits.max_text_bytes:
         raise refuse("token_ids", f"their text has {size} bytes: expected at most {limits.max_text_bytes}")
-    return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(ids, skip_special_tokens=skip))
+    pieces = _pieces(ids, model) if request.pieces else None
+    return inference_pb2.DetokenizeResponse(text=model.tokenizer.decode(ids, skip_special_tokens=skip), pieces=pieces)
+
+
+def _pieces(ids: Sequence[int], model: ServedModel) -> list[bytes]:
+    """The bytes of each token within a text. Raises ``Refused``."""
+    pieces, size = [], 0
+    for token_id in ids:
+        pieces.append(model.tokenizer.token_bytes(token_id))
+        size += len(pieces[-1])
+        if size > model.limits.max_text_bytes:
+            limit = model.limits.max_text_bytes
+            raise refuse("token_ids", f"their pieces have more than {limit} bytes together: expected fewer ids")
+    return pieces
 
 
 def list_models(served_model: ServedModel | None) -> inference_pb2.ListModelsResponse:

@@ -17,7 +17,7 @@ ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT)
 """Capabilities of engines that are known here; an engine that cannot use grammars lacks ``CONSTRAINT``."""
 DETOKENIZER_CAPABILITIES = (PARSE,)
 """Capabilities of every detokenizer of this version."""
-PROCESSOR_CAPABILITIES = ("resume", PARSE)
+PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE)
 """Capabilities that a processor of this version adds."""
 CHAT_CAPABILITIES = ("chat", "tools")
 """Those that it adds for a model with a chat template."""

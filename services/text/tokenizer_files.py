@@ -6,7 +6,9 @@ The engine sends these files, and no others, to the CPU tiers.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,15 @@ def fingerprint(files: Mapping[str, bytes]) -> str:
         digest.update(f"{name}\0{len(files[name])}\0".encode())
         digest.update(files[name])
     return digest.hexdigest()
+
+
+def archive_of(files: Mapping[str, bytes]) -> bytes:
+    """The files as a ZIP, the same bytes whenever they are the same."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name), files[name], zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
 
 
 def load_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:

@@ -27,7 +27,12 @@ def _installed() -> None:
 
 @pytest.mark.parametrize(
     ("module", "entry"),
-    [("services.processor.main", "run"), ("services.detokenizer.main", "run"), ("services.cli.main", "main")],
+    [
+        ("services.processor.main", "run"),
+        ("services.detokenizer.main", "run"),
+        ("services.gateway.main", "run"),
+        ("services.cli.main", "main"),
+    ],
 )
 def test_program_loads_without_torch(module: str, entry: str) -> None:
     found = json.loads(output_of(BIN / "python", "-c", PROBE, module, entry))
@@ -42,5 +47,16 @@ def test_planning_loads_without_torch(module: str) -> None:
 
 def test_commands_are_there() -> None:
     shown = output_of(BIN / "ringline", "--help")
-    for command in ("serve", "engine", "processor", "detokenizer", "generate", "chat", "status", "bench", "demo"):
+    for command in (
+        "serve",
+        "engine",
+        "processor",
+        "detokenizer",
+        "gateway",
+        "generate",
+        "chat",
+        "status",
+        "bench",
+        "demo",
+    ):
         assert command in shown

@@ -17,7 +17,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_tokenize
-from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
+from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
 from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.security import CallMetadata, Pem, Security
 from ringline.server_pool import ServerPool, split_addresses
@@ -134,6 +134,11 @@ class AsyncClient:
         """See ``Client.detokenize``."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
         return (await self._call(lambda stub: stub.Detokenize, request, self._timeout)).text
+
+    async def token_pieces(self, token_ids: Sequence[int], *, model: str | None = None) -> tuple[bytes, ...]:
+        """See ``Client.token_pieces``."""
+        request = build_detokenize(token_ids, model, None, pieces=True)
+        return pieces_from(await self._call(lambda stub: stub.Detokenize, request, self._timeout), len(token_ids))
 
     async def models(self) -> tuple[Model, ...]:
         """See ``Client.models``."""

@@ -15,7 +15,7 @@ from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from ringline.options import Message, Options, TokenizeOptions
 from ringline.request import build_detokenize, build_request, build_tokenize
-from ringline.results import Generation, Model, Tokenization, models_from, tokenization_from
+from ringline.results import Generation, Model, Tokenization, models_from, pieces_from, tokenization_from
 from ringline.retry import Deadline, RetryPolicy, RetryState
 from ringline.retrying_request import RetryingRequest
 from ringline.security import CallMetadata, Pem, Security
@@ -148,6 +148,14 @@ class Client:
         """The text of ``token_ids``, decoded as a whole."""
         request = build_detokenize(token_ids, model, skip_special_tokens)
         return self._call(lambda stub: stub.Detokenize, request, self._timeout).text
+
+    def token_pieces(self, token_ids: Sequence[int], *, model: str | None = None) -> tuple[bytes, ...]:
+        """The bytes that each token, special or not, has within a text; they may be a part of a character.
+
+        Raises FailedPrecondition if the server is too old for this: its models lack the capability ``pieces``.
+        """
+        request = build_detokenize(token_ids, model, None, pieces=True)
+        return pieces_from(self._call(lambda stub: stub.Detokenize, request, self._timeout), len(token_ids))
 
     def models(self) -> tuple[Model, ...]:
         """The models that the server serves."""

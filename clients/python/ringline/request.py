@@ -163,10 +163,10 @@ def build_tokenize(
 
 
 def build_detokenize(
-    token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None
+    token_ids: Sequence[int], model: str | None, skip_special_tokens: bool | None, *, pieces: bool = False
 ) -> pb.DetokenizeRequest:
     """The request for the text of ids."""
-    request = pb.DetokenizeRequest()
+    request = pb.DetokenizeRequest(pieces=pieces)
     assign(request, "token_ids", token_ids)
     for name, value in (("model", model), ("skip_special_tokens", skip_special_tokens)):
         if value is not None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message as ProtoMessage
 
-from ringline.errors import Cancelled, DeadlineExceeded, RingError, ServerError, from_status
+from ringline.errors import Cancelled, DeadlineExceeded, FailedPrecondition, RingError, ServerError, from_status
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import Message, Options
 from ringline.outputs import Admitted, Choice, FinishReason, TokenLogprob, Usage
@@ -281,6 +281,15 @@ def usage_from(message: pb.Usage) -> Usage:
 def tokenization_from(message: pb.TokenizeResponse) -> Tokenization:
     """The answer of ``Tokenize``."""
     return Tokenization(tuple(message.token_ids), message.rendered, message.max_model_len)
+
+
+def pieces_from(message: pb.DetokenizeResponse, asked: int) -> tuple[bytes, ...]:
+    """The pieces of ``asked`` tokens. Raises FailedPrecondition if the server does not know what was asked."""
+    if len(message.pieces) != asked:
+        raise FailedPrecondition(
+            "the server cannot tell the bytes of tokens: ask one whose model has the capability pieces"
+        )
+    return tuple(message.pieces)
 
 
 def models_from(message: pb.ListModelsResponse) -> tuple[Model, ...]:

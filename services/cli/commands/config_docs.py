@@ -10,7 +10,13 @@ import click
 from engine_core.config import EngineConfig
 from services.common.config.flags import Command, section_title
 from services.common.config.options import Setting, settings_of
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    GatewaySettings,
+    ProcessorSettings,
+)
+from services.common.config.stack_settings import StackSettings
 
 _HEAD = """\
 # Configuration
@@ -24,10 +30,10 @@ be used ends the process with exit code 2 and one line that names the option, th
 unknown flag: the line suggests the nearest one, or says what there is instead of an option of vLLM. An unknown
 `RINGLINE_…` variable is only logged as a warning; variables of other services are ignored.
 
-`ringline serve` takes the options of all three services, except those that it sets itself (`--uds`, `--name`,
-`--engines`, `--detokenizers`, `--dns-refresh-interval`, `--service-token-file`, `--service-identities`). `--host`,
-`--port` and `--metrics-port` are then the processor's; the metrics ports of the engine and the detokenizer are 10 and
-20 above `--metrics-port`.
+`ringline serve` takes the options of all services, except those that it sets itself (`--uds`, `--name`, `--engines`,
+`--detokenizers`, `--processors`, `--dns-refresh-interval`, `--service-token-file`, `--service-identities`), and those
+below. `--host` and the TLS options are then the processor's and the gateway's, `--port` and `--metrics-port` the
+processor's; the metrics ports of the engine, the detokenizer and the gateway are 10, 20 and 30 above `--metrics-port`.
 """
 
 _TABLE_HEAD = ("| flag | variable | default | accepts | what it is |", "|---|---|---|---|---|")
@@ -36,6 +42,7 @@ _SERVICES: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("ringline engine", (EngineConfig(), EngineServiceSettings())),
     ("ringline processor", (ProcessorSettings(),)),
     ("ringline detokenizer", (DetokenizerSettings(),)),
+    ("ringline gateway", (GatewaySettings(),)),
 )
 
 
@@ -54,6 +61,8 @@ def _service_sections() -> Iterator[str]:
         for setting in settings
         if setting.name == "port"
     )
+    yield "## `ringline serve`\n"
+    yield from _tables(settings_of(StackSettings()), {})
     yield "## Every service\n"
     yield from _tables((setting for setting in every[0][1] if setting.name in shared), {"port": ports})
     for command, settings in every:
@@ -72,7 +81,7 @@ def _tables(settings: Iterable[Setting], shown_defaults: dict[str, str]) -> Iter
 
 def _row(setting: Setting, shown_default: str | None) -> str:
     flag = f"`{setting.flag}`" + (f" / `{setting.negative_flag}`" if setting.kind is bool else "")
-    is_set = setting.default is not None and setting.default != ""
+    is_set = setting.default not in (None, "", ())
     default = shown_default or (f"`{setting.format(setting.default)}`" if is_set else "")
     cells = (flag, f"`{setting.variable}`", default, setting.accepted, setting.help)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -23,6 +23,7 @@ from services.cli.supervise.stack import ReadyStack, run_stack
 from services.common.config.errors import ExitCode, FatalError
 from services.common.config.flags import Command
 from services.common.config.settings import ProcessorSettings, ServerSettings, TelemetrySettings
+from services.common.config.stack_settings import StackSettings
 from services.common.telemetry.logs import configure_logs
 
 PROMPT_OF_MANY = "Once upon a time"
@@ -187,7 +188,7 @@ def demo(prompt: str | None, model: str | None, victim: str | None) -> int:
         return ExitCode.OK if same else ExitCode.FAILURE
 
     click.echo(f"starting an engine, a detokenizer and a processor with {model}")
-    options = stack_options(settings, {"model": model})
+    options = stack_options(settings, StackSettings(http=False), {"model": model})
     code = asyncio.run(run_stack(options, logs, grace=_GRACE, on_ready=show))
     if code == ExitCode.OK and not answered:  # stopped by a signal before it had shown anything
         raise click.Abort

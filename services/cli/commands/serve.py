@@ -1,4 +1,4 @@
-"""``ringline serve``: the three services on this machine, supervised."""
+"""``ringline serve``: the three services and a gateway on this machine, supervised."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ import structlog
 from engine_core.config import EngineConfig
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_config, with_model
 from services.cli.supervise.child_logs import ChildLogs
-from services.cli.supervise.stack import ReadyStack, StackOptions, choose_ports, run_stack
+from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
 from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.common.config.options import Setting, settings_of
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    GatewaySettings,
+    ProcessorSettings,
+)
+from services.common.config.stack_settings import StackSettings
 from services.common.rpc.bind_address import check_bindable
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 
@@ -31,6 +37,8 @@ _DECIDED_HERE = (
     "name",
     "engines",
     "detokenizers",
+    "processors",
+    "processor_cert_file",
     "dns_refresh_interval",
     "service_token_file",
     "service_identities",
@@ -42,20 +50,23 @@ ENGINE_SETTINGS = (*settings_of(EngineConfig()), *settings_of(EngineServiceSetti
 
 
 def stack_settings() -> list[Setting]:
-    """The options of a stack: those of all its services, except the ones that it sets itself."""
-    services = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
-    return [setting for setting in services if setting.name not in _DECIDED_HERE]
+    """The options of a stack: its own and those of all its services, except the ones that it sets itself."""
+    ring = (*settings_of(ProcessorSettings()), *ENGINE_SETTINGS, *settings_of(DetokenizerSettings()))
+    settings = (*ring, *settings_of(StackSettings()), *settings_of(GatewaySettings()))
+    return [setting for setting in settings if setting.name not in _DECIDED_HERE]
 
 
 @with_settings(stack_settings())
 @click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS | _NOT_OF_A_STACK)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
-    """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer and a processor on this machine.
+    """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer, a processor and a gateway on this
+    machine.
 
-    Clients connect to --host and --port; the services are linked by unix sockets, and restarted if they die. Without
-    MODEL, the small bundled model is served. The metrics ports of the engine and the detokenizer are 10 and 20 above
-    the processor's. Logs are readable text unless --log-format is json.
+    Clients of gRPC connect to --host and --port, those of HTTP (OpenAI's API, browsers) to --host and --http-port; the
+    services are linked by unix sockets, and restarted if they die. Without MODEL, the small bundled model is served.
+    The metrics ports of the engine, the detokenizer and the gateway are 10, 20 and 30 above the processor's. Logs are
+    readable text unless --log-format is json.
     """
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:
@@ -66,14 +77,20 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     warn_of_unknown_variables()
     engine_config(values)  # refuse what can be refused before a process starts
     check_bindable(settings.server)
+    stack = build_settings(StackSettings(), values)
+    if stack.http:
+        build_settings(GatewaySettings(), values)
+        if stack.http_port is not None:
+            check_bindable(replace(settings.server, port=stack.http_port), "--http-port")
     logs = ChildLogs(as_json=as_json)
     if as_json:
         log.info("starting", model=values["model"])
     else:
-        logs.say(f"starting an engine, a detokenizer and a processor with {values['model']}")
+        gateway = ", a processor and a gateway" if stack.http else " and a processor"
+        logs.say(f"starting an engine, a detokenizer{gateway} with {values['model']}")
     return asyncio.run(
         run_stack(
-            stack_options(settings, values),
+            stack_options(settings, stack, values),
             logs,
             grace=settings.server.drain_grace,
             on_ready=lambda ready: _announce(ready, logs, as_json),
@@ -91,7 +108,7 @@ def bundled_model() -> str:
     )
 
 
-def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackOptions:
+def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dict[str, Any]) -> StackOptions:
     """The options of a stack whose processor has ``settings``."""
     server, telemetry = settings.server, settings.telemetry
     port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port)
@@ -101,11 +118,13 @@ def stack_options(settings: ProcessorSettings, values: dict[str, Any]) -> StackO
         metrics_port=metrics_port if telemetry.metrics else None,
         engine_settings=ENGINE_SETTINGS,
         values=values,
+        http_port=choose_http_port(server.host, stack.http_port) if stack.http else None,
     )
 
 
 async def _announce(ready: ReadyStack, logs: ChildLogs, as_json: bool) -> None:
     if as_json:
-        log.info("ready", address=ready.address, seconds=round(ready.seconds, 3))
+        log.info("ready", address=ready.address, http_url=ready.http_url, seconds=round(ready.seconds, 3))
     else:
-        logs.ready(f"ready: {ready.address} in {ready.seconds:.1f} s")
+        http = "" if ready.http_url is None else f", HTTP at {ready.http_url} (chat page; OpenAI's API: /v1)"
+        logs.ready(f"ready in {ready.seconds:.1f} s: gRPC at {ready.address}{http}")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
+import ssl
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 import grpc.aio
@@ -38,6 +42,7 @@ class ServiceStatus:
 
     service: str
     address: str
+    """A gateway's is a URL."""
     health: str
     """As the health service answers; else UNREACHABLE, or NOT_RUNNING while a stack restarts the service."""
     pid: int | None = None
@@ -89,7 +94,7 @@ def status(
     connection: Connection,
 ) -> int:
     """Show the processor at --address: its health, and what it serves. Of a stack that this user runs here with
-    `ringline serve`, all three services are shown, with their process ids.
+    `ringline serve`, all services are shown, with their process ids.
 
     An address is host:port or unix:path; if the host is a name, all of its addresses are shown. Exit code 0 if
     everything shown is serving, else (or if nothing runs) 1.
@@ -179,7 +184,8 @@ async def _stack(state: StackState, connection: Connection, target: str | None =
             for name, each in state.services.items()
         )
     )
-    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in SERVICES if name not in state.services]
+    has = (name for name in SERVICES if name != "gateway" or state.http_url is not None)
+    absent = [ServiceStatus(name, "", "NOT_RUNNING") for name in has if name not in state.services]
     uptime = max(0, round(time.time() - state.started))
     return StackStatus(f"{state.model} (pid {state.pid}, up {uptime} s)", [*services, *absent])
 
@@ -194,6 +200,8 @@ async def _service(
     metrics: str | None = None,
 ) -> ServiceStatus:
     """``target``: the address as the user gave it; its host is the name that the certificate must have."""
+    if name == "gateway":
+        return ServiceStatus(name, address, await asyncio.to_thread(_gateway_health, address, connection), pid, metrics)
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
@@ -210,6 +218,25 @@ async def _service(
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, trouble)
+
+
+def _gateway_health(url: str, connection: Connection) -> str:
+    """As ``check_health``; the gateway of a stack of this user, so that its certificate needs no check."""
+    parts = urlsplit(url)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    web = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT)
+    if parts.scheme == "https":
+        web = http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT, context=context)
+    try:
+        if connection.tls_cert_file is not None:
+            context.load_cert_chain(connection.tls_cert_file, connection.tls_key_file)
+        web.request("GET", "/health")
+        return "SERVING" if web.getresponse().status == HTTPStatus.OK else "NOT_SERVING"
+    except (OSError, http.client.HTTPException):
+        return "UNREACHABLE"
+    finally:
+        web.close()
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}, options_metavar="")
-@click.argument("service", type=click.Choice(["engine", "processor", "detokenizer"]))
+@click.argument("service", type=click.Choice(["engine", "processor", "detokenizer", "gateway"]))
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def supervise(service: str, options: tuple[str, ...]) -> int:
     """Run `ringline SERVICE [OPTIONS]` as a child process; end with its exit code when it ends.

@@ -36,7 +36,7 @@ class ProcessState:
 
     pid: int
     address: str
-    """The address to dial."""
+    """The address to dial; a gateway's is a URL."""
     metrics: str | None
     """URL for Prometheus; None without metrics."""
 
@@ -52,7 +52,9 @@ class StackState:
     address: str
     """The processor's address from this machine, even while it does not run."""
     services: Mapping[str, ProcessState]
-    """The running services among engine, detokenizer and processor, keyed by name."""
+    """The running services among engine, detokenizer, processor and gateway, keyed by name."""
+    http_url: str | None = None
+    """The gateway's URL from this machine, even while it does not run; None for a stack without one."""
 
 
 class RuntimeDirectory:

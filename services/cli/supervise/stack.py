@@ -1,5 +1,6 @@
 """A stack: the ring on one machine. A supervisor runs the three services, linked by unix sockets in a private
-directory, with the processor on TCP, until a signal or until ``on_ready`` returns an exit code.
+directory, with the processor on TCP and a gateway on HTTP before it, until a signal or until ``on_ready`` returns an
+exit code.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,23 +21,26 @@ import structlog
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.cli.supervise.supervisor import ChildSpec, Supervisor
-from services.common.config.addresses import default_metrics_port, join_address
+from services.common.config.addresses import GATEWAY_PORT, default_metrics_port, join_address
 from services.common.config.errors import ExitCode
 from services.common.config.options import VARIABLE_PREFIX, Setting, arguments, settings_of
 from services.common.config.security_settings import TlsSettings
-from services.common.config.settings import DetokenizerSettings, ProcessorSettings
+from services.common.config.settings import DetokenizerSettings, GatewaySettings, ProcessorSettings
 from services.common.links.channels import Endpoint, wait_serving
 from services.common.security.credentials import own_server_credentials
 
-SERVICES = ("engine", "detokenizer", "processor")
-"""The services; each may depend on those before it."""
-_METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20}
-"""Offsets from the processor's metrics port. The defaults are the same ports as for services started one by one."""
+SERVICES = ("engine", "detokenizer", "processor", "gateway")
+"""The services; each may depend on those before it. A stack without HTTP has no gateway."""
+_METRICS_OFFSETS = {"processor": 0, "engine": 10, "detokenizer": 20, "gateway": 30}
+"""Offsets from the processor's metrics port. For the ring, the defaults are the same ports as for services started one
+by one."""
 _ATTEMPTS = 100
 """Attempts to find ports that are all free."""
+_CONNECT_PAUSE = 0.05
+"""Seconds between two attempts to reach the gateway."""
 
-_PROCESSOR_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
-"""Options that only the processor gets: the links between the services are private unix sockets."""
+_DOORS_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
+"""Options that only the processor and the gateway get: the other links are private unix sockets."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = structlog.get_logger()
@@ -54,47 +59,72 @@ class StackOptions:
     """The options of the engine process, its own and those of ``engine_core``, which this module may not import."""
     values: Mapping[str, Any]
     """The given options, keyed by name; each child gets those that it knows."""
+    http_port: int | None = None
+    """The gateway's port, not 0; None: no gateway."""
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Those of ``SERVICES`` that the stack has."""
+        return SERVICES if self.http_port is not None else SERVICES[:-1]
 
     @property
     def processor_address(self) -> str:
         """The processor's address from this machine."""
-        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return join_address(local, self.port)
+        return join_address(self._local_host, self.port)
+
+    @property
+    def http_url(self) -> str | None:
+        """The gateway's from this machine; None without one."""
+        scheme = "http" if self.values.get("tls_cert_file") is None else "https"
+        return None if self.http_port is None else f"{scheme}://{join_address(self._local_host, self.http_port)}"
+
+    @property
+    def _local_host(self) -> str:
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
     def metrics_ports(self) -> dict[str, int]:
         """Metrics ports keyed by service; empty without metrics."""
         if self.metrics_port is None:
             return {}
-        return {name: self.metrics_port + offset for name, offset in _METRICS_OFFSETS.items()}
+        return {name: self.metrics_port + _METRICS_OFFSETS[name] for name in self.services}
 
 
 def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[ChildSpec]:
-    """Specs of the engine, the detokenizer and the processor, in this order."""
+    """Specs of the children, in the order of ``SERVICES``."""
     engine, detokenizer = (f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer"))
+    doors = {name: value for name, value in options.values.items() if name in _DOORS_ONLY}
     own: dict[str, dict[str, Any]] = {
         "engine": {"uds": directory.socket("engine")},
         "detokenizer": {"uds": directory.socket("detokenizer"), "engines": (engine,)},
         "processor": {
-            **{name: value for name, value in options.values.items() if name in _PROCESSOR_ONLY},
+            **doors,
             "host": options.host,
             "port": options.port,
             "engines": (engine,),
             "detokenizers": (detokenizer,),
+        },
+        "gateway": {
+            **doors,
+            "host": options.host,
+            "port": options.http_port,
+            "processors": (options.processor_address,),
+            "processor_cert_file": doors.get("tls_cert_file"),
         },
     }
     settings: dict[str, Iterable[Setting]] = {
         "engine": options.engine_settings,
         "detokenizer": settings_of(DetokenizerSettings()),
         "processor": settings_of(ProcessorSettings()),
+        "gateway": settings_of(GatewaySettings()),
     }
     # Without our own variables: their values are on the children's command lines.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     specs = []
-    for name in SERVICES:
+    for name in options.services:
         port = options.metrics_ports.get(name)
         fixed = {"name": f"{name}-0", "log_format": "json", "metrics": port is not None, "metrics_port": port}
-        values = {**options.values, **_PROCESSOR_ONLY, **fixed, **own[name]}
+        values = {**options.values, **_DOORS_ONLY, **fixed, **own[name]}
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: do not import from a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
@@ -103,9 +133,12 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
 
 
 def service_addresses(options: StackOptions, directory: RuntimeDirectory) -> dict[str, str]:
-    """Address of each service from this machine, in the order of ``SERVICES``."""
-    links = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
-    return {**links, "processor": options.processor_address}
+    """Address of each service from this machine, the gateway's as a URL, in the order of ``SERVICES``."""
+    addresses = {name: f"unix:{directory.socket(name)}" for name in ("engine", "detokenizer")}
+    addresses["processor"] = options.processor_address
+    if options.http_url is not None:
+        addresses["gateway"] = options.http_url
+    return addresses
 
 
 def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Supervisor, started: float) -> StackState:
@@ -115,11 +148,12 @@ def state_of(options: StackOptions, directory: RuntimeDirectory, supervisor: Sup
     services = {}
     for child in supervisor.children:
         name, port = child.spec.name, options.metrics_ports.get(child.spec.name)
-        host = metrics_host if name == "processor" else "127.0.0.1"
+        host = metrics_host if name in ("processor", "gateway") else "127.0.0.1"
         metrics = None if port is None else f"http://{host}:{port}/metrics"
         if child.pid is not None:
             services[name] = ProcessState(child.pid, addresses[name], metrics)
-    return StackState(os.getpid(), str(options.values.get("model", "")), started, options.processor_address, services)
+    model, address = str(options.values.get("model", "")), options.processor_address
+    return StackState(os.getpid(), model, started, address, services, options.http_url)
 
 
 def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, int]:
@@ -140,14 +174,23 @@ def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, i
     return chosen, metrics
 
 
+def choose_http_port(host: str, port: int | None) -> int:
+    """Choose the gateway's port: None stands for the default one, or the next that is free; 0 for a free one."""
+    if port is None:
+        return next((each for each in range(GATEWAY_PORT, 65536) if _is_free(host, each, reuse=True)), GATEWAY_PORT)
+    return port or _free_port(host)
+
+
 def _free_port(host: str) -> int:
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def _is_free(host: str, port: int) -> bool:
+def _is_free(host: str, port: int, *, reuse: bool = False) -> bool:
+    """``reuse``: it is also free if only closed connections of a process that ended hold it."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError):  # taken, or beyond the last port
@@ -164,6 +207,9 @@ class ReadyStack:
     """A stack whose services all serve."""
 
     address: str
+    """The processor's."""
+    http_url: str | None
+    """The gateway's; None without one."""
     seconds: float
     """Seconds since the start of the first child."""
     state: StackState
@@ -204,11 +250,14 @@ async def run_stack(
         )
 
         async def work() -> int | None:
-            for address in service_addresses(options, directory).values():
-                await wait_serving(processor if address == processor.address else Endpoint(address))
+            for name, address in service_addresses(options, directory).items():
+                if name == "gateway":  # it started beside the engine, and listens long before that serves
+                    await _wait_listening(options.host, options.http_port)
+                else:
+                    await wait_serving(processor if address == processor.address else Endpoint(address))
             supervisor.allow_restarts()
-            state = state_of(options, directory, supervisor, started)
-            return await on_ready(ReadyStack(options.processor_address, time.monotonic() - start, state))
+            seconds, state = time.monotonic() - start, state_of(options, directory, supervisor, started)
+            return await on_ready(ReadyStack(options.processor_address, options.http_url, seconds, state))
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, on_signal, number)
@@ -218,6 +267,15 @@ async def run_stack(
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+async def _wait_listening(host: str, port: int | None) -> None:
+    while True:
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            return
+        await asyncio.sleep(_CONNECT_PAUSE)
 
 
 async def _run_beside(supervisor: Supervisor, work: asyncio.Task[int | None]) -> int:

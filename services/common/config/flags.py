@@ -14,6 +14,9 @@ T = TypeVar("T")
 COMMON_OPTIONS = (
     "host",
     "port",
+    "http_port",
+    "http",
+    "processors",
     "engines",
     "detokenizers",
     "model",
@@ -62,7 +65,7 @@ class _FlagType(click.types.BoolParamType):
 class _SettingOption(click.Option):
     def __init__(self, setting: Setting) -> None:
         flags = f"{setting.flag}/{setting.negative_flag}" if setting.kind is bool else setting.flag
-        if setting.default is None or setting.default == "":
+        if setting.default in (None, "", ()):
             note = ""
         elif setting.kind is bool:
             note = f"  [default: {(setting.flag if setting.default else setting.negative_flag).removeprefix('--')}]"

@@ -393,6 +393,11 @@ class GatewaySettings(ServiceSettings):
         "Addresses of the processors, separated by commas: host:port or unix:path. If a host is a name, each of its "
         "addresses is a processor.",
     )
+    processor_cert_file: str | None = option(
+        None,
+        "PEM file of the processors' own certificate, the only one that is then trusted, by whatever name they are "
+        "dialled. Default: the certificates of the authorities in --tls-ca-file.",
+    )
     cors_origins: tuple[str, ...] = option(
         (),
         "Origins whose pages may call the gateway from a browser, such as https://app.example.com; * for every "

@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from services.common.config.options import TYPO_SIMILARITY, VARIABLE_PREFIX, settings_of
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    GatewaySettings,
+    ProcessorSettings,
+)
+from services.common.config.stack_settings import StackSettings
 
 PARENT_PID_VARIABLE = "RINGLINE_PARENT_PID"
 """A supervisor sets it to its own pid in the environment of its children."""
@@ -67,8 +73,8 @@ _LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 def known_variables() -> frozenset[str]:
     """All variables that any process of the ring reads."""
-    services = (EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
-    declared = {setting.variable for defaults in services for setting in settings_of(defaults)}
+    services = (EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings(), GatewaySettings())
+    declared = {setting.variable for defaults in (*services, StackSettings()) for setting in settings_of(defaults)}
     return frozenset(declared | {VARIABLE_PREFIX + name.upper() for name in ENGINE_OPTIONS}) | {
         ADDRESS_VARIABLE,
         PARENT_PID_VARIABLE,

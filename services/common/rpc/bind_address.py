@@ -15,12 +15,15 @@ from services.common.config.errors import FatalError
 from services.common.config.settings import ServerSettings
 
 
-def check_bindable(settings: ServerSettings) -> None:
-    """Raise ``FatalError`` if the address is in use or cannot be bound; remove the socket file of a dead process."""
+def check_bindable(settings: ServerSettings, port_flag: str = "--port") -> None:
+    """Raise ``FatalError`` if the address is in use or cannot be bound; remove the socket file of a dead process.
+
+    ``port_flag``: what chooses the port, for the error's words.
+    """
     if settings.uds is not None:
         _check_socket_file(Path(settings.uds))
     else:
-        _check_port(settings.host, settings.port)
+        _check_port(settings.host, settings.port, port_flag)
 
 
 def remove_socket_file(settings: ServerSettings) -> None:
@@ -29,18 +32,18 @@ def remove_socket_file(settings: ServerSettings) -> None:
         Path(settings.uds).unlink(missing_ok=True)
 
 
-def _check_port(host: str, port: int) -> None:
+def _check_port(host: str, port: int, flag: str) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:
         raise FatalError(f"host {host!r} is not known: choose an interface of this machine with --host") from None
     errors = [_bind_error(family, address) for family, _, _, _, address in found]
     if any(error is not None and error.errno == errno.EADDRINUSE for error in errors):
-        raise FatalError(f"port {port} is in use: choose another with --port")
+        raise FatalError(f"port {port} is in use: choose another with {flag}")
     if None in errors:  # a host name may have several addresses, and one is enough
         return
     if any(error is not None and error.errno == errno.EACCES for error in errors):
-        raise FatalError(f"port {port} is for privileged processes: choose one above 1023 with --port")
+        raise FatalError(f"port {port} is for privileged processes: choose one above 1023 with {flag}")
     raise FatalError(f"host {host!r} is not an interface of this machine: choose one with --host")
 
 

@@ -67,7 +67,7 @@ class Stack:
 
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
-    flags = (str(MODEL), "--port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
+    flags = (str(MODEL), "--port", "0", "--no-http", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
@@ -138,7 +138,7 @@ def check_log_of_a_request(stack, address):
 async def test_nothing_outlives_a_stack_that_is_killed_outright(environment, tmp_path):
     stack = Stack(environment, tmp_path, str(MODEL), "--port", "0")
     try:
-        stack.until(lambda: any(len(state.services) == 3 for state in running_stacks()))
+        stack.until(lambda: any(len(state.services) == 4 for state in running_stacks()))
         (state,) = running_stacks()
         pids = [service.pid for service in state.services.values()]
     finally:

@@ -225,10 +225,11 @@ def test_a_stack_is_shown_though_none_of_its_services_answers(
     """While it starts, or stands still, which is when people look."""
     monkeypatch.setenv("RINGLINE_ADDRESS", "127.0.0.1:1")
     services = {name: ProcessState(7, "127.0.0.1:1", None) for name in SERVICES}
+    services["gateway"] = ProcessState(7, "http://127.0.0.1:1", None)
     with stack(1, "127.0.0.1:1", **services):
         result = ask(*arguments)
     assert result.stdout.startswith("model-1 (pid 1,")
-    assert result.stdout.count("UNREACHABLE") == 3
+    assert result.stdout.count("UNREACHABLE") == 4
     assert result.return_value == 1
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from services.cli.supervise import stack
-from services.cli.supervise.stack import choose_ports
+from services.cli.supervise.stack import choose_http_port, choose_ports
 from tests.ports import HeldPort
 
 HOST = "127.0.0.1"
@@ -18,7 +20,19 @@ def test_what_is_given_is_taken_as_it_is() -> None:
     assert choose_ports(HOST, 0, 9090)[1] == 9090
 
 
-@pytest.mark.parametrize("offset", [0, 10, 20])
+def test_the_next_http_port_is_taken_only_where_none_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(stack, "GATEWAY_PORT", port)
+        assert choose_http_port(HOST, None) > port
+        assert choose_http_port(HOST, port) == port
+        assert choose_http_port(HOST, 0) not in (0, port)
+        with socket.create_connection((HOST, port)), taken.accept()[0] as accepted:
+            accepted.shutdown(socket.SHUT_WR)  # so that the server's side lingers
+    assert choose_http_port(HOST, None) == port
+
+
+@pytest.mark.parametrize("offset", [0, 10, 20, 30])
 @pytest.mark.parametrize("metrics_port", [None, 0])
 def test_a_port_is_chosen_again_where_metrics_of_a_service_would_find_theirs_taken(
     offset: int, metrics_port: int | None, monkeypatch: pytest.MonkeyPatch
@@ -31,5 +45,5 @@ def test_a_port_is_chosen_again_where_metrics_of_a_service_would_find_theirs_tak
     free = stack._free_port
     monkeypatch.setattr(stack, "_free_port", lambda host: next(offered, None) or free(host))
     _, metrics = choose_ports(HOST, 0, metrics_port)
-    assert taken.number not in (metrics, metrics + 10, metrics + 20)
+    assert taken.number not in (metrics, metrics + 10, metrics + 20, metrics + 30)
     taken.release()

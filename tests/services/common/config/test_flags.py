@@ -7,7 +7,13 @@ from click.testing import CliRunner
 from engine_core.config import EngineConfig
 from services.common.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
 from services.common.config.options import settings_of
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    GatewaySettings,
+    ProcessorSettings,
+)
+from services.common.config.stack_settings import StackSettings
 
 
 @with_settings(settings_of(DetokenizerSettings()))
@@ -79,5 +85,5 @@ def test_all_of_the_help_has_every_option_in_its_section():
 
 
 def test_common_options_are_options_of_some_service():
-    services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), DetokenizerSettings())
+    services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), GatewaySettings(), StackSettings())
     assert set(COMMON_OPTIONS) <= {setting.name for defaults in services for setting in settings_of(defaults)}

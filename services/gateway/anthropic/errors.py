@@ -1,0 +1,39 @@
+"""Anthropic's form of an error."""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+import msgspec
+
+from services.gateway.anthropic.request import MessageRequest
+from services.gateway.fields import naming
+from services.gateway.http.api_error import ApiError
+from services.gateway.http.call import Dialect
+
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
+_TOO_LONG = re.compile(r"(\d+) tokens are too long: expected at most (\d+)")
+"""How a processor refuses a prompt that leaves no room in the context."""
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    """The body of a failed request, and the data of an event that says so late."""
+    other = "api_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    message = error.message
+    if too_long := _TOO_LONG.search(message):  # agents compact the conversation where they read this
+        message = f"prompt is too long: {too_long[1]} tokens > {too_long[2]} maximum"
+    body = {"type": _TYPES.get(error.status, other), "message": message}
+    return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
+
+
+ANTHROPIC = Dialect(error_body, naming([MessageRequest], {"json_schema": "output_config.format.schema"}))

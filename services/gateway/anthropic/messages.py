@@ -1,0 +1,95 @@
+"""``/v1/messages`` and ``/v1/messages/count_tokens``: Anthropic's API, as its SDKs and Claude Code use it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from ringline import Generation, RingError, ToolCall
+from starlette.responses import Response
+
+from services.gateway.answer import Answer, Ask
+from services.gateway.anthropic.errors import ANTHROPIC, error_body
+from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, stop_of, usage_of
+from services.gateway.anthropic.request import CountRequest, MessageRequest, all_options, messages_of, prompt_options
+from services.gateway.fields import checked
+from services.gateway.http.api_error import api_error_from
+from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.event_stream import EventStream
+
+_MESSAGE = msgspec.json.Decoder(MessageRequest)
+_COUNT = msgspec.json.Decoder(CountRequest)
+
+
+async def create_message(call: Call) -> Response:
+    """An answer to a conversation, at once or as events."""
+    request = checked(parse(_MESSAGE, call.body))
+    messages = messages_of(request)
+    options = all_options(request)
+    answer = await Answer.begin(call, [Ask(options, messages=messages)])
+    message_id = f"msg_{call.request_id}"
+    max_tokens = options["max_tokens"] or 0
+    if request.stream:
+        events = MessageEvents(message_id, max_tokens=max_tokens)
+        return EventStream(_stream(call, answer, events), ping=PING)
+    async with aclosing(answer):
+        (generation,) = await answer.generations()
+    return Response(msgspec.json.encode(_message(message_id, generation, max_tokens)), media_type="application/json")
+
+
+async def count_tokens(call: Call) -> Response:
+    """The tokens of a prompt."""
+    request = checked(parse(_COUNT, call.body))
+    messages = messages_of(request)
+    tokens = await call.client.tokenize(messages=messages, **prompt_options(request))
+    return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
+
+
+async def _stream(call: Call, answer: Answer, events: MessageEvents) -> AsyncGenerator[bytes, None]:
+    async with aclosing(answer):
+        yield events.begin(answer.admitted[0])
+        try:
+            async for _, event in answer.events():
+                if written := events.add(event):
+                    yield written
+        except RingError as error:
+            yield b"event: error\ndata: %s\n\n" % error_body(api_error_from(error, ANTHROPIC.name_of), call.request_id)
+        else:
+            yield events.end(answer.usage)
+
+
+def _message(message_id: str, generation: Generation, max_tokens: int) -> dict[str, Any]:
+    choice, request = generation.choices[0], generation.request
+    content: list[dict[str, Any]] = []
+    if choice.reasoning is not None:
+        content.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
+    if choice.content:
+        content.append({"type": "text", "text": choice.content})
+    content += [_tool_use(one) for one in choice.tool_calls]
+    context_full = (request.options.get("max_tokens") or max_tokens) < max_tokens
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": content,
+        **stop_of(choice.finish_reason, choice.stop, calls=bool(choice.tool_calls), context_full=context_full),
+        "usage": usage_of(generation.usage),
+    }
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    try:
+        msgspec.json.decode(call.arguments, type=dict)
+        arguments = msgspec.Raw(call.arguments.encode())
+    except msgspec.DecodeError:  # max_tokens ended the answer within them
+        arguments = msgspec.Raw(b"{}")
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/messages", create_message, ANTHROPIC),
+    Endpoint("POST", "/v1/messages/count_tokens", count_tokens, ANTHROPIC),
+)

@@ -1,0 +1,293 @@
+"""A request for a message: what Anthropic's API has, and the ring's messages and options for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+from ringline.options import Message, Options, TokenizeOptions
+
+from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.http.api_error import invalid
+from services.gateway.turns import Turns
+
+_BILLING = "x-anthropic-billing-header"
+"""Begins a block of the system prompt that is of no use to a model, and differs from request to request."""
+
+_TOOL_CHANGES = ("tool_addition", "tool_removal")
+
+
+class Source(msgspec.Struct):
+    """Where a document's content is."""
+
+    type: str
+    data: str | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool; of Anthropic's own ones only type and name are read."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChange(msgspec.Struct):
+    """The tool of a block that adds or removes one: by its definition or by its name."""
+
+    type: str
+    name: str | None = None
+    definition: Tool | None = None
+
+
+class Block(msgspec.Struct):
+    """A block of a message's content, of any type."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    source: Source | None = None
+    tool_name: str | None = None
+    tool: ToolChange | None = None
+
+
+class Turn(msgspec.Struct):
+    """A message of the conversation."""
+
+    role: str
+    content: str | list[Block] | None = None
+    clear_at: str | None = None
+
+    @property
+    def blocks(self) -> Sequence[Block]:
+        """The content; a text is one block."""
+        return [Block("text", self.content)] if isinstance(self.content, str) else self.content or ()
+
+
+class ToolChoice(msgspec.Struct):
+    """Which tools are to be called."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    """Whether the model is to reason."""
+
+    type: str
+
+
+class OutputFormat(msgspec.Struct):
+    """The form of the answer."""
+
+    type: str
+    schema: dict[str, Any] | None = None
+
+
+class OutputConfig(msgspec.Struct):
+    """The form of the answer, and how much reasoning goes before it."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(Body):
+    """The body of ``/v1/messages/count_tokens``: the prompt."""
+
+    model: Annotated[str | None, passed("Default: the model that is served.")] = None
+    messages: Annotated[
+        list[Turn] | None,
+        supported(
+            "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, and documents of plain text; images and "
+            "other documents are refused. Turns of one role that follow each other are one. A last turn of the "
+            "assistant is continued. A `system` turn that does not come first goes into the user's."
+        ),
+    ] = None
+    system: Annotated[str | list[Block] | None, supported()] = None
+    tools: Annotated[
+        list[Tool] | None,
+        supported("Those with an `input_schema`; Anthropic's own, such as `web_search_20250305`, are left out."),
+    ] = None
+    tool_choice: Annotated[ToolChoice | None, supported()] = None
+    thinking: Annotated[
+        Thinking | None,
+        supported("`enable_thinking` and `thinking` for the model's template; `budget_tokens` is not enforced."),
+    ] = None
+    output_config: Annotated[
+        OutputConfig | None,
+        supported("`format` is enforced; `effort` is `reasoning_effort` for the model's template, at most `high`."),
+    ] = None
+    output_format: Annotated[OutputFormat | None, supported("Older form of `output_config.format`.")] = None
+
+    cache_control: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    context_management: Annotated[Any, ignored("The conversation is used as it is.")] = None
+    speed: Annotated[Any, ignored("There is one.")] = None
+    user_profile_id: Annotated[Any, ignored("Identity is the key's.")] = None
+    workspace_id: Annotated[Any, ignored("Identity is the key's.")] = None
+
+    mcp_servers: Annotated[Any, refused("give the servers' tools in tools, and call them yourself", [])] = None
+
+
+class MessageRequest(CountRequest):
+    """The body of ``/v1/messages``."""
+
+    max_tokens: Annotated[
+        int | None,
+        supported("Required. Where the context has less room, that counts: `model_context_window_exceeded`."),
+    ] = None
+    stop_sequences: Annotated[list[str] | None, passed("At most 64.", option="stop")] = None
+    temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
+    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    top_k: Annotated[int | None, passed("0 keeps all.")] = None
+    stream: Annotated[bool | None, supported()] = None
+
+    metadata: Annotated[Any, ignored("Nothing is stored.")] = None
+    service_tier: Annotated[Any, ignored("There is one.")] = None
+    inference_geo: Annotated[Any, ignored("The model runs where it is served.")] = None
+    diagnostics: Annotated[Any, ignored("Nothing is stored.")] = None
+
+    container: Annotated[Any, refused("there are no containers")] = None
+
+
+def messages_of(request: CountRequest) -> Sequence[Message]:
+    """The conversation. Raises ``ApiError`` for content that no text can stand for."""
+    given = request.messages
+    if not given:
+        raise invalid("messages", "missing or empty: expected at least one message")
+    turns = Turns()
+    for at, block in enumerate(Turn("system", request.system).blocks):
+        _add_of_system(turns, block, f"system[{at}]")
+    last_of_user = max((at for at, turn in enumerate(given) if turn.role == "user"), default=0)
+    for at, turn in enumerate(given):
+        add = _ADD.get(turn.role)
+        if add is None:
+            raise invalid(f"messages[{at}].role", f"{turn.role!r}: expected user, assistant or system")
+        if turn.clear_at == "next_user_message" and at < last_of_user:
+            continue
+        for number, block in enumerate(turn.blocks):
+            add(turns, block, f"messages[{at}].content[{number}]")
+    return turns.messages
+
+
+def prompt_options(request: CountRequest) -> TokenizeOptions:
+    """The options that shape the prompt."""
+    options: TokenizeOptions = {"model": request.model}
+    if tools := _tools(request):
+        options["tools"] = tools
+    _set_tool_choice(options, request.tool_choice)
+    arguments: dict[str, Any] = {}
+    if request.thinking is not None:
+        arguments["enable_thinking"] = arguments["thinking"] = request.thinking.type != "disabled"
+    if request.output_config is not None and (effort := request.output_config.effort):
+        arguments["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
+    if arguments:
+        options["template_args"] = arguments
+    if request.messages and request.messages[-1].role == "assistant":
+        options["continue_final_message"] = True
+    return options
+
+
+def all_options(request: MessageRequest) -> Options:
+    """All options."""
+    if request.max_tokens is None:
+        raise invalid("max_tokens", "missing: expected the most tokens that the answer may have")
+    options = cast("Options", {**prompt_options(request), **options_of(request)})
+    options["max_tokens"] = request.max_tokens
+    options["json_schema"] = _schema(request)
+    options["parse"] = True if "tools" in options else {"tool_calls": "none"}
+    return options
+
+
+def _add_of_system(turns: Turns, block: Block, path: str) -> None:
+    if block.type not in _TOOL_CHANGES and not (text := _text(block, path)).startswith(_BILLING):
+        turns.system(text)
+
+
+def _add_of_user(turns: Turns, block: Block, path: str) -> None:
+    if block.type != "tool_result":
+        turns.user(_text(block, path))
+        return
+    if block.tool_use_id is None:
+        raise invalid(f"{path}.tool_use_id", "missing: expected the id of the tool_use block that it answers")
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = "\n".join(_text(one, f"{path}.content[{number}]") for number, one in enumerate(content))
+    turns.result(block.tool_use_id, content)
+
+
+def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
+    if block.type == "thinking":
+        turns.reasoning(block.thinking or "")
+    elif block.type == "tool_use":
+        if block.id is None or block.name is None:
+            raise invalid(path, "a tool_use block needs an id, a name and an input")
+        turns.call(block.id, block.name, block.input or {})
+    elif block.type != "redacted_thinking":
+        turns.assistant(_text(block, path))
+
+
+_ADD = {"user": _add_of_user, "assistant": _add_of_assistant, "system": _add_of_system}
+
+
+def _text(block: Block, path: str) -> str:
+    """The text of a block that is one."""
+    text = block.text
+    if block.type == "tool_reference":
+        text = block.tool_name
+    elif block.type == "document" and block.source is not None and block.source.type == "text":
+        text = block.source.data
+    elif block.type != "text":
+        raise invalid(f"{path}.type", f"a block of type {block.type!r} is not supported: expected text")
+    if text is None:
+        raise invalid(path, f"a block of type {block.type!r} has no text")
+    return text
+
+
+def _tools(request: CountRequest) -> list[dict[str, Any]]:
+    """The tools that the model can be told of: those with a schema, not those that Anthropic's models know."""
+    tools = {tool.name: tool for tool in request.tools or ()}
+    for block in (block for turn in request.messages or () for block in turn.blocks):
+        if block.type == "tool_addition" and block.tool is not None and block.tool.definition is not None:
+            tools[block.tool.definition.name] = block.tool.definition
+        elif block.type == "tool_removal" and block.tool is not None:
+            tools.pop(block.tool.name, None)
+    return [
+        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+        for tool in tools.values()
+        if tool.type in (None, "custom")
+    ]
+
+
+def _set_tool_choice(options: TokenizeOptions, choice: ToolChoice | None) -> None:
+    if choice is None:
+        return
+    if choice.type not in ("auto", "any", "tool", "none"):
+        raise invalid("tool_choice.type", f"{choice.type!r}: expected auto, any, tool or none")
+    if "tools" not in options:
+        if choice.type in ("any", "tool"):
+            raise invalid("tool_choice", f"{choice.type!r} needs tools that have an input_schema")
+        return
+    if choice.type == "tool":
+        options["tool_choice"] = {"type": "function", "name": choice.name}
+    else:
+        options["tool_choice"] = "required" if choice.type == "any" else choice.type
+    if choice.disable_parallel_tool_use and choice.type != "none":
+        options["parallel_tool_calls"] = False
+
+
+def _schema(request: MessageRequest) -> Mapping[str, Any] | None:
+    wanted = request.output_format or (request.output_config and request.output_config.format)
+    if not wanted:
+        return None
+    if wanted.type != "json_schema" or wanted.schema is None:
+        raise invalid("output_config.format", "expected type json_schema and a schema")
+    return wanted.schema

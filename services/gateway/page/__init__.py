@@ -1,0 +1,1 @@
+"""The chat page: one static file that asks the gateway's own ``/v1/chat/completions``."""

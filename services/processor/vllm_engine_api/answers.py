@@ -1,0 +1,167 @@
+"""Answers in the form of vLLM's contract: chunks of new ids as they come, or each choice as a whole at its end."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import output_pb2
+from smg_grpc_proto import vllm_engine_pb2
+
+from services.common.rpc.shared_messages import read_logprobs
+from services.processor.service import failure_in
+from services.ring.errors import Code, Reason, Refused, Status
+from services.ring.events import FinishReason
+from services.ring.logprobs import PackedLogprobs
+
+_FINISH_REASONS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+}
+_ID_BYTES = 5
+_DEADLINE = Status(Code.DEADLINE_EXCEEDED, "the call's deadline passed before the answer was complete")
+
+
+class _Choice:
+    """What was delivered of one choice, or waits for its end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ids = array("I")
+        """Empty in a stream."""
+        self.logprobs: PackedLogprobs | None = None
+
+
+class Answer:
+    """The answer to one request, made of the frames of its stream."""
+
+    def __init__(self, message: Any, eos_token_ids: Collection[int], max_message_bytes: int) -> None:
+        """``message``: the ``vllm.grpc.engine.GenerateRequest``. ``max_message_bytes``: of an answer as a whole."""
+        params = message.sampling_params
+        self._streams: bool = message.stream
+        self._top_count = params.logprobs
+        self._top_count_of_prompt = params.prompt_logprobs
+        eos = () if params.ignore_eos else eos_token_ids
+        self._stop_token_ids = frozenset(params.stop_token_ids).difference(eos)
+        self._max_bytes = max_message_bytes
+        self._held_bytes = 0
+        self._prompt_tokens = 0
+        self._prompt_ids = array("I")
+        self._prompt_logprobs: PackedLogprobs | None = None
+        self._cached_tokens: int | None = None
+        self._choices: dict[int, _Choice] = {}
+
+    def pack(self, frame: inference_pb2.SessionResponse) -> Iterator[tuple[bytes | None, Status | None]]:
+        """See ``services.processor.service.Pack``. Raises ``Refused`` if an answer as a whole becomes too large."""
+        for response in frame.responses:
+            match response.WhichOneof("event"):
+                case "admitted":
+                    self._prompt_tokens = response.admitted.prompt_tokens
+                    self._prompt_ids.extend(response.admitted.prompt_token_ids)
+                case "prefill" if self._cached_tokens is None:
+                    self._cached_tokens = response.prefill.cached_tokens
+                case "prompt_logprobs":
+                    self._prompt_logprobs = _joined(
+                        self._prompt_logprobs, read_logprobs(response.prompt_logprobs.logprobs)
+                    )
+                case "delta":
+                    if (chunk := self._delta(response.delta)) is not None:
+                        yield chunk.SerializeToString(), None
+                case "choice_finished":
+                    yield self._end(response.choice_finished)
+                case "refused":
+                    yield None, failure_in(response)
+
+    def _delta(self, delta: inference_pb2.Delta) -> Any | None:
+        """The chunk of a delta; None if it has no ids, or the choice is answered as a whole."""
+        if not delta.token_ids:
+            return None
+        is_first = delta.choice not in self._choices
+        choice = self._choices.setdefault(delta.choice, _Choice())
+        choice.count += len(delta.token_ids)
+        scores = read_logprobs(delta.logprobs) if delta.HasField("logprobs") else None
+        if not self._streams:
+            choice.ids.extend(delta.token_ids)
+            if scores is not None:
+                choice.logprobs = _joined(choice.logprobs, scores)
+            self._held_bytes += len(delta.token_ids) * (_ID_BYTES + (scores.entry_bytes if scores is not None else 0))
+            if self._held_bytes > self._max_bytes:
+                problem = f"the answer has more than {self._max_bytes} bytes, the limit for one message: set stream"
+                raise Refused(Code.RESOURCE_EXHAUSTED, problem, reason=Reason.TOO_LARGE)
+            return None
+        response = vllm_engine_pb2.GenerateResponse()
+        chunk = response.chunk
+        chunk.token_ids.extend(delta.token_ids)
+        chunk.prompt_tokens = self._prompt_tokens
+        chunk.completion_tokens = len(delta.token_ids)
+        chunk.cached_tokens = self._cached_tokens or 0
+        chunk.index = delta.choice
+        if scores is not None:
+            _write_logprobs(chunk.output_logprobs, delta.token_ids, scores, self._top_count)
+        if is_first:
+            self._write_prompt_logprobs(chunk)
+        return response
+
+    def _end(self, finished: inference_pb2.ChoiceFinished) -> tuple[bytes | None, Status | None]:
+        if finished.HasField("error"):
+            return None, failure_in(inference_pb2.GenerateResponse(choice_finished=finished))
+        if finished.finish_reason == output_pb2.FINISH_REASON_DEADLINE:
+            return None, _DEADLINE
+        is_first = finished.choice not in self._choices
+        choice = self._choices.pop(finished.choice, None) or _Choice()
+        response = vllm_engine_pb2.GenerateResponse()
+        complete = response.complete
+        complete.output_ids.extend(choice.ids)
+        complete.finish_reason = _FINISH_REASONS[FinishReason(finished.finish_reason)]
+        complete.prompt_tokens = self._prompt_tokens
+        complete.completion_tokens = choice.count
+        complete.cached_tokens = self._cached_tokens or 0
+        complete.index = finished.choice
+        if finished.HasField("stop_string"):
+            complete.matched_stop_str = finished.stop_string
+        elif finished.HasField("stop_token_id") and finished.stop_token_id in self._stop_token_ids:
+            complete.matched_token_id = finished.stop_token_id
+        if choice.logprobs is not None:
+            _write_logprobs(complete.output_logprobs, choice.ids, choice.logprobs, self._top_count)
+        if is_first or not self._streams:
+            self._write_prompt_logprobs(complete)
+        return response.SerializeToString(), None
+
+    def _write_prompt_logprobs(self, message: Any) -> None:
+        """Fill in ``input_logprobs`` of a choice's first message; the prompt's first token has none."""
+        scores = self._prompt_logprobs
+        if scores is None:
+            return
+        found = message.input_logprobs
+        found.token_ids.extend(self._prompt_ids)
+        found.token_logprobs.add()
+        for value in scores.logprobs:
+            found.token_logprobs.add(value=value)
+        if self._top_count_of_prompt:
+            found.top_logprobs.add()
+            _write_alternatives(found, scores)
+
+
+def _joined(before: PackedLogprobs | None, more: PackedLogprobs) -> PackedLogprobs:
+    if before is None:
+        return more
+    before.extend(more)
+    return before
+
+
+def _write_logprobs(message: Any, ids: Any, scores: PackedLogprobs, top_count: int) -> None:
+    message.token_ids.extend(ids)
+    message.token_logprobs.extend(scores.logprobs)
+    if top_count:
+        _write_alternatives(message, scores)
+
+
+def _write_alternatives(message: Any, scores: PackedLogprobs) -> None:
+    count = scores.top_count
+    for start in range(0, len(scores.top_ids), count or 1):
+        top = message.top_logprobs.add()
+        top.token_ids.extend(scores.top_ids[start : start + count])
+        top.values.extend(scores.top_logprobs[start : start + count])

@@ -1,0 +1,115 @@
+"""What vLLM's contract asks of a server besides answers: its model, its tokenizer, itself, and its load."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from ringline.engine.v1 import engine_pb2
+from smg_grpc_proto import vllm_engine_pb2
+from smg_grpc_proto.generated import common_pb2
+
+from services.processor.linked_peers import LinkedPeers
+from services.processor.served_models import ServedModel
+
+_CHUNK_BYTES = 64 << 10
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_RATE_INTERVAL = 1.0
+"""Seconds over which the generation throughput is taken, at least."""
+
+
+def model_info(served: ServedModel) -> Any:
+    """``GetModelInfoResponse``. Paths stay empty: the tokenizer's files come from ``GetTokenizer``."""
+    model = served.model
+    defaults = {
+        name: round(getattr(model.default_sampling, name), 7)
+        for name in _SAMPLING_DEFAULTS
+        if model.default_sampling.HasField(name)  # type: ignore[arg-type]
+    }
+    return vllm_engine_pb2.GetModelInfoResponse(
+        is_generation=True,
+        max_context_length=model.max_model_len,
+        max_req_input_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        served_model_name=model.model,
+        architectures=[model.architecture],
+        eos_token_ids=model.eos_token_ids,
+        default_sampling_params_json=json.dumps(defaults, separators=(",", ":")) if defaults else "",
+    )
+
+
+def tokenizer_chunks(archive: bytes) -> Iterator[Any]:
+    """``GetTokenizerChunk`` by chunk; the last has the SHA-256 of the whole."""
+    for start in range(0, len(archive), _CHUNK_BYTES):
+        chunk = common_pb2.GetTokenizerChunk(data=archive[start : start + _CHUNK_BYTES])
+        if start + _CHUNK_BYTES >= len(archive):
+            chunk.sha256 = hashlib.sha256(archive).hexdigest()
+        yield chunk
+
+
+class ServerFacts:
+    """The server as one engine: the sum of those that are linked."""
+
+    def __init__(self, peers: LinkedPeers) -> None:
+        self._peers = peers
+        self._started_at = time.monotonic()
+        self._generated = 0
+        self._generated_at = self._started_at
+        self._tokens_per_second = 0.0
+        self.last_request_at = 0.0
+        """Seconds since 1970."""
+
+    def server_info(self, served: ServedModel, active_requests: int) -> Any:
+        """``GetServerInfoResponse``."""
+        model = served.model
+        return vllm_engine_pb2.GetServerInfoResponse(
+            active_requests=active_requests,
+            last_receive_timestamp=self.last_request_at,
+            uptime_seconds=time.monotonic() - self._started_at,
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+            block_size=model.block_size,
+            model_dtype=f"torch.{model.dtype}",
+            max_num_seqs=model.max_num_seqs * max(1, len(self._peers.engines)),
+            constrained_decoding_start="first_token",
+        )
+
+    def loads(self, served: ServedModel | None, waiting_here: int) -> Any:
+        """``GetLoadsResponse``. ``waiting_here``: requests that wait for an engine at this processor."""
+        loads = [engine.load for engine in self._peers.engines.values()]
+        block_size, max_num_seqs = (served.model.block_size, served.model.max_num_seqs) if served else (0, 0)
+        running = sum(load.running_choices for load in loads)
+        waiting = sum(load.waiting_requests for load in loads) + waiting_here
+        used, total = sum(load.blocks_used for load in loads), sum(load.blocks_total for load in loads)
+        queries = sum(load.prefix_queries for load in loads)
+        most = max_num_seqs * len(loads)
+        response = vllm_engine_pb2.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(), version=version("ringline-server"), dp_rank_count=1
+        )
+        response.loads.add(
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            num_total_reqs=running + waiting,
+            num_used_tokens=used * block_size,
+            max_total_num_tokens=total * block_size,
+            token_usage=used / total if total else 0.0,
+            gen_throughput=self._throughput(loads),
+            cache_hit_rate=sum(load.prefix_hits for load in loads) / queries if queries else 0.0,
+            utilization=running / most if most else 0.0,
+            max_running_requests=most,
+            num_waiting_uncached_tokens=sum(load.waiting_tokens for load in loads),
+        )
+        return response
+
+    def _throughput(self, loads: list[engine_pb2.Load]) -> float:
+        """Tokens per second since an earlier call; an engine that restarted counts from 0 again."""
+        now, generated = time.monotonic(), sum(load.generated_tokens for load in loads)
+        if (seconds := now - self._generated_at) >= _RATE_INTERVAL:
+            self._tokens_per_second = max(0, generated - self._generated) / seconds
+            self._generated, self._generated_at = generated, now
+        return self._tokens_per_second
