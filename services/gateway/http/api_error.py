@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import grpc
@@ -39,6 +39,7 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: float | None = None
     """Seconds."""
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def type(self) -> str:
@@ -49,7 +50,7 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """What clients that retry go by."""
-        headers = {}
+        headers = dict(self.more_headers)
         if self.retry_after is not None:
             headers["retry-after"] = str(max(1, round(self.retry_after + 0.499)))
             headers["retry-after-ms"] = str(round(self.retry_after * 1000))

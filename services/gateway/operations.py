@@ -1,0 +1,81 @@
+"""What operators ask the gateway itself: is it ready, does it live, which version is it, its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.common.telemetry.metrics_endpoint import Page
+from services.gateway.http.api_error import ApiError
+from services.gateway.openai.errors import OPENAI
+
+_TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_METHODS = ("GET", "HEAD")
+
+
+def health_pages(ready: Callable[[], bool]) -> Mapping[str, Page]:
+    """Readiness and liveness for the metrics port."""
+    return {
+        "/health": Page(
+            _TEXT,
+            lambda: b"SERVING\n" if ready() else b"NOT_SERVING\n",
+            status=lambda: HTTPStatus.OK if ready() else HTTPStatus.SERVICE_UNAVAILABLE,
+        ),
+        "/live": Page(_TEXT, lambda: b"SERVING\n"),
+    }
+
+
+def operations(ready: Callable[[], bool], registry: CollectorRegistry) -> Mapping[str, ASGIApp]:
+    """The answers by path. They are given while the gateway is full or drains, too, and ask no processor."""
+    rendering = asyncio.Lock()  # however many ask, one thread renders
+
+    async def health() -> Response:
+        is_ready = ready()
+        status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(b"SERVING\n" if is_ready else b"NOT_SERVING\n", status, media_type=_TEXT)
+
+    async def live() -> Response:
+        return Response(b"SERVING\n", media_type=_TEXT)
+
+    async def show_version() -> Response:
+        return Response(msgspec.json.encode({"version": installed_version()}), media_type="application/json")
+
+    async def metrics() -> Response:
+        async with rendering:
+            return Response(await asyncio.to_thread(generate_latest, registry), media_type=_METRICS)
+
+    pages: Mapping[str, Callable[[], Awaitable[Response]]] = {
+        "/health": health,
+        "/live": live,
+        "/version": show_version,
+        "/metrics": metrics,
+    }
+    return {path: partial(_answer, answer) for path, answer in pages.items()}
+
+
+async def _answer(page: Callable[[], Awaitable[Response]], scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["method"] in _METHODS:
+        response = await page()
+        response.headers["cache-control"] = "no-store"
+    else:
+        allowed = ", ".join(_METHODS)
+        error = ApiError(HTTPStatus.METHOD_NOT_ALLOWED, f"expected {allowed}", code="method_not_allowed")
+        response = Response(OPENAI.error(error, ""), error.status, {"allow": allowed}, media_type="application/json")
+    await response(scope, receive, send)
+
+
+def installed_version() -> str:
+    """Ringline's version."""
+    try:
+        return version("ringline-server")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,53 @@
+"""Whether a processor takes requests: each of them says so, by gRPC's health service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from ringline.channel import CHANNEL_OPTIONS
+
+from services.common.security.credentials import PeerCredentials
+
+_RETRY_SECONDS = 0.5
+_WATCH = "/grpc.health.v1.Health/Watch"
+
+
+class Readiness:
+    """Watches processors while ``run`` runs."""
+
+    def __init__(self, processors: Sequence[str], credentials: PeerCredentials) -> None:
+        self._processors = processors
+        self._credentials = credentials
+        self._serving: set[str] = set()
+
+    @property
+    def ready(self) -> bool:
+        """Whether any processor has a model to serve."""
+        return bool(self._serving)
+
+    async def run(self) -> None:
+        """Watch all processors, and forever."""
+        async with asyncio.TaskGroup() as tasks:
+            for address in self._processors:
+                tasks.create_task(self._watch(address))
+
+    async def _watch(self, address: str) -> None:
+        async with self._credentials.open(address, None, CHANNEL_OPTIONS) as channel:
+            watch = channel.unary_stream(
+                _WATCH,
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            while True:
+                try:
+                    async for health in watch(health_pb2.HealthCheckRequest()):
+                        serving = health.status == health_pb2.HealthCheckResponse.SERVING
+                        (self._serving.add if serving else self._serving.discard)(address)
+                except grpc.RpcError:
+                    pass
+                self._serving.discard(address)
+                await asyncio.sleep(_RETRY_SECONDS)
