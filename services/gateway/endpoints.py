@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import chat, models
+from services.gateway.openai import chat, completions, models
 from services.gateway.page import page
 
 ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
+    *completions.ENDPOINTS,
     *models.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
+from services.gateway.http.call import Call
 from services.gateway.openai.answer_form import (
     ResponseFormat,
     StructuredOutputs,
@@ -147,6 +149,11 @@ def _form_options(request: SamplingFields) -> dict[str, Any]:
         ("structured_outputs", structured_options(request.structured_outputs)),
         *((name, form) for name, form in guided.items() if None not in form.values()),
     )
+
+
+def call_of(call: Call, request: SamplingFields) -> Call:
+    """The call, by the id that the body gives it, if it does."""
+    return call if request.request_id is None else replace(call, request_id=request.request_id)
 
 
 FORM_NAMES = {
