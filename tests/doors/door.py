@@ -30,9 +30,14 @@ class Door:
         """OpenAI's, as its clients want it."""
         return f"{self.url}/v1"
 
+    @property
+    def engine_metrics(self) -> str:
+        """Where the engine's metrics are."""
+        return self.ring.state.services["engine"].metrics or ""
+
     def engine_metric(self, name: str) -> float:
         """A series of the engine's metrics, now."""
-        return metric_values(self.ring.state.services["engine"].metrics or "")[name]
+        return metric_values(self.engine_metrics)[name]
 
     def becomes_idle(self) -> bool:
         """Whether the engine, within seconds, computes nothing and holds no blocks for anyone."""

@@ -16,7 +16,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 @pytest.fixture(scope="module")
 def program(door: Door, native: Client) -> Shown:
-    return run_python("anthropic", "anthropic_python", door.url, native.models()[0].name)
+    return run_python("anthropic", "anthropic_python", door.url, native.models()[0].name, door.engine_metrics)
 
 
 @pytest.fixture
@@ -100,6 +100,6 @@ def test_refusals(shown: Shown) -> None:
         assert one["id"]
 
 
-def test_disconnect(shown: Shown, door: Door) -> None:
-    assert shown("disconnect")[0] == "message_start"
-    assert door.becomes_idle()
+def test_disconnect(shown: Shown) -> None:
+    """What was computed after the client went away is a few steps, not the hundreds of tokens of the answer."""
+    assert 1 <= shown("disconnect") < 750

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import anthropic
 from anthropic import Anthropic
-from subjects import ASKED, show
+from subjects import ASKED, computed_by, show
 
-url, model = sys.argv[1:]
+url, model, engine_metrics = sys.argv[1:]
 client = Anthropic(base_url=url, api_key="none", max_retries=0)
-greedy: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": ASKED["max_tokens"]}
+greedy: dict[str, Any] = {"model": model, "max_tokens": ASKED["max_tokens"], "extra_body": {"temperature": 0}}
+"""The SDK has no parameter for the temperature any more, but sends it all the same."""
 tool = {key: value for key, value in ASKED["tool"].items() if key != "parameters"}
 tool["input_schema"] = ASKED["tool"]["parameters"]
 
@@ -81,7 +81,7 @@ def refusals() -> Any:
         return None
 
     return {
-        "temperature": refusal(temperature=-1),
+        "temperature": refusal(extra_body={"temperature": -1}),
         "unknown model": refusal(model="unknown"),
         "no messages": refusal(messages=[]),
         "streamed": refusal(model="unknown", stream=True),
@@ -90,12 +90,17 @@ def refusals() -> Any:
 
 
 def disconnect() -> Any:
-    """Of an answer that would go on for long, the first events."""
-    asked = {**greedy, "max_tokens": 1500, "temperature": 1, "extra_body": {"ignore_eos": True}}
-    with client.messages.create(messages=ASKED["messages"], stream=True, **asked) as events:
-        kinds = [next(events).type for _ in range(4)]
-    time.sleep(0.2)
-    return kinds
+    """How many tokens were computed of a long answer, which its form demands, that was abandoned at its beginning."""
+    long = {"type": "object", "properties": {"text": {"type": "string", "minLength": 5000}}, "required": ["text"]}
+    asked = {**greedy, "max_tokens": 1500, "tools": [{"name": "write", "input_schema": long}]}
+    asked["tool_choice"] = {"type": "any"}
+
+    def abandon() -> None:
+        with client.messages.create(messages=ASKED["messages"], stream=True, **asked) as events:
+            for _ in range(4):
+                next(events)
+
+    return computed_by(abandon, engine_metrics)
 
 
 show(
