@@ -38,10 +38,12 @@ class Answer:
     So does dropping it: a stream that nothing refers to is cancelled.
     """
 
-    def __init__(self, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
+    def __init__(self, call: Call, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
         """Made by ``begin``: ``events`` of the streams, which begin after Admitted."""
+        self._call = call
         self._streams = streams
         self._events = events
+        self._closed = False
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
@@ -50,7 +52,7 @@ class Answer:
         events = [stream.events() for stream in streams]
         if len(events) == 1:
             await _wait_for_admission(events[0])
-            return cls(streams, events)
+            return cls(call, streams, events)
         waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
         try:
             await asyncio.gather(*waiting)
@@ -60,7 +62,7 @@ class Answer:
                 await stream.close()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise
-        return cls(streams, events)
+        return cls(call, streams, events)
 
     @property
     def admitted(self) -> Sequence[Admitted]:
@@ -105,7 +107,11 @@ class Answer:
         )
 
     async def close(self) -> None:
-        """Cancel every ask that has not ended."""
+        """Cancel every ask that has not ended, and count the tokens of the others."""
+        if not self._closed:
+            self._closed, used = True, self.usage
+            self._call.tokens.prompt += used.prompt_tokens
+            self._call.tokens.output += used.completion_tokens
         for stream in self._streams:
             await stream.close()
 

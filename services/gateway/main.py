@@ -12,7 +12,6 @@ from services.common.process.drain import Drain, end_task, wait_until_idle
 from services.common.process.heartbeat import heartbeat
 from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, run_service
-from services.common.security.credentials import dialling_credentials
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
 from services.common.telemetry.metrics_endpoint import start_metrics
 from services.gateway.app import Gateway
@@ -24,6 +23,7 @@ from services.gateway.http.tls import server_tls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import health_pages, operations
+from services.gateway.processors import client_of, health_credentials
 from services.gateway.readiness import Readiness
 
 log = structlog.get_logger(__name__)
@@ -44,18 +44,10 @@ def run(settings: GatewaySettings) -> int:
     warn_of_unknown_variables()
 
     async def main() -> int:
-        async with _processors(settings) as client:
+        async with client_of(settings) as client:
             return await _Gateway(settings, client).run()
 
     return run_service(main)
-
-
-def _processors(settings: GatewaySettings) -> AsyncClient:
-    """The client of the processors, which carries no caller's token."""
-    tls, addresses = settings.tls, settings.processors
-    if tls.tls_ca_file is None or all(address.startswith("unix:") for address in addresses):
-        return AsyncClient(addresses)
-    return AsyncClient(addresses, ca=tls.tls_ca_file, cert=tls.tls_cert_file, key=tls.tls_key_file)
 
 
 class _Gateway:
@@ -71,7 +63,7 @@ class _Gateway:
             max_body_bytes=server.memory_budget // _SHARE_OF_BODIES,
         )
         self._callers = Callers(client, settings.tenant_header)
-        self._readiness = Readiness(settings.processors, dialling_credentials(settings))
+        self._readiness = Readiness(settings.processors, *health_credentials(settings))
         self._metrics = GatewayMetrics()
         gateway = Gateway(
             self._callers,

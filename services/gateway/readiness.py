@@ -19,9 +19,11 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 class Readiness:
     """Watches processors while ``run`` runs."""
 
-    def __init__(self, processors: Sequence[str], credentials: PeerCredentials) -> None:
+    def __init__(self, processors: Sequence[str], credentials: PeerCredentials, server_name: str | None) -> None:
+        """``server_name``: in the processors' certificates; None: the address's."""
         self._processors = processors
         self._credentials = credentials
+        self._server_name = server_name
         self._serving: set[str] = set()
 
     @property
@@ -36,7 +38,7 @@ class Readiness:
                 tasks.create_task(self._watch(address))
 
     async def _watch(self, address: str) -> None:
-        async with self._credentials.open(address, None, CHANNEL_OPTIONS) as channel:
+        async with self._credentials.open(address, self._server_name, CHANNEL_OPTIONS) as channel:
             watch = channel.unary_stream(
                 _WATCH,
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

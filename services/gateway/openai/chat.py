@@ -11,7 +11,7 @@ from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Pa
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, ignored, passed, refused, supported
+from services.gateway.fields import checked, ignored, naming, passed, refused, supported
 from services.gateway.http.api_error import api_error_from, invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
@@ -20,9 +20,9 @@ from services.gateway.openai.errors import openai_dialect
 from services.gateway.openai.logprobs import TokenNames, chat_logprobs, loaded_prompt_logprobs, token_names
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.sampling_fields import (
-    FORM_NAMES,
     SamplingFields,
     call_of,
+    form_names,
     sampling_options,
     usage_mode,
 )
@@ -85,7 +85,11 @@ async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
     request = checked(parse(_DECODER, call.body))
     call = call_of(call, request)
-    answer = await Answer.begin(call, [Ask(_options(request), messages=ring_messages(request.messages))])
+    ask = Ask(_options(request), messages=ring_messages(request.messages))
+    try:
+        answer = await Answer.begin(call, [ask])
+    except RingError as error:
+        raise api_error_from(error, naming([ChatRequest], _names(request))) from None
     admitted = answer.admitted[0]
     names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
     head = ResponseHead.new("chatcmpl-", call, admitted.model)
@@ -126,6 +130,12 @@ def _options(request: ChatRequest) -> Options:
     if template_args:
         options["template_args"] = template_args
     return options  # type: ignore[return-value]
+
+
+def _names(request: ChatRequest) -> dict[str, str]:
+    """What the request calls fields of the ring."""
+    names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
+    return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
@@ -239,6 +249,6 @@ async def _events(
         await answer.close()
 
 
-CHAT = openai_dialect(FORM_NAMES | {"template_args": "chat_template_kwargs"}, ChatRequest)
+CHAT = openai_dialect({}, ChatRequest)
 
 ENDPOINTS = (Endpoint("POST", "/v1/chat/completions", chat_completions, CHAT),)

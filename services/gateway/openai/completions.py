@@ -23,14 +23,14 @@ from ringline import (
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, refused, supported
+from services.gateway.fields import checked, naming, refused, supported
 from services.gateway.http.api_error import api_error_from, invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect
 from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, loaded_prompt_logprobs, token_names
-from services.gateway.openai.sampling_fields import FORM_NAMES, SamplingFields, call_of, sampling_options, usage_mode
+from services.gateway.openai.sampling_fields import SamplingFields, call_of, form_names, sampling_options, usage_mode
 
 MAX_CHOICES = 1024
 """Prompts times n."""
@@ -68,7 +68,10 @@ async def completions(call: Call) -> Response:
     asks = [
         Ask(options, prompt=prompt) if isinstance(prompt, str) else Ask(options, token_ids=prompt) for prompt in prompts
     ]
-    answer = await Answer.begin(call, asks)
+    try:
+        answer = await Answer.begin(call, asks)
+    except RingError as error:
+        raise api_error_from(error, naming([CompletionRequest], _names(request))) from None
     names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
     echoes = [
         await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
@@ -124,6 +127,11 @@ def _options(request: CompletionRequest) -> Options:
                 raise invalid("prompt_logprobs", "set together with echo and logprobs, which report them: leave it out")
             options["prompt_logprobs"] = request.logprobs
     return cast(Options, options)
+
+
+def _names(request: CompletionRequest) -> dict[str, str]:
+    """What the request calls fields of the ring."""
+    return form_names(request) | {"text": "prompt", "token_ids": "prompt"}
 
 
 def _drops_token(request: CompletionRequest) -> bool:
@@ -248,8 +256,6 @@ async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> 
         await answer.close()
 
 
-COMPLETIONS = openai_dialect(
-    FORM_NAMES | {"text": "prompt", "token_ids": "prompt", "max_tokens": "max_tokens"}, CompletionRequest
-)
+COMPLETIONS = openai_dialect({}, CompletionRequest)
 
 ENDPOINTS = (Endpoint("POST", "/v1/completions", completions, COMPLETIONS),)

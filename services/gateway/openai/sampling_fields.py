@@ -156,16 +156,16 @@ def call_of(call: Call, request: SamplingFields) -> Call:
     return call if request.request_id is None else replace(call, request_id=request.request_id)
 
 
-FORM_NAMES = {
-    "json_schema": "response_format.json_schema.schema",
-    "json_object": "response_format",
-    "regex": "structured_outputs.regex",
-    "choice": "structured_outputs.choice",
-    "grammar": "structured_outputs.grammar",
-    "structural_tags": "response_format.structures",
-    "constraint": "response_format",
-}
-"""What the API calls the ring's fields of an answer's form."""
+def form_names(request: SamplingFields) -> dict[str, str]:
+    """What the request calls the ring's fields of an answer's form."""
+    if request.structured_outputs is not None:
+        names = {kind: f"structured_outputs.{kind}" for kind in ("regex", "choice", "grammar", "json_object")}
+        names |= {"json_schema": "structured_outputs.json", "structural_tags": "structured_outputs.structural_tag"}
+        return names | {"constraint": "structured_outputs"}
+    if request.response_format is None:
+        return {"json_schema": "guided_json", **{kind: f"guided_{kind}" for kind in ("regex", "choice", "grammar")}}
+    names = {"json_schema": "response_format.json_schema.schema", "structural_tags": "response_format.structures"}
+    return names | {"json_object": "response_format", "constraint": "response_format"}
 
 
 class UsageMode(msgspec.Struct, frozen=True):
