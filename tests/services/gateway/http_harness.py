@@ -13,7 +13,7 @@ from services.common.config.addresses import host_and_port
 from services.common.config.options import build
 from services.common.config.settings import GatewaySettings
 from services.gateway.main import GatewayProcess
-from services.gateway.processors import client_of
+from services.gateway.processors import Processors
 from tests.clients.scripted_server import ScriptedInference, Served, serving
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -119,8 +119,9 @@ async def running(**options: Any) -> AsyncIterator[Running]:
     async with serving(ScriptedInference()) as processor:
         given = {"port": 0, "metrics": False, "processors": (processor.address,), **options}
         settings = build(GatewaySettings(), given)
-        async with client_of(settings) as client:
-            process = GatewayProcess(settings, client)
+        processors = Processors(settings)
+        async with processors.client() as client:
+            process = GatewayProcess(settings, processors, client)
             await process.server.start()
             try:
                 yield Running(process, processor, process.server.address)
