@@ -26,6 +26,7 @@ from services.gateway.http.connection import peer_of
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
+from services.gateway.operations import Operation
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
@@ -54,13 +55,13 @@ class Gateway:
         self.max_body_bytes = max_body_bytes
         self.cors_origins = cors_origins
 
-    def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, ASGIApp]) -> ASGIApp:
-        """The ASGI application; ``operations``: by path, what answers for the process itself, with GET."""
+    def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
+        """The ASGI application; ``operations``: by path, what answers for the process itself."""
         by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
         for one in endpoints:
             by_path[one.path][one.method] = one
         routes = [Route(path, _Path(self, path, methods)) for path, methods in by_path.items()]
-        routes += [Route(path, answer) for path, answer in operations.items()]
+        routes += [Route(path, _OperationPath(operation)) for path, operation in operations.items()]
         router = Router(routes, redirect_slashes=False, default=_Path(self, _UNKNOWN, {}))
         if not self.cors_origins:
             return router
@@ -81,8 +82,7 @@ class _Path:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        given_id = headers.get("x-request-id", "")
-        exchange = _Exchange(send, given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16))
+        exchange = _Exchange(send, headers)
         method = scope["method"]
         endpoint = self._methods.get("GET" if method == "HEAD" else method)
         dialect = OPENAI
@@ -105,15 +105,12 @@ class _Path:
     def _without_endpoint(self, scope: Scope) -> Response:
         if not self._methods:
             problem = (
-                f"there is no {scope['method']} {scope['path'][:200]!r} here: see docs/openai.md for what there is"
+                f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; docs/openai.md says what there is"
             )
             raise ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
         if scope["method"] == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": self._allowed})
-        problem = f"{scope['method'][:20]} is no method of {self._path}: expected {self._allowed}"
-        raise ApiError(
-            HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", more_headers={"allow": self._allowed}
-        )
+        raise _wrong_method(scope, self._allowed)
 
     async def _answer(
         self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive
@@ -136,19 +133,18 @@ class _Path:
                     raise request.refused from None
                 if client_gone is None or not client_gone.done():
                     raise  # the process ends
-            except ApiError:
+            except (ApiError, Disconnected) as error:
                 if exchange.began:
-                    raise RuntimeError("an endpoint failed after its answer had begun") from None
-                raise
-            except Disconnected:
+                    raise RuntimeError("an endpoint failed after its answer had begun") from error
+                if isinstance(error, ApiError) and request.receiving and "expect" in headers:
+                    error.more_headers = {**error.more_headers, "connection": "close"}  # the body may or may not follow
                 raise
             except Exception:
                 log.exception("a request failed", path=self._path, request_id=exchange.request_id)
                 if exchange.began:
                     raise  # the server closes the connection, so that the answer does not seem complete
-                raise ApiError(
-                    HTTPStatus.INTERNAL_SERVER_ERROR, "the gateway failed; its log says why", code="internal"
-                ) from None
+                problem = "the gateway failed; its log says why"
+                raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, problem, code="internal") from None
             finally:
                 if client_gone is not None:
                     client_gone.cancel()
@@ -173,12 +169,30 @@ class _Path:
                 self._gateway.metrics.tokens_used(self._path, call.tokens)
 
 
+class _OperationPath:
+    """An operation as an ASGI application. It is answered while the gateway is full or drains, too."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(send, Headers(scope=scope))
+        if scope["method"] in ("GET", "HEAD"):
+            response = await self._operation()
+            response.headers["cache-control"] = "no-store"
+        else:
+            response = error_response(_wrong_method(scope, "GET, HEAD"), OPENAI, exchange.request_id)
+        await response(scope, receive, exchange.send)
+
+
 class _Exchange:
     """What was sent of an answer, and when."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
+        """``headers``: the request's."""
+        given_id = headers.get("x-request-id", "")
+        self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
         self._send = send
-        self.request_id = request_id
         self.status = HTTPStatus.OK
         self.began = False
         self.first_byte_seconds: float | None = None
@@ -208,6 +222,11 @@ async def _cancel_when_gone(request: Request, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     request.task.cancel()
+
+
+def _wrong_method(scope: Scope, allowed: str) -> ApiError:
+    problem = f"{scope['method'][:20]} is no method of {scope['path'][:200]!r}: expected {allowed}"
+    return ApiError(HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", more_headers={"allow": allowed})
 
 
 def error_response(error: ApiError, dialect: Dialect, request_id: str) -> Response:

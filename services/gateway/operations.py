@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common.telemetry.metrics_endpoint import Page
-from services.gateway.http.api_error import ApiError
-from services.gateway.openai.errors import OPENAI
 
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_METHODS = ("GET", "HEAD")
+
+Operation = Callable[[], Awaitable[Response]]
+"""Answers a GET."""
 
 
 def health_pages(ready: Callable[[], bool]) -> Mapping[str, Page]:
@@ -34,7 +32,7 @@ def health_pages(ready: Callable[[], bool]) -> Mapping[str, Page]:
     }
 
 
-def operations(ready: Callable[[], bool], registry: CollectorRegistry) -> Mapping[str, ASGIApp]:
+def operations(ready: Callable[[], bool], registry: CollectorRegistry) -> Mapping[str, Operation]:
     """The answers by path. They are given while the gateway is full or drains, too, and ask no processor."""
     rendering = asyncio.Lock()  # however many ask, one thread renders
 
@@ -53,24 +51,7 @@ def operations(ready: Callable[[], bool], registry: CollectorRegistry) -> Mappin
         async with rendering:
             return Response(await asyncio.to_thread(generate_latest, registry), media_type=_METRICS)
 
-    pages: Mapping[str, Callable[[], Awaitable[Response]]] = {
-        "/health": health,
-        "/live": live,
-        "/version": show_version,
-        "/metrics": metrics,
-    }
-    return {path: partial(_answer, answer) for path, answer in pages.items()}
-
-
-async def _answer(page: Callable[[], Awaitable[Response]], scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["method"] in _METHODS:
-        response = await page()
-        response.headers["cache-control"] = "no-store"
-    else:
-        allowed = ", ".join(_METHODS)
-        error = ApiError(HTTPStatus.METHOD_NOT_ALLOWED, f"expected {allowed}", code="method_not_allowed")
-        response = Response(OPENAI.error(error, ""), error.status, {"allow": allowed}, media_type="application/json")
-    await response(scope, receive, send)
+    return {"/health": health, "/live": live, "/version": show_version, "/metrics": metrics}
 
 
 def installed_version() -> str:

@@ -236,7 +236,7 @@ class Connection(HttpToolsProtocol):
         cycle, unfinished = self.cycle, self._in_message and self._head_complete
         if cycle is None or cycle.response_complete:
             self._write_refusal(problem)
-        elif self.pipeline or (unfinished and cycle.response_started):
+        elif unfinished and (self.pipeline or cycle.response_started):
             self.transport.abort()
         elif unfinished:  # the request that is answered is the broken one
             cycle.disconnected = True
