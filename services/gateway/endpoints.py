@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, completions, models, tokenize
+from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -14,6 +15,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     *completions.ENDPOINTS,
     *models.ENDPOINTS,
     *tokenize.ENDPOINTS,
+    *responses.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,
 )
