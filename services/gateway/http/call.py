@@ -74,6 +74,8 @@ class Dialect:
     """The body for an error and the request's id."""
     name_of: Callable[[str], str]
     """What the API calls a field of the ring."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """Headers of every answer that have the request's id."""
 
 
 @dataclass(frozen=True, slots=True)
