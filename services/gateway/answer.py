@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ringline import Admitted, AsyncStream, Event, Generation, Message, Options, Usage
+from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
 from ringline.errors import Cancelled, ProtocolError
 
 from services.gateway.http.call import Call
@@ -33,7 +33,7 @@ class Ask:
 
 
 class Answer:
-    """The answers to the asks of one call, all of which are admitted. ``close`` ends what has not ended.
+    """The answers to the asks of one call, each of which an engine computes. ``close`` ends what has not ended.
 
     So does dropping it: a stream that nothing refers to is cancelled.
     """
@@ -47,13 +47,16 @@ class Answer:
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is admitted; else cancels all and raises the error of the first that failed."""
+        """The answers once every ask is computed; else cancels all and raises the error of the first that failed.
+
+        Not as soon as all are admitted: a full engine refuses after that, and the refusal must keep its status.
+        """
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
-            await _wait_for_admission(events[0])
+            await _wait_for_start(events[0])
             return cls(call, streams, events)
-        waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
+        waiting = [asyncio.ensure_future(_wait_for_start(one)) for one in events]
         try:
             await asyncio.gather(*waiting)
         except BaseException:
@@ -126,13 +129,21 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
 
 
-async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
-    """Take Admitted, the first event."""
+async def _wait_for_start(events: AsyncIterator[Event]) -> None:
+    """Take Admitted, the first event, and Started, with which an engine begins."""
     first = await anext(events, None)
     if first is None:
         raise Cancelled("the request was cancelled before it was admitted")
     if not isinstance(first, Admitted):
         raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
+    async for event in events:
+        if isinstance(event, Started):
+            return
+        if isinstance(event, Finished) and event.error is not None:
+            raise event.error
+        if not isinstance(event, Resumed):
+            raise ProtocolError(f"the event after Admitted was {type(event).__name__}, not Started")
+    raise Cancelled("the request was cancelled before an engine began it")
 
 
 async def _feed(queue: _Queue, index: int, events: AsyncIterator[Event]) -> None:
