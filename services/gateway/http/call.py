@@ -60,6 +60,8 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(path.rstrip("`").lstrip(".") or None, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
 
 
 Handler = Callable[[Call], Awaitable[Response]]
