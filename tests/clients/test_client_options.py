@@ -265,11 +265,23 @@ async def test_the_unary_calls(server, kind):
         assert (tokens.token_ids, tokens.max_model_len) == ((72, 105), 64)
         await answer(client, lambda: client.tokenize(messages=chat, add_generation_prompt=False))
         assert await answer(client, lambda: client.detokenize([72, 105])) == "Hi"
+        assert await answer(client, lambda: client.token_pieces([72, 105])) == (b"H", b"i")
         assert (await answer(client, client.models))[0].eos_token_ids == (2,)
         with pytest.raises(TypeError, match="temperature"):
             await answer(client, lambda: client.tokenize("Hi", temperature=1))
     assert server.service.tokenized[0] == pb.TokenizeRequest(text="Hi", add_special_tokens=False)
     assert server.service.tokenized[1].chat.messages[0].content == "Hi"
+
+
+@CLIENTS
+async def test_a_server_that_cannot_tell_the_bytes_of_tokens_is_no_surprise(server, kind, monkeypatch):
+    async def of_an_older_version(service, request, context):
+        return pb.DetokenizeResponse(text="Hi")
+
+    monkeypatch.setattr(type(server.service), "Detokenize", of_an_older_version)
+    async with connected(kind, server.address) as client:
+        with pytest.raises(ringline.FailedPrecondition, match="capability pieces"):
+            await answer(client, lambda: client.token_pieces([72, 105]))
 
 
 def test_errors_survive_copying():

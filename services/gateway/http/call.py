@@ -56,8 +56,8 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise invalid(path.rstrip("`").lstrip(".") or None, problem) from None
+        problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
+        raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
     except RecursionError:

@@ -333,3 +333,23 @@ def test_the_size_of_a_text_is_checked_before_it_is_decoded() -> None:
     assert few < MAX_MODEL_LEN
     with pytest.raises(Refused, match=f"^token_ids: their text has {(few + 1) * len(WORD)} bytes: expected at most "):
         detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * (few + 1)), known)
+
+
+def test_the_bytes_of_tokens_are_told_whatever_is_skipped() -> None:
+    known = served_model()
+    ids = known.tokenizer.encode("a€ b</s>", add_special_tokens=False)
+    request = inference_pb2.DetokenizeRequest(token_ids=ids, pieces=True)
+    pieces = detokenize(request, known).pieces
+    assert len(pieces) == len(ids)
+    assert b"".join(pieces) == known.tokenizer.decode(ids, skip_special_tokens=False).encode()
+    request.pieces = False
+    assert not detokenize(request, known).pieces
+    assert "pieces" in known.capabilities
+
+
+def test_the_size_of_pieces_is_bounded() -> None:
+    known = served_model()
+    known = replace(known, limits=replace(known.limits, max_text_bytes=3))
+    request = inference_pb2.DetokenizeRequest(token_ids=known.tokenizer.encode("</s></s>"), pieces=True)
+    with pytest.raises(Refused, match=r"^token_ids: their pieces have more than 3 bytes together: expected fewer ids"):
+        detokenize(request, known)
