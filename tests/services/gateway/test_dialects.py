@@ -34,9 +34,14 @@ def answer(ring: Ring) -> Generation:
 
 
 @pytest.fixture(scope="module")
-def messages(ring: Ring) -> Iterator[anthropic.resources.Messages]:
+def client(ring: Ring) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=ring.http, api_key="none", max_retries=0) as client:
-        yield client.messages
+        yield client
+
+
+@pytest.fixture
+def messages(client: anthropic.Anthropic) -> anthropic.resources.Messages:
+    return client.messages
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,12 @@ def test_messages(messages: anthropic.resources.Messages, answer: Generation) ->
         assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == answer.usage.prompt_tokens
         assert usage.output_tokens == answer.usage.completion_tokens
     assert messages.count_tokens(model="tiny", messages=HELLO).input_tokens == answer.usage.prompt_tokens
+
+
+def test_models_as_anthropic_lists_them(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.max_input_tokens) == ("tiny", "model", 2048)
+    assert client.models.retrieve("tiny") == model
 
 
 def test_tools_of_messages(messages: anthropic.resources.Messages) -> None:
