@@ -91,6 +91,7 @@ class _Path:
                 response = self._without_endpoint(scope)
             else:
                 dialect = endpoint.dialect
+                exchange.id_headers = dialect.id_headers
                 await self._answer(endpoint, headers, exchange, scope, receive)
                 response = None
         except ApiError as error:
@@ -192,6 +193,7 @@ class _Exchange:
         """``headers``: the request's."""
         given_id = headers.get("x-request-id", "")
         self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
+        self.id_headers = OPENAI.id_headers
         self._send = send
         self.status = HTTPStatus.OK
         self.began = False
@@ -209,7 +211,8 @@ class _Exchange:
             self.began = True
             self.status = HTTPStatus(message["status"])
             headers = MutableHeaders(raw=message["headers"])
-            headers["x-request-id"] = self.request_id
+            for name in self.id_headers:
+                headers[name] = self.request_id
             headers.setdefault("x-content-type-options", "nosniff")
             message = {**message, "headers": headers.raw}
         elif self.first_byte_seconds is None:
