@@ -8,10 +8,12 @@ from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, models
 from services.gateway.page import page
+from services.gateway.rpc import inference
 
 ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
     *models.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,
+    *inference.ENDPOINTS,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-from ringline import AsyncClient
+from ringline import AsyncClient, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -60,6 +60,14 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(path.rstrip("`").lstrip(".") or None, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
+
+
+@dataclass(slots=True)
+class AnsweredError(Exception):
+    """An error of the ring, to which the endpoint has an answer of its own."""
+
+    error: RingError
+    response: Response
 
 
 Handler = Callable[[Call], Awaitable[Response]]
