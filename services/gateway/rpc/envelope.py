@@ -46,6 +46,8 @@ def decode(kind: type[_M], data: bytes, *, json: bool) -> _M:
             return parse(kind, data, MessageLimits(len(data), MAX_FIELDS))
         if len(data) > MAX_JSON_BYTES:
             raise invalid("message", f"{len(data)} bytes of JSON: expected at most {MAX_JSON_BYTES}; send it as proto")
+        if not data.lstrip().startswith(b"{"):  # json_format takes some other values for an empty message
+            raise json_format.ParseError("expected a JSON object")
         return json_format.Parse(data, kind(), ignore_unknown_fields=True)
     except Refused as refused:
         error = InvalidRequest(refused.status.message)
