@@ -23,7 +23,7 @@ from services.gateway.http.tls import server_tls
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import health_pages, operations
-from services.gateway.processors import client_of, health_credentials
+from services.gateway.processors import Processors
 from services.gateway.readiness import Readiness
 
 log = structlog.get_logger(__name__)
@@ -44,8 +44,9 @@ def run(settings: GatewaySettings) -> int:
     warn_of_unknown_variables()
 
     async def main() -> int:
-        async with client_of(settings) as client:
-            return await _Gateway(settings, client).run()
+        processors = Processors(settings)
+        async with processors.client() as client:
+            return await _Gateway(settings, processors, client).run()
 
     return run_service(main)
 
@@ -53,7 +54,7 @@ def run(settings: GatewaySettings) -> int:
 class _Gateway:
     """The parts of the process."""
 
-    def __init__(self, settings: GatewaySettings, client: AsyncClient) -> None:
+    def __init__(self, settings: GatewaySettings, processors: Processors, client: AsyncClient) -> None:
         server = settings.server
         self._settings = settings
         self._drain = Drain(server.drain_grace)
@@ -63,7 +64,7 @@ class _Gateway:
             max_body_bytes=server.memory_budget // _SHARE_OF_BODIES,
         )
         self._callers = Callers(client, settings.tenant_header)
-        self._readiness = Readiness(settings.processors, *health_credentials(settings))
+        self._readiness = Readiness(processors.endpoints())
         self._metrics = GatewayMetrics()
         gateway = Gateway(
             self._callers,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
+import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -17,6 +19,9 @@ from smg_grpc_proto.generated import common_pb2
 from services.processor.linked_peers import LinkedPeers
 from services.processor.served_models import ServedModel
 
+TOKENIZER_PATH = "grpc:GetTokenizer"
+"""Not a path, nor a name that a hub could have. SMG looks for the tokenizer there first, and only then calls
+``GetTokenizer``; without any path it does not look for one at all."""
 _CHUNK_BYTES = 64 << 10
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _RATE_INTERVAL = 1.0
@@ -24,7 +29,7 @@ _RATE_INTERVAL = 1.0
 
 
 def model_info(served: ServedModel) -> Any:
-    """``GetModelInfoResponse``. Paths stay empty: the tokenizer's files come from ``GetTokenizer``."""
+    """``GetModelInfoResponse``."""
     model = served.model
     defaults = {
         name: round(getattr(model.default_sampling, name), 7)
@@ -37,18 +42,27 @@ def model_info(served: ServedModel) -> Any:
         max_req_input_len=model.max_model_len,
         vocab_size=model.vocab_size,
         served_model_name=model.model,
+        tokenizer_path=TOKENIZER_PATH,
         architectures=[model.architecture],
         eos_token_ids=model.eos_token_ids,
         default_sampling_params_json=json.dumps(defaults, separators=(",", ":")) if defaults else "",
     )
 
 
-def tokenizer_chunks(archive: bytes) -> Iterator[Any]:
-    """``GetTokenizerChunk`` by chunk; the last has the SHA-256 of the whole."""
-    for start in range(0, len(archive), _CHUNK_BYTES):
-        chunk = common_pb2.GetTokenizerChunk(data=archive[start : start + _CHUNK_BYTES])
-        if start + _CHUNK_BYTES >= len(archive):
-            chunk.sha256 = hashlib.sha256(archive).hexdigest()
+def tokenizer_chunks(served: ServedModel) -> Iterator[Any]:
+    """``GetTokenizerChunk`` by chunk: a ZIP of the tokenizer's files, and the SHA-256 of it in the last one.
+
+    A ``config.json`` says what ends a text: other files need not name every eos token.
+    """
+    model, packed = served.model, io.BytesIO(served.tokenizer_archive)
+    with zipfile.ZipFile(packed, "a") as archive:
+        config = {"architectures": [model.architecture], "eos_token_id": list(model.eos_token_ids)}
+        archive.writestr(zipfile.ZipInfo("config.json"), json.dumps(config))
+    data = packed.getvalue()
+    for start in range(0, len(data), _CHUNK_BYTES):
+        chunk = common_pb2.GetTokenizerChunk(data=data[start : start + _CHUNK_BYTES])
+        if start + _CHUNK_BYTES >= len(data):
+            chunk.sha256 = hashlib.sha256(data).hexdigest()
         yield chunk
 
 

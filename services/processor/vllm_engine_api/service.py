@@ -112,7 +112,7 @@ class VllmEngineService:
 
     async def GetTokenizer(self, data: bytes, context: Context) -> None:
         model = await self._model(context)
-        for chunk in tokenizer_chunks(model.tokenizer_archive):
+        for chunk in tokenizer_chunks(model):
             await write_in_time(context, chunk, self._inference.limits.stall_timeout)
 
     async def _model(self, context: Context) -> ServedModel:
