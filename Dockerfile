@@ -1,7 +1,8 @@
-# The images of the three services, one target each:
+# The images of the services, one target each:
 #
 #   docker build --target processor -t ringline-processor .
 #   docker build --target detokenizer -t ringline-detokenizer .
+#   docker build --target gateway -t ringline-gateway .
 #   docker build --target engine -t ringline-engine .
 #
 # BASE_IMAGE       any Debian-like image with Python 3.11, 3.12 or 3.13, venv, pip and apt
@@ -35,7 +36,7 @@ RUN rm -r checkpoints && pip --python /opt/ringline install --no-deps ./clients/
 # the container, which decides who reaches them. Volumes mounted below /certs take their owner from these directories.
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 ringline && useradd --uid 10001 --gid ringline --no-create-home --shell /bin/false ringline \
-    && install -d -o ringline -g ringline /certs/authority /certs/processor /certs/detokenizer /certs/engine
+    && install -d -o ringline -g ringline /certs/authority /certs/processor /certs/detokenizer /certs/engine /certs/gateway
 ENV HOME=/tmp \
     PATH=/opt/ringline/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -58,6 +59,13 @@ COPY --from=cpu-tier /opt/ringline /opt/ringline
 EXPOSE 50071 60071
 HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthcheck", "60071"]
 ENTRYPOINT ["ringline", "supervise", "detokenizer"]
+
+
+FROM runtime AS gateway
+COPY --from=cpu-tier /opt/ringline /opt/ringline
+EXPOSE 8000 18000
+HEALTHCHECK --interval=5s --timeout=10s --start-period=60s --retries=6 CMD ["healthcheck", "18000"]
+ENTRYPOINT ["ringline", "supervise", "gateway"]
 
 
 # Torch first and from an index of its own. For CUDA it wants the one triton that it was made with, which is the pinned

@@ -2,6 +2,7 @@
 
     python -m benchmarks.http --peers /tmp/peers
     python -m benchmarks.http --peers /tmp/peers --streams 1 64 --rounds 5
+    python -m benchmarks.http --peers /tmp/peers --overload 10     # 10 × the peak: what is refused, and what is left
 
 Every client shares the machine with the server. A service's CPU time per token includes that of requests.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,6 +74,17 @@ def compare(loads: Mapping[str, Load], streams: int, prompt: int, output: int, r
     return rows, ratios
 
 
+def overload(place: Ring, interpreter: str, model: str, arguments: argparse.Namespace) -> Row:
+    """The gateway at a multiple of the peak, in turns with the peak."""
+    assert place.http is not None
+    command = [interpreter, "-m", "benchmarks.served.http_flood", place.http, model, "--streams=128"]
+    command += [f"--prompt={arguments.prompt}", f"--output={arguments.output}", f"--rounds={arguments.rounds}"]
+    command += [f"--times={arguments.overload}", "--seconds=15", "--settle=5"]
+    found: dict[str, Any] = json.loads(ring.run(command))
+    shares = found.pop("of the peak")
+    return {**found, "of the peak": Figure.of(shares).median, "by round": " ".join(f"{share:.2f}" for share in shares)}
+
+
 def main() -> None:
     """Compare, and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -85,15 +98,24 @@ def main() -> None:
         "--peers", metavar="DIRECTORY", required=True, help="virtual environment with aiohttp, vLLM and SMG"
     )
     parser.add_argument("--alone", action="store_true", help="Ringline only")
+    parser.add_argument("--overload", type=float, metavar="TIMES", help="the peak is offered, instead of comparing")
     arguments = parser.parse_args()
     end_children_when_terminated()
     model, peers = find_model(arguments.model, arguments.models), Peers.at(arguments.peers)
     assert peers.interpreter is not None
     interpreter = peers.interpreter
     with contextlib.ExitStack() as stack:
+        rows: list[Row]
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         flags = ["--kv-cache-memory-bytes", str(_KV_CACHE_BYTES), "--http-port", "0"]
         place = stack.enter_context(ring.serve(model, flags, logs))
+        if arguments.overload is not None:
+            rows = [overload(place, interpreter, model.name, arguments)]
+            print_table(
+                rows, f"{arguments.overload:g} × the peak over HTTP; wanted: 0.9 of the peak, and no other answers"
+            )
+            emit(arguments, "http overload", rows)
+            return
         loads: dict[str, Load] = {
             NATIVE: _with_cpu(place, lambda traffic: ring.load(place, traffic)),
             HTTP: _with_cpu(place, lambda traffic: ring.load_http(place, interpreter, model.name, traffic)),
@@ -101,7 +123,7 @@ def main() -> None:
         if not arguments.alone:
             other = stack.enter_context(served_peers.serve(interpreter, model, peers.vllm_environment, logs))
             loads[THEIRS] = lambda traffic: served_peers.load(other, traffic)
-        rows: list[Row] = []
+        rows = []
         ratios: list[Row] = []
         for streams in arguments.streams:
             measured, found = compare(loads, streams, arguments.prompt, arguments.output, arguments.rounds)

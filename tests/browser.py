@@ -77,6 +77,18 @@ class Browser:
             time.sleep(0.1)
         return value
 
+    def write(self, text: str) -> None:
+        """Into what has the focus, as a keyboard or paste would."""
+        self._call("Input.insertText", text=text)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """A key by its name, such as Enter or Tab."""
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9}
+        event = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], "modifiers": 8 if shift else 0}
+        text = {"text": "\r"} if key == "Enter" else {}
+        self._call("Input.dispatchKeyEvent", type="keyDown", **event, **text)
+        self._call("Input.dispatchKeyEvent", type="keyUp", **event)
+
     def screenshot(self, path: Path) -> None:
         """The whole page, as PNG."""
         answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)

@@ -104,10 +104,16 @@ def run_client(interpreter: str, wire: str, address: str, model: str, traffic: T
     command = [interpreter, "-m", "benchmarks.served.client", wire, address, model]
     command += [f"--requests={traffic.requests}", f"--concurrency={traffic.concurrency}", f"--warmup={traffic.warmup}"]
     command += [f"--input-len={traffic.prompt}", f"--output-len={traffic.output}"]
+    figures: dict[str, Any] = json.loads(run(command) or "{}")
+    if figures.get("failed", 1):
+        raise ServerError(f"the client failed: {figures.get('failures')}")
+    return figures
+
+
+def run(command: Sequence[str]) -> str:
+    """The last line that a client prints. Raises ``ServerError`` if it fails."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "clients" / "python")))}
     done = subprocess.run(command, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT, env=environment)
-    lines = done.stdout.splitlines()
-    figures: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    if done.returncode or figures.get("failed", 1):
-        raise ServerError(f"the client failed: {figures.get('failures') or done.stderr.strip()[-500:]}")
-    return figures
+    if done.returncode:
+        raise ServerError(f"the client failed: {done.stderr.strip()[-500:]}")
+    return (done.stdout.splitlines() or [""])[-1]

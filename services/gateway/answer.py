@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ringline import Admitted, AsyncStream, Event, Generation, Message, Options, Usage
+from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
 from ringline.errors import Cancelled, ProtocolError
 
 from services.gateway.http.call import Call
@@ -33,25 +33,30 @@ class Ask:
 
 
 class Answer:
-    """The answers to the asks of one call, all of which are admitted. ``close`` ends what has not ended.
+    """The answers to the asks of one call, each of which an engine computes. ``close`` ends what has not ended.
 
     So does dropping it: a stream that nothing refers to is cancelled.
     """
 
-    def __init__(self, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
+    def __init__(self, call: Call, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
         """Made by ``begin``: ``events`` of the streams, which begin after Admitted."""
+        self._call = call
         self._streams = streams
         self._events = events
+        self._closed = False
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is admitted; else cancels all and raises the error of the first that failed."""
+        """The answers once every ask is computed; else cancels all and raises the error of the first that failed.
+
+        Not as soon as all are admitted: a full engine refuses after that, and the refusal must keep its status.
+        """
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
-            await _wait_for_admission(events[0])
-            return cls(streams, events)
-        waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
+            await _wait_for_start(events[0])
+            return cls(call, streams, events)
+        waiting = [asyncio.ensure_future(_wait_for_start(one)) for one in events]
         try:
             await asyncio.gather(*waiting)
         except BaseException:
@@ -60,7 +65,7 @@ class Answer:
                 await stream.close()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise
-        return cls(streams, events)
+        return cls(call, streams, events)
 
     @property
     def admitted(self) -> Sequence[Admitted]:
@@ -105,7 +110,11 @@ class Answer:
         )
 
     async def close(self) -> None:
-        """Cancel every ask that has not ended."""
+        """Cancel every ask that has not ended, and count the tokens of the others."""
+        if not self._closed:
+            self._closed, used = True, self.usage
+            self._call.tokens.prompt += used.prompt_tokens
+            self._call.tokens.output += used.completion_tokens
         for stream in self._streams:
             await stream.close()
 
@@ -120,13 +129,21 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
 
 
-async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
-    """Take Admitted, the first event."""
+async def _wait_for_start(events: AsyncIterator[Event]) -> None:
+    """Take Admitted, the first event, and Started, with which an engine begins."""
     first = await anext(events, None)
     if first is None:
         raise Cancelled("the request was cancelled before it was admitted")
     if not isinstance(first, Admitted):
         raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
+    async for event in events:
+        if isinstance(event, Started):
+            return
+        if isinstance(event, Finished) and event.error is not None:
+            raise event.error
+        if not isinstance(event, Resumed):
+            raise ProtocolError(f"the event after Admitted was {type(event).__name__}, not Started")
+    raise Cancelled("the request was cancelled before an engine began it")
 
 
 async def _feed(queue: _Queue, index: int, events: AsyncIterator[Event]) -> None:

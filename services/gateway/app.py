@@ -1,96 +1,238 @@
-"""From an HTTP request to its endpoint: body, caller, request id; and back: errors in the endpoint's form."""
+"""From an HTTP request to its endpoint: caller, body, request id; and back: errors in the endpoint's form."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
 import structlog
 from ringline import RingError
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from, invalid
-from services.gateway.http.call import Call, Dialect, Endpoint
+from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
+from services.gateway.http.call import AnsweredError, Call, Dialect, Endpoint
+from services.gateway.http.connection import peer_of
+from services.gateway.http.load import Load, Request
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.errors import OPENAI
+from services.gateway.operations import Operation
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
+"""Headers of answers that pages of allowed origins may read."""
+_UNKNOWN = "(unknown)"
+"""Label of the metrics of requests for no endpoint."""
 
 log = structlog.get_logger(__name__)
 
 
-class _EndpointApp:
-    """One endpoint as an ASGI application."""
+class Gateway:
+    """What every endpoint needs."""
 
-    def __init__(self, endpoint: Endpoint, callers: Callers, max_body_bytes: int) -> None:
-        self._endpoint = endpoint
-        self._callers = callers
-        self._max_body_bytes = max_body_bytes
+    def __init__(
+        self,
+        callers: Callers,
+        load: Load,
+        metrics: GatewayMetrics,
+        *,
+        max_body_bytes: int,
+        cors_origins: tuple[str, ...] = (),
+    ) -> None:
+        self.callers = callers
+        self.load = load
+        self.metrics = metrics
+        self.max_body_bytes = max_body_bytes
+        self.cors_origins = cors_origins
+
+    def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
+        """The ASGI application; ``operations``: by path, what answers for the process itself."""
+        by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+        for one in endpoints:
+            by_path[one.path][one.method] = one
+        routes = [Route(path, _Path(self, path, methods)) for path, methods in by_path.items()]
+        routes += [Route(path, _OperationPath(operation)) for path, operation in operations.items()]
+        router = Router(routes, redirect_slashes=False, default=_Path(self, _UNKNOWN, {}))
+        if not self.cors_origins:
+            return router
+        return CORSMiddleware(
+            router, self.cors_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=_EXPOSED, max_age=3600
+        )
+
+
+class _Path:
+    """The endpoints of one path as an ASGI application."""
+
+    def __init__(self, gateway: Gateway, path: str, methods: Mapping[str, Endpoint]) -> None:
+        """``methods``: endpoints by method; none for all paths that there are not."""
+        self._gateway = gateway
+        self._path = path
+        self._methods = methods
+        self._allowed = ", ".join([*(["HEAD"] if "GET" in methods else []), *methods, "OPTIONS"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id") or secrets.token_hex(16)
-        watching: asyncio.Task[None] | None = None
+        exchange = _Exchange(send, headers)
+        method = scope["method"]
+        endpoint = self._methods.get("GET" if method == "HEAD" else method)
+        dialect = OPENAI
         try:
-            body = await read_body(receive, self._max_body_bytes)
-            watching = asyncio.create_task(_cancel_when_gone(asyncio.current_task(), receive))
-            response = await self._answer(body, headers, request_id)
+            if endpoint is None:
+                response = self._without_endpoint(scope)
+            else:
+                dialect = endpoint.dialect
+                exchange.id_headers = dialect.id_headers
+                await self._answer(endpoint, headers, exchange, scope, receive)
+                response = None
         except ApiError as error:
-            response = error_response(error, self._endpoint.dialect, request_id)
-        except asyncio.CancelledError:
-            if watching is None or not watching.done():
-                raise  # the process ends
-            return
-        try:
-            response.headers["x-request-id"] = request_id
-            await response(scope, receive, send)
-        except asyncio.CancelledError:
-            if watching is None or not watching.done():
+            response = error_response(error, dialect, exchange.request_id)
+        except Disconnected:
+            exchange.status = HTTPStatus.REQUEST_TIMEOUT
+            response = None
+        if response is not None:
+            await response(scope, receive, exchange.send)
+        self._gateway.metrics.request_ended(self._path, exchange.status, exchange.first_byte_seconds, exchange.seconds)
+
+    def _without_endpoint(self, scope: Scope) -> Response:
+        if not self._methods:
+            problem = (
+                f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; docs/openai.md says what there is"
+            )
+            raise ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
+        if scope["method"] == "OPTIONS":
+            return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": self._allowed})
+        raise _wrong_method(scope, self._allowed)
+
+    async def _answer(
+        self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive
+    ) -> None:
+        """Answer a request for an endpoint. Raises ``ApiError`` where no part of an answer was sent."""
+        gateway = self._gateway
+        client_gone: asyncio.Task[None] | None = None
+        with gateway.load.request(peer_of(scope.get("client"))) as request:
+            try:
+                check_origin(headers, gateway.cors_origins)
+                body = b""
+                if endpoint.method == "POST":
+                    check_body_headers(headers, endpoint.media_types, gateway.max_body_bytes)
+                    body = await read_body(receive, gateway.max_body_bytes, gateway.load, request)
+                request.receiving = False
+                client_gone = asyncio.create_task(_cancel_when_gone(request, receive))
+                await self._respond(endpoint, headers, exchange, scope, receive, body)
+            except asyncio.CancelledError:
+                if request.refused is not None and not exchange.began:
+                    raise request.refused from None
+                if client_gone is None or not client_gone.done():
+                    raise  # the process ends
+            except (ApiError, Disconnected) as error:
+                if exchange.began:
+                    raise RuntimeError("an endpoint failed after its answer had begun") from error
+                if isinstance(error, ApiError) and request.receiving and "expect" in headers:
+                    error.more_headers = {**error.more_headers, "connection": "close"}  # the body may or may not follow
                 raise
-        finally:
-            if watching is not None:
-                watching.cancel()
+            except Exception:
+                log.exception("a request failed", path=self._path, request_id=exchange.request_id)
+                if exchange.began:
+                    raise  # the server closes the connection, so that the answer does not seem complete
+                problem = "the gateway failed; its log says why"
+                raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, problem, code="internal") from None
+            finally:
+                if client_gone is not None:
+                    client_gone.cancel()
 
-    async def _answer(self, body: bytes, headers: Headers, request_id: str) -> Response:
-        try:
-            return await self._endpoint.handler(Call(body, headers, self._callers.client_of(headers), request_id))
-        except RingError as error:
-            raise api_error_from(error, self._endpoint.dialect.name_of) from None
-        except TypeError as error:  # from the client library: a value of a wrong type
-            raise invalid(None, str(error)) from None
+    async def _respond(
+        self, endpoint: Endpoint, headers: Headers, exchange: _Exchange, scope: Scope, receive: Receive, body: bytes
+    ) -> None:
+        params, query = scope.get("path_params", {}), scope["query_string"].decode("latin-1")
+        with self._gateway.callers.serving(headers, asks_ring=endpoint.asks_ring) as caller:
+            call = Call(body, headers, caller.client, exchange.request_id, params, query)
+            try:
+                response = await endpoint.handler(call)
+                caller.answered()
+            except AnsweredError as answered:
+                caller.failed(answered.error)
+                response = answered.response
+            except RingError as error:
+                caller.failed(error)
+                raise api_error_from(error, endpoint.dialect.name_of) from None
+            except TypeError as error:  # from the client library: a value of a wrong type
+                raise invalid(None, str(error)) from None
+            try:
+                await response(scope, receive, exchange.send)
+            finally:
+                self._gateway.metrics.tokens_used(self._path, call.tokens)
 
 
-async def _cancel_when_gone(task: asyncio.Task[None] | None, receive: Receive) -> None:
-    """Cancel ``task``, and with it what it waits for at the processors, once the client has gone away."""
+class _OperationPath:
+    """An operation as an ASGI application. It is answered while the gateway is full or drains, too."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(send, Headers(scope=scope))
+        if scope["method"] in ("GET", "HEAD"):
+            response = await self._operation()
+            response.headers["cache-control"] = "no-store"
+        else:
+            response = error_response(_wrong_method(scope, "GET, HEAD"), OPENAI, exchange.request_id)
+        await response(scope, receive, exchange.send)
+
+
+class _Exchange:
+    """What was sent of an answer, and when."""
+
+    def __init__(self, send: Send, headers: Headers) -> None:
+        """``headers``: the request's."""
+        given_id = headers.get("x-request-id", "")
+        self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
+        self.id_headers = OPENAI.id_headers
+        self._send = send
+        self.status = HTTPStatus.OK
+        self.began = False
+        self.first_byte_seconds: float | None = None
+        self._begun_at = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Since the request began."""
+        return time.perf_counter() - self._begun_at
+
+    async def send(self, message: Message) -> None:
+        """As ASGI's ``send``, with what every answer has."""
+        if not self.began:
+            self.began = True
+            self.status = HTTPStatus(message["status"])
+            headers = MutableHeaders(raw=message["headers"])
+            for name in self.id_headers:
+                headers[name] = self.request_id
+            headers.setdefault("x-content-type-options", "nosniff")
+            message = {**message, "headers": headers.raw}
+        elif self.first_byte_seconds is None:
+            self.first_byte_seconds = self.seconds
+        await self._send(message)
+
+
+async def _cancel_when_gone(request: Request, receive: Receive) -> None:
+    """Cancel the request, and with it what it waits for at the processors, once its client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    if task is not None:
-        task.cancel()
+    request.task.cancel()
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises ``ApiError`` for one that is too large or never becomes complete."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ApiError(HTTPStatus.BAD_REQUEST, "the client went away before its request was complete")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        more = message.get("more_body", False)
-        if size > max_bytes:
-            problem = f"the body has more than {max_bytes} bytes, the limit: send less, or raise --max-message-bytes"
-            raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, code="too_large")
-    return b"".join(parts)
-
-
-def application(endpoints: Sequence[Endpoint], callers: Callers, max_body_bytes: int) -> Router:
-    """The ASGI application."""
-    return Router(
-        [Route(one.path, _EndpointApp(one, callers, max_body_bytes), methods=[one.method]) for one in endpoints]
-    )
+def _wrong_method(scope: Scope, allowed: str) -> ApiError:
+    problem = f"{scope['method'][:20]} is no method of {scope['path'][:200]!r}: expected {allowed}"
+    return ApiError(HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", more_headers={"allow": allowed})
 
 
 def error_response(error: ApiError, dialect: Dialect, request_id: str) -> Response:

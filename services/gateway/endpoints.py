@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from services.gateway.anthropic import messages
 from services.gateway.http.call import Endpoint
-from services.gateway.openai import chat, models
+from services.gateway.openai import chat, completions, models, tokenize
+from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
+from services.gateway.rpc import inference
 
 ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
+    *completions.ENDPOINTS,
     *models.ENDPOINTS,
+    *tokenize.ENDPOINTS,
+    *responses.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,
+    *inference.ENDPOINTS,
 )

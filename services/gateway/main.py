@@ -1,46 +1,125 @@
-"""The gateway process: connect to processors, serve HTTP, drain."""
+"""The gateway process: bind, watch processors, serve HTTP, drain."""
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
-import uvicorn
+from ringline import AsyncClient
 
 from services.common.config.settings import GatewaySettings
+from services.common.process.drain import Drain, end_task, wait_until_idle
+from services.common.process.heartbeat import heartbeat
+from services.common.process.memory import freeze_loaded_objects, limit_malloc_retention
 from services.common.process.run import die_with_parent, forbid_imports, run_service
 from services.common.telemetry.logs import configure_logs, warn_of_unknown_variables
-from services.gateway.app import application
+from services.common.telemetry.metrics_endpoint import start_metrics
+from services.gateway.app import Gateway
 from services.gateway.callers import Callers
 from services.gateway.endpoints import ENDPOINTS
-from services.gateway.processors import client_of
+from services.gateway.http.load import Load
+from services.gateway.http.server import HttpServer
+from services.gateway.http.tls import server_tls
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.errors import OPENAI
+from services.gateway.operations import health_pages, operations
+from services.gateway.processors import Processors
+from services.gateway.readiness import Readiness
 
 log = structlog.get_logger(__name__)
+
+_SHARE_OF_BODIES = 4
+"""Bodies of requests under way may take 1/_SHARE_OF_BODIES of the memory budget."""
+_STATUS_GRACE = 0.5
+"""Seconds after the drain for answers that say that they were ended."""
+_TICK = 0.1
 
 
 def run(settings: GatewaySettings) -> int:
     """Run the process; returns its exit code."""
     die_with_parent()
     forbid_imports()
+    limit_malloc_retention()
     configure_logs(settings.telemetry, "gateway")
     warn_of_unknown_variables()
 
     async def main() -> int:
-        server = settings.server
-        async with client_of(settings) as client:
-            callers = Callers(client, settings.tenant_header)
-            app = application(ENDPOINTS, callers, server.max_message_bytes)
-            config = uvicorn.Config(
-                app,
-                host=server.host,
-                port=server.port,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-            )
-            log.info("serving", address=server.address)
-            await uvicorn.Server(config).serve()
-        return 0
+        processors = Processors(settings)
+        async with processors.client() as client:
+            return await GatewayProcess(settings, processors, client).run()
 
     return run_service(main)
+
+
+class GatewayProcess:
+    """The parts of the process."""
+
+    def __init__(self, settings: GatewaySettings, processors: Processors, client: AsyncClient) -> None:
+        server = settings.server
+        self._settings = settings
+        self._drain = Drain(server.drain_grace)
+        self.load = Load(
+            max_requests=server.max_calls,
+            max_connections_per_client=server.max_connections_per_client,
+            max_body_bytes=server.memory_budget // _SHARE_OF_BODIES,
+        )
+        self.callers = Callers(client, settings.tenant_header)
+        self._readiness = Readiness(processors.endpoints())
+        self.metrics = GatewayMetrics()
+        gateway = Gateway(
+            self.callers,
+            self.load,
+            self.metrics,
+            max_body_bytes=server.max_message_bytes,
+            cors_origins=settings.cors_origins,
+        )
+        app = gateway.application(ENDPOINTS, operations(self._is_serving, self.metrics.registry))
+        self.server = HttpServer(
+            server, app, self.load, OPENAI.error, tls=server_tls(settings), on_refusal=self.metrics.request_refused
+        )
+        self.metrics.connections = lambda: self.server.num_connections
+        self.metrics.requests_under_way = lambda: self.load.num_requests
+        self.metrics.callers = lambda: len(self.callers)
+
+    def _is_serving(self) -> bool:
+        return self._readiness.ready and not self.load.draining
+
+    async def run(self) -> int:
+        """Serve until a signal; returns the exit code."""
+        metrics = start_metrics(self._settings, self.metrics.registry, health_pages(self._is_serving))
+        working: asyncio.Task[None] | None = None
+        try:
+            async with heartbeat(lambda: working is not None):
+                with self._drain.on_signals():
+                    await self.server.start()
+                    working = asyncio.create_task(self._work())
+                    await self._drain.wait_begun(working)
+                    self.load.draining = True
+                    await self._drain.run(self._finish)
+                    return self._drain.exit_code
+        finally:
+            self.load.draining = True
+            if working is not None:
+                await end_task(working)
+            await self.callers.close()
+            await self.server.stop(0.0 if self._drain.cut_short else _STATUS_GRACE)
+            if metrics is not None:
+                metrics.close()
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._readiness.run())
+            serving = False
+            while True:
+                if self._is_serving() != serving:
+                    if serving := not serving:
+                        freeze_loaded_objects()
+                    self.metrics.serving = serving
+                    log.info("serving" if serving else "not serving", address=self.server.address)
+                await asyncio.sleep(_TICK)
+
+    async def _finish(self, grace: float) -> None:
+        """Refuse new requests, and finish those under way."""
+        self.metrics.serving = False
+        self.server.close_idle()
+        log.info("drained", left=await wait_until_idle(lambda: self.load.num_requests, grace))

@@ -1,4 +1,4 @@
-"""The connections to processors: plain text, or TLS with an authority or one certificate that is trusted."""
+"""How processors are dialled: plain text, or TLS with an authority or one certificate that is trusted."""
 
 from __future__ import annotations
 
@@ -7,24 +7,39 @@ from collections.abc import Mapping
 from ringline import AsyncClient
 
 from services.common.config.settings import GatewaySettings
-from services.common.security.credentials import reloaded_tls_files
+from services.common.links.channels import Endpoint
+from services.common.security.credentials import PLAINTEXT, peer_credentials
 from services.common.security.file_reload import ReloadedFile
 
 _PINNED_FLAG = "--processor-cert-file"
 
 
-def client_of(settings: GatewaySettings) -> AsyncClient:
-    """A client of the processors, without a caller's token. Raises ``FatalError`` for files that cannot be used.
+class Processors:
+    """The addresses and credentials of the processors; files are read again for each new connection."""
 
-    The client reads the files again for each new connection.
-    """
-    tls, pinned = settings.tls, settings.processor_cert_file
-    ca = pinned or tls.tls_ca_file
-    if ca is None or all(address.startswith("unix:") for address in settings.processors):
-        return AsyncClient(settings.processors)
-    reloaded_tls_files(cert_file=tls.tls_cert_file, key_file=tls.tls_key_file, ca_file=tls.tls_ca_file)
-    name = None if pinned is None else ReloadedFile({_PINNED_FLAG: pinned}, _host_of).value
-    return AsyncClient(settings.processors, ca=ca, cert=tls.tls_cert_file, key=tls.tls_key_file, server_name=name)
+    def __init__(self, settings: GatewaySettings) -> None:
+        """Raises ``FatalError`` for files that cannot be used."""
+        tls, pinned = settings.tls, settings.processor_cert_file
+        self._addresses = settings.processors
+        self._ca: str | None = None
+        self._own: tuple[str | None, str | None] = None, None
+        self._server_name: str | None = None
+        self._credentials = PLAINTEXT
+        ca = pinned or tls.tls_ca_file
+        if ca is not None and not all(address.startswith("unix:") for address in self._addresses):
+            self._ca, self._own = ca, (tls.tls_cert_file, tls.tls_key_file)
+            if pinned is not None:
+                self._server_name = ReloadedFile({_PINNED_FLAG: pinned}, _host_of).value
+            self._credentials = peer_credentials(tls=True, ca_file=ca, cert_file=self._own[0], key_file=self._own[1])
+
+    def client(self) -> AsyncClient:
+        """A client without a caller's token."""
+        cert, key = self._own
+        return AsyncClient(self._addresses, ca=self._ca, cert=cert, key=key, server_name=self._server_name)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Each of them for calls of its own."""
+        return [Endpoint(address, self._credentials, self._server_name) for address in self._addresses]
 
 
 def _host_of(contents: Mapping[str, bytes]) -> str:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("processor", "detokenizer", "engine")
+RING = ("processor", "detokenizer", "engine")
+KINDS = (*RING, "gateway")
 ENGINES = ("engine", "engine-tp2", "engine-ray")
 """All that answer to the name engine; those after the first are of profiles."""
 PROFILES = ("tp2", "ray")
-METRICS = {"processor": 60051, "detokenizer": 60071, **dict.fromkeys(ENGINES, 60061)}
+METRICS = {"processor": 60051, "detokenizer": 60071, "gateway": 18000, **dict.fromkeys(ENGINES, 60061)}
 PREFIX, TAG = "ringline", "compose-test"
 START_TIMEOUT = 240.0
 HISTORY = "{{.Size}} {{.CreatedBy}}"
@@ -79,7 +80,7 @@ class Stack:
     directory: Path
     """For files of this run."""
     ports: range
-    """For clients; as many above them are for metrics."""
+    """For clients; as many above them are for metrics, and as many above those for clients of HTTP."""
     build_network: str | None
     compose: list[str] = field(default_factory=compose_command)
     overrides: tuple[str, ...] = ()
@@ -103,9 +104,16 @@ class Stack:
             "IMAGE_TAG": TAG,
             "RINGLINE_PUBLISH": f"127.0.0.1:{self.ports[0]}-{self.ports[-1]}",
             "RINGLINE_METRICS_PUBLISH": f"127.0.0.1:{self.ports[-1] + 1}-{self.ports[-1] + len(self.ports)}",
+            "RINGLINE_HTTP_PUBLISH": f"127.0.0.1:{self.http_ports[0]}-{self.http_ports[-1]}",
         }
         profiles = [word for name in self.profiles for word in ("--profile", name)]
         return run(*self.compose, "-p", self.project, *self._files, *profiles, *arguments, env=env, timeout=timeout)
+
+    @property
+    def http_ports(self) -> range:
+        """Where gateways may be."""
+        first = self.ports[-1] + len(self.ports) + 1
+        return range(first, first + len(self.ports))
 
     @property
     def addresses(self) -> list[str]:
@@ -231,10 +239,10 @@ def _signal(process: str, number: signal.Signals, image: str) -> None:
 
 
 def free_ports(count: int) -> range:
-    """Neighbouring ports that nobody listens on now, nor on as many above them."""
-    for first in range(52000, 60000, 2 * count):
+    """Neighbouring ports that nobody listens on now, nor on twice as many above them."""
+    for first in range(52000, 60000, 3 * count):
         try:
-            for port in range(first, first + 2 * count):
+            for port in range(first, first + 3 * count):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port))
         except OSError:

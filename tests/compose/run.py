@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +17,10 @@ from ringline import Client, Options, Unavailable
 
 from tests.chaos.load import ClosedLoop, Tally, connect, record_answers
 from tests.chaos.workload import pool
-from tests.compose.engine import KINDS, PROFILES, Failed, Stack, inspect, kill, own_bytes, run, stop_service
+from tests.compose.engine import KINDS, PROFILES, RING, Failed, Stack, inspect, kill, own_bytes, run, stop_service
 
 Step = Callable[[Stack, Path], None]
-CPU_TIERS = ("processor", "detokenizer")
+CPU_TIERS = ("processor", "detokenizer", "gateway")
 LARGEST_CPU_TIER = 130 * 10**6
 """Bytes that the image of a CPU tier may add to its base: it has neither torch nor a compiler."""
 ONE = dict.fromkeys(KINDS, 1)
@@ -101,6 +105,20 @@ def generate(stack: Stack, **security: str) -> None:
     check(len(choice.token_ids) == 24, f"generated: {choice.text!r}")
 
 
+def ask_over_http(stack: Stack, authority: str | None = None) -> None:
+    """A chat from the host, by OpenAI's API."""
+    scheme, context = ("http", None) if authority is None else ("https", ssl.create_default_context(cafile=authority))
+    body = json.dumps({"messages": [{"role": "user", "content": "Once"}], "max_tokens": 24, "temperature": 0}).encode()
+    for port in stack.http_ports:
+        url = f"{scheme}://localhost:{port}/v1/chat/completions"
+        with suppress(ConnectionError, urllib.error.URLError):
+            request = urllib.request.Request(url, body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60, context=context) as response:
+                answer = json.load(response)["choices"][0]["message"]["content"]
+            return check(bool(answer), f"answered at {url}: {answer!r}")
+    raise Failed(f"no gateway answers at {scheme}://localhost:{stack.http_ports[0]} to {stack.http_ports[-1]}")
+
+
 async def disturb(stack: Stack) -> None:
     """Under load, kill one of each service and drain one of each: nothing may be lost."""
     specs = [spec for spec in pool(SEED) if spec.name.partition("-")[0] in KINDS_OF_REQUESTS]
@@ -108,7 +126,7 @@ async def disturb(stack: Stack) -> None:
         connected = [await clients.enter_async_context(connect(",".join(stack.addresses))) for _ in range(CLIENTS)]
         answers = await record_answers(connected[0], specs, CONCURRENCY)
         load = ClosedLoop(connected, specs, answers, seed=SEED, concurrency=CONCURRENCY, pause=0.02)
-        for kind in KINDS[::-1]:
+        for kind in RING[::-1]:
             await kill_until_hit(load, stack, kind)
         for kind in KINDS[::-1]:
             await asyncio.to_thread(stop, stack, kind)
@@ -166,6 +184,7 @@ def speak_tls(stack: Stack, directory: Path) -> None:
     (processor,) = stack.containers("processor")
     authority.write_text(run("docker", "exec", processor, "cat", "/certs/processor/ca.crt"))
     generate(secured, ca=str(authority))
+    ask_over_http(secured, str(authority))
     try:
         generate(secured)
     except Unavailable:
@@ -190,6 +209,7 @@ def use_one(stack: Stack) -> None:
     start(stack, ONE)
     look_inside(stack)
     generate(stack)
+    ask_over_http(stack)
 
 
 def hang(stack: Stack) -> None:

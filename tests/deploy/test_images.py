@@ -23,6 +23,7 @@ from services.cli.main import cli
 from services.common.config.addresses import (
     DETOKENIZER_PORT,
     ENGINE_PORT,
+    GATEWAY_PORT,
     METRICS_PORT_OFFSET,
     PROCESSOR_PORT,
     check_addresses,
@@ -37,7 +38,18 @@ from tests.programs import output_of, run
 from tests.ring import Ring
 
 HEALTHCHECK = ROOT / "deploy" / "healthcheck"
-PORTS = {"processor": PROCESSOR_PORT, "detokenizer": DETOKENIZER_PORT, "engine": ENGINE_PORT}
+PORTS = {
+    "processor": PROCESSOR_PORT,
+    "detokenizer": DETOKENIZER_PORT,
+    "engine": ENGINE_PORT,
+    "gateway": GATEWAY_PORT,
+}
+PEERS = {
+    "RINGLINE_ENGINES": "engine",
+    "RINGLINE_DETOKENIZERS": "detokenizer",
+    "RINGLINE_PROCESSORS": "processor",
+}
+"""By the variables that say where they are."""
 FOREIGN_VARIABLES = {"HF_TOKEN"}
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
@@ -114,13 +126,13 @@ async def test_the_health_check_follows_health() -> None:
     assert not await healthy()
 
 
-@pytest.mark.parametrize("service", ["processor", "detokenizer", "engine"])
+@pytest.mark.parametrize("service", PORTS)
 def test_each_service_answers_health_checks_at_its_metrics_port(service: str, ring: Ring) -> None:
     port = urlsplit(ring.state.services[service].metrics or "").port
     output_of(HEALTHCHECK, str(port))
 
 
-@pytest.mark.parametrize("kind", ["processor", "detokenizer"])
+@pytest.mark.parametrize("kind", ["processor", "detokenizer", "gateway"])
 def test_a_cpu_tier_takes_nothing_of_the_engine(kind: str) -> None:
     names = list(stages())
     sources = [rest.split("=")[1].split()[0] for rest in stages()[kind].all("COPY") if "--from=" in rest]
@@ -196,13 +208,14 @@ def test_what_a_service_is_told_it_understands(compose: dict[str, Any]) -> None:
 def test_services_find_each_other_by_name() -> None:
     for kind, service in SERVICES.items():
         told = {name: str(value) for name, value in (service.get("environment") or {}).items()}
-        for variable, peer in (("RINGLINE_ENGINES", "engine"), ("RINGLINE_DETOKENIZERS", "detokenizer")):
+        for variable, peer in PEERS.items():
             if variable in told:
                 assert told[variable] == f"{peer}:{PORTS[peer]}"
                 check_addresses(variable, (told[variable],))
                 assert service["depends_on"][peer] == {"condition": "service_healthy"}, kind
     assert {"RINGLINE_ENGINES", "RINGLINE_DETOKENIZERS"} <= set(SERVICES["processor"]["environment"])
     assert "RINGLINE_ENGINES" in SERVICES["detokenizer"]["environment"]
+    assert "RINGLINE_PROCESSORS" in SERVICES["gateway"]["environment"]
     assert DetokenizerSettings().server.port == DETOKENIZER_PORT
 
 
@@ -216,6 +229,12 @@ def test_processors_share_a_range_of_ports() -> None:
         assert last > first
         others = {PORTS["engine"], PORTS["detokenizer"]}
         assert not (others | {each + METRICS_PORT_OFFSET for each in others}) & set(range(first, last + 1))
+
+
+def test_the_gateway_has_one_port_which_stays_the_same() -> None:
+    """Of a range, a container that starts again takes another."""
+    (published,) = SERVICES["gateway"]["ports"]
+    assert by_default(published) == f"127.0.0.1:{GATEWAY_PORT}:{GATEWAY_PORT}"
 
 
 def test_docker_compose_1_29_knows_every_word() -> None:

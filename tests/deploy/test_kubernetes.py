@@ -15,7 +15,7 @@ from services.common.config.variable_names import known_variables
 from services.common.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages
 from tests.deploy.kustomize import Resource, merge, render
-from tests.deploy.test_images import PORTS, by_default, read
+from tests.deploy.test_images import PEERS, PORTS, by_default, read
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 RENDERED = {name: render(FOLDER / name) for name in ("base", "gpu", "autoscaling", "tls")}
@@ -66,14 +66,16 @@ def test_the_schemas_refuse_what_is_misspelt() -> None:
 def test_a_pod_is_found_probed_and_drained(name: str) -> None:
     own, port = container(name), PORTS[name]
     assert {each["name"]: each["containerPort"] for each in own["ports"]} == {
-        "grpc": port,
+        "http" if name == "gateway" else "grpc": port,
         "metrics": port + METRICS_PORT_OFFSET,
     }
-    ready, alive = {"port": port}, {"port": port, "service": LIVENESS}
-    assert own["readinessProbe"]["grpc"] == ready
+    kind, ready, alive = "grpc", {"port": port}, {"port": port, "service": LIVENESS}
+    if name == "gateway":
+        kind, ready, alive = "httpGet", *({"path": path, "port": "metrics"} for path in ("/health", "/live"))
+    assert own["readinessProbe"][kind] == ready
     # Without engines the others are not ready, but must live: they wait for one that loads, and hold its requests.
-    assert own["livenessProbe"]["grpc"] == alive
-    assert own["startupProbe"]["grpc"] == (ready if name == "engine" else alive)
+    assert own["livenessProbe"][kind] == alive
+    assert own["startupProbe"][kind] == (ready if name == "engine" else alive)
     (sleep,) = own["lifecycle"]["preStop"].values()
     assert sleep["command"][0] == "sleep"
     grace = pod(name)["terminationGracePeriodSeconds"]
@@ -84,9 +86,10 @@ def test_a_pod_is_found_probed_and_drained(name: str) -> None:
 
 @pytest.mark.parametrize("name", PORTS)
 def test_a_service_has_no_address_but_those_of_its_pods(name: str) -> None:
+    """Except that of clients of HTTP, which know one address and balance nothing."""
     service = one(RENDERED["base"], "Service", name)
     labels = labels_of(name)
-    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"].get("clusterIP") == (None if name == "gateway" else "None")
     assert service["spec"]["selector"] == labels
     assert {each["port"] for each in service["spec"]["ports"]} == {PORTS[name], PORTS[name] + METRICS_PORT_OFFSET}
     budget = one(RENDERED["base"], "PodDisruptionBudget", name)
@@ -122,7 +125,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(name: str, overlay: str) -> None:
 def test_a_service_is_told_what_it_understands(name: str, overlay: str) -> None:
     told = {each["name"]: each["value"] for each in container(name, overlay)["env"]}
     assert set(told) <= known_variables()
-    for variable, peer in (("RINGLINE_ENGINES", "engine"), ("RINGLINE_DETOKENIZERS", "detokenizer")):
+    for variable, peer in PEERS.items():
         if variable in told:
             assert told[variable] == f"{peer}:{PORTS[peer]}"
             check_addresses(variable, (told[variable],))
@@ -166,7 +169,7 @@ def test_with_tls_a_service_has_its_own_secret_and_is_probed_by_http(name: str) 
     for probe, path in (("startupProbe", started), ("readinessProbe", "/health"), ("livenessProbe", "/live")):
         plain = container(name)[probe]
         assert own[probe] == {"httpGet": {"path": path, "port": "metrics"}} | {
-            word: value for word, value in plain.items() if word != "grpc"
+            word: value for word, value in plain.items() if word not in ("grpc", "httpGet")
         }
         assert path in Health([]).pages
 

@@ -10,12 +10,20 @@ from ringline import Client, Generation
 
 from tests.doors.clients import ASKED
 from tests.doors.door import Door, running_door
+from tests.doors.guarded_door import running_guarded_door
 
 
 @pytest.fixture(scope="session")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     """One door for all tests that leave it as they found it."""
     with running_door(tmp_path_factory.mktemp("door")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def guarded_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """A door that asks its clients for tokens (guarded_door.py)."""
+    with running_guarded_door(tmp_path_factory.mktemp("guarded")) as running:
         yield running
 
 

@@ -30,14 +30,24 @@ class Door:
         """OpenAI's, as its clients want it."""
         return f"{self.url}/v1"
 
+    @property
+    def engine_metrics(self) -> str:
+        """Where the engine's metrics are."""
+        return self.ring.state.services["engine"].metrics or ""
+
     def engine_metric(self, name: str) -> float:
         """A series of the engine's metrics, now."""
-        return metric_values(self.ring.state.services["engine"].metrics or "")[name]
+        return metric_values(self.engine_metrics)[name]
 
-    def is_idle(self) -> bool:
-        """Whether the engine computes nothing and holds no blocks for anyone."""
+    def becomes_idle(self) -> bool:
+        """Whether the engine, within seconds, computes nothing and holds no blocks for anyone."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-        return not any(map(self.engine_metric, names))
+        end = time.monotonic() + 10
+        while busy := any(map(self.engine_metric, names)):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        return not busy
 
 
 @contextmanager

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.doors
 
 @pytest.fixture(scope="module")
 def program(door: Door) -> Shown:
-    return run_node("openai", "openai", door.api)
+    return run_node("openai", "openai", door.api, door.engine_metrics)
 
 
 @pytest.fixture
@@ -76,6 +76,6 @@ def test_errors(shown: Shown) -> None:
     }
 
 
-def test_disconnect(shown: Shown, door: Door) -> None:
-    assert shown("disconnect")
-    assert door.is_idle()
+def test_disconnect(shown: Shown) -> None:
+    """What was computed after the client went away is a few steps, not the 1,500 tokens of the answer."""
+    assert 1 <= shown("disconnect") < 750

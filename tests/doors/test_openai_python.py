@@ -17,7 +17,7 @@ TOOLS = [ASKED["tool"]]
 
 @pytest.fixture(scope="module")
 def program(door: Door) -> Shown:
-    return run_python("openai", "openai_python", door.api, door.ring.state.services["engine"].metrics or "")
+    return run_python("openai", "openai_python", door.api, door.engine_metrics)
 
 
 @pytest.fixture
@@ -57,9 +57,10 @@ def test_chat_stream_helper(shown: Shown, answer: Generation) -> None:
     assert {"chunk", "content.delta", "content.done"} <= set(helped["kinds"])
 
 
-def test_chat_logprobs(shown: Shown, answer: Generation) -> None:
+def test_chat_logprobs(shown: Shown, answer: Generation, native: Client) -> None:
     tokens = shown("chat_logprobs")["content"]
-    assert b"".join(bytes(token["bytes"]) for token in tokens).decode() == answer.text
+    text = b"".join(bytes(token["bytes"]) for token in tokens).decode()
+    assert text == native.detokenize(answer.token_ids, skip_special_tokens=False)
     assert answer.logprobs is not None
     assert len(tokens) == len(answer.logprobs)
     for token, native in zip(tokens, answer.logprobs, strict=True):
@@ -168,6 +169,4 @@ def test_responses_parsed(shown: Shown) -> None:
 
 def test_disconnect(shown: Shown) -> None:
     """What was computed after the client went away is a few steps, not the 1,500 tokens of the answer."""
-    left = shown("disconnect")
-    assert left["busy"] == [0, 0, 0]
-    assert left["computed"] < 750
+    assert 3 <= shown("disconnect") < 750

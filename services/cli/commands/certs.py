@@ -14,7 +14,7 @@ from services.common.security.certificate_authority import CertificateAuthority
 from services.ring.identity import PEER_NAME
 from services.ring.roles import Role
 
-ROLES = ("processor", "engine", "detokenizer", "operator", "client")
+ROLES = ("processor", "engine", "detokenizer", "gateway", "operator", "client")
 AUTHORITY = "authority"
 CA_FILE = "ca.crt"
 """File names are those of Kubernetes' TLS secrets, so that a role's directory can become one."""

@@ -1,9 +1,14 @@
-"""What an endpoint answers in place of a result, and how an error of the ring becomes that."""
+"""What an endpoint answers in place of a result, and how an error of the ring becomes that.
+
+The table in ``docs/openai.md`` says the same for people; a test compares.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import grpc
@@ -16,16 +21,36 @@ _STATUS = {
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
     grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.ABORTED: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.CANCELLED: HTTPStatus.SERVICE_UNAVAILABLE,  # by this gateway, because it ends
     grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
+_STATUS_OF_REASON = {
+    "TOO_LARGE": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "VERSION_MISMATCH": HTTPStatus.BAD_GATEWAY,  # the caller has no part in it
+}
+"""Where the reason says more than the code."""
+_CODES = {"UNAUTHENTICATED": "invalid_api_key", "RATE_LIMIT": "rate_limit_exceeded", "DEADLINE": "timeout"}
+"""OpenAI's names of reasons; the others are the ring's."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
+"""Reasons of server errors that a retry would meet again."""
+_RETRY_SECONDS = 1.0
+"""Where a retry helps, and the ring does not say when."""
+_TOO_LONG = re.compile(
+    r"tokens are too long: expected at most (\d+)|expected at most \d+, for a context of (\d+) tokens"
+)
+"""How a processor says that a prompt is too long: the most tokens of a prompt, or the whole context."""
 
 
 @dataclass(slots=True)
@@ -39,6 +64,9 @@ class ApiError(Exception):
     code: str | None = None
     retry_after: float | None = None
     """Seconds."""
+    final: bool = False
+    """Whether a retry is of no use, although the status is one that clients retry."""
+    more_headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def type(self) -> str:
@@ -49,11 +77,11 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """What clients that retry go by."""
-        headers = {}
+        headers = dict(self.more_headers)
         if self.retry_after is not None:
-            headers["retry-after"] = str(max(1, round(self.retry_after + 0.499)))
-            headers["retry-after-ms"] = str(round(self.retry_after * 1000))
-        if self.status is HTTPStatus.GATEWAY_TIMEOUT:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+            headers["retry-after-ms"] = str(math.ceil(self.retry_after * 1000))
+        if self.final:
             headers["x-should-retry"] = "false"
         return headers
 
@@ -65,13 +93,22 @@ def invalid(param: str | None, problem: str, code: str | None = None) -> ApiErro
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     """The answer for an error of the ring; ``name_of``: what the API calls a field of the ring."""
-    status = _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    failed = ApiError(status, str(error), code=None if error.reason is None else error.reason.lower())
+    reason = error.reason or ""
+    status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
+    failed.final = reason in _FINAL or status is HTTPStatus.GATEWAY_TIMEOUT
     if status is HTTPStatus.UNAUTHORIZED:
-        failed.code = "invalid_api_key"
+        failed.code = _CODES["UNAUTHENTICATED"]
+        failed.more_headers = {"www-authenticate": "Bearer"}
     if isinstance(error, InvalidRequest) and error.field is not None:
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
-    if isinstance(error, Overloaded):
-        failed.retry_after = error.retry_after
+        if too_long := _TOO_LONG.search(failed.message):
+            context = int(too_long[1]) + 1 if too_long[1] else int(too_long[2])
+            failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
+            failed.message += f". This model's maximum context length is {context} tokens."  # clients look for that
+    if error.code is grpc.StatusCode.NOT_FOUND and reason in ("", "MODEL_NOT_FOUND"):
+        failed.code, failed.param = "model_not_found", "model"
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        failed.retry_after = (isinstance(error, Overloaded) and error.retry_after) or _RETRY_SECONDS
     return failed

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-from ringline import AsyncClient
+from ringline import AsyncClient, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError, invalid
 
 _Body = TypeVar("_Body")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+JSON = ("application/json",)
+
+
+@dataclass(slots=True)
+class TokenCount:
+    """Tokens of a call's prompts and answers."""
+
+    prompt: int = 0
+    output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +37,18 @@ class Call:
     """Speaks to processors with the caller's token and tenant."""
     request_id: str
     """The caller's ``x-request-id``, or one made here."""
+    path_params: Mapping[str, str] = field(default_factory=dict)
+    """What stands in the path for the names in the endpoint's."""
+    query: str = ""
+    """What follows the question mark."""
+    tokens: TokenCount = field(default_factory=TokenCount)
+    """What the call used, for metrics; endpoints add to it."""
 
     @property
     def traceparent(self) -> str | None:
-        """The caller's place in a distributed trace."""
-        return self.headers.get("traceparent")
+        """The caller's place in a distributed trace; None if there is none, or it has not the form of one."""
+        given = self.headers.get("traceparent")
+        return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
 
 def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
@@ -38,10 +56,20 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$")
-        raise invalid(path.rstrip("`").lstrip(".") or None, problem) from None
+        problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
+        raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+
+
+@dataclass(slots=True)
+class AnsweredError(Exception):
+    """An error of the ring, to which the endpoint has an answer of its own."""
+
+    error: RingError
+    response: Response
 
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -56,6 +84,8 @@ class Dialect:
     """The body for an error and the request's id."""
     name_of: Callable[[str], str]
     """What the API calls a field of the ring."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """Headers of every answer that have the request's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +96,7 @@ class Endpoint:
     path: str
     handler: Handler
     dialect: Dialect
+    media_types: tuple[str, ...] = JSON
+    """Of bodies that a POST may have; the first where none is named. Empty: any."""
+    asks_ring: bool = True
+    """Whether it needs a session with processors; without, ``Call.client`` carries no token."""

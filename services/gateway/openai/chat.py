@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
-from ringline import Content, Delta, Finished, Options, Part, Reasoning, RingError, ToolCallPiece
-from ringline.outputs import Choice, FinishReason
+from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Part, Reasoning, RingError, ToolCallPiece
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
@@ -16,10 +15,18 @@ from services.gateway.fields import checked, ignored, passed, refused, supported
 from services.gateway.http.api_error import api_error_from, invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
-from services.gateway.openai.chunks import NULL, Chunks, encode, error_event, usage_object
-from services.gateway.openai.errors import openai_dialect
+from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
+from services.gateway.openai.errors import openai_dialect, openai_naming
+from services.gateway.openai.logprobs import TokenNames, chat_logprobs, loaded_prompt_logprobs, token_names
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
-from services.gateway.openai.sampling_fields import FORM_NAMES, SamplingFields, sampling_options, usage_mode
+from services.gateway.openai.sampling_fields import (
+    SamplingFields,
+    call_of,
+    form_names,
+    sampling_options,
+    stop_reason,
+    usage_mode,
+)
 
 
 class ChatRequest(SamplingFields):
@@ -78,23 +85,30 @@ _DECODER = msgspec.json.Decoder(ChatRequest)
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
     request = checked(parse(_DECODER, call.body))
-    answer = await Answer.begin(call, [Ask(_options(request), messages=ring_messages(request.messages))])
+    call = call_of(call, request)
+    ask = Ask(_options(request), messages=ring_messages(request.messages))
+    try:
+        answer = await Answer.begin(call, [ask])
+    except RingError as error:
+        raise api_error_from(error, openai_naming(_names(request), ChatRequest)) from None
     admitted = answer.admitted[0]
-    answer_id, created = f"chatcmpl-{request.request_id or call.request_id}", int(time.time())
+    names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
+    head = ResponseHead.new("chatcmpl-", call, admitted.model)
     if request.stream:
-        chunks = Chunks(
-            "chat.completion.chunk", answer_id, created, admitted.model, usage_mode(request), admitted.prompt_tokens
-        )
-        return EventStream(_events(call, answer, _Deltas(chunks, request), chunks))
-    (generation,) = await answer.generations()
-    body = {
-        "id": answer_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": admitted.model,
-        "choices": [_choice(choice, request) for choice in generation.choices],
+        chunks = Chunks(head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
+        if request.return_token_ids:
+            chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
+        return EventStream(_events(call, answer, DeltaChunks(chunks, request), names))
+    async with aclosing(answer):
+        (generation,) = await answer.generations()
+    body = head.members("chat.completion") | {
+        "choices": [await _choice(choice, request, names) for choice in generation.choices],
         "usage": usage_object(generation.usage),
     }
+    if request.return_token_ids:
+        body["prompt_token_ids"] = admitted.prompt_token_ids
+    if names is not None and generation.prompt_logprobs is not None:
+        body["prompt_logprobs"] = await loaded_prompt_logprobs(names, admitted, generation.prompt_logprobs)
     return Response(encode(body), media_type="application/json")
 
 
@@ -119,12 +133,19 @@ def _options(request: ChatRequest) -> Options:
     return options  # type: ignore[return-value]
 
 
+def _names(request: ChatRequest) -> dict[str, str]:
+    """What the request calls fields of the ring."""
+    names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
+    names |= {"chat": "messages"}
+    return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
+
+
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
     """OpenAI's reason for the end of a choice."""
     return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
 
 
-def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
+async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> dict[str, Any]:
     called = bool(choice.tool_calls)
     message: dict[str, Any] = {
         "role": "assistant",
@@ -138,20 +159,26 @@ def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
             {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
             for one in choice.tool_calls
         ]
-    return {
+    logprobs = None
+    if names is not None and choice.logprobs is not None:
+        await names.load(choice.token_ids, choice.logprobs)
+        logprobs = {"content": chat_logprobs(names, choice.token_ids, choice.logprobs), "refusal": None}
+    body = {
         "index": choice.index,
         "message": message,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish_reason(choice.finish_reason, called=called),
-        "stop_reason": choice.stop,
+        "stop_reason": stop_reason(choice.stop, request),
     }
+    return body | {"token_ids": choice.token_ids} if request.return_token_ids else body
 
 
-class _Deltas:
+class DeltaChunks:
     """Writes the chunks of a chat's events."""
 
     def __init__(self, chunks: Chunks, request: ChatRequest) -> None:
-        self._chunks = chunks
+        self.chunks = chunks
+        self._request = request
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)
         self._begun: set[int] = set()
@@ -159,7 +186,7 @@ class _Deltas:
 
     def delta(self, event: Delta, logprobs: bytes = NULL) -> bytes:
         """The chunks of a delta; the first of a choice has its role. Empty if the delta has nothing to tell."""
-        index, chunks = event.choice, self._chunks
+        index, chunks = event.choice, self.chunks
         chunks.completion_tokens += len(event.token_ids)
         members = [_member(part) for part in event.parts if self._reasons or type(part) is not Reasoning]
         more = b',"token_ids":' + encode(event.token_ids) if self._wants_ids else b""
@@ -182,7 +209,8 @@ class _Deltas:
         """The last chunk of a choice."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         reason = encode(finish_reason(event.reason, called=event.choice in self._called))
-        return self._chunks.chunk(event.choice, delta, NULL, reason, b',"stop_reason":%b' % encode(event.stop))
+        stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self._request))
+        return self.chunks.chunk(event.choice, delta, NULL, reason, stop)
 
 
 _ROLE = b'"role":"assistant"'
@@ -202,22 +230,29 @@ def _member(part: Part) -> bytes:
     return b'"tool_calls":[%b]' % encode(call)
 
 
-async def _events(call: Call, answer: Answer, deltas: _Deltas, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+async def _events(
+    call: Call, answer: Answer, deltas: DeltaChunks, names: TokenNames | None
+) -> AsyncGenerator[bytes, None]:
     """The events of a stream."""
     try:
         async for _, event in answer.events():
             if type(event) is Delta:
-                if data := deltas.delta(event):
+                logprobs = NULL
+                if names is not None and event.logprobs is not None:
+                    await names.load(event.token_ids, event.logprobs)
+                    entries = chat_logprobs(names, event.token_ids, event.logprobs)
+                    logprobs = b'{"content":%b,"refusal":null}' % encode(entries)
+                if data := deltas.delta(event, logprobs):
                     yield data
             elif type(event) is Finished and event.error is None:
                 yield deltas.finished(event)
-        yield chunks.end(answer.usage)
+        yield deltas.chunks.end(answer.usage)
     except RingError as error:
         yield error_event(api_error_from(error, CHAT.name_of), call.request_id)
     finally:
         await answer.close()
 
 
-CHAT = openai_dialect(FORM_NAMES | {"template_args": "chat_template_kwargs"}, ChatRequest)
+CHAT = openai_dialect({}, ChatRequest)
 
 ENDPOINTS = (Endpoint("POST", "/v1/chat/completions", chat_completions, CHAT),)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import msgspec
 from ringline import Usage
 
 from services.gateway.http.api_error import ApiError
+from services.gateway.http.call import Call
 from services.gateway.openai.errors import error_body
 from services.gateway.openai.sampling_fields import UsageMode
 
@@ -14,21 +20,39 @@ NULL = b"null"
 DONE = b"data: [DONE]\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """What every response and chunk begins with."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, call: Call, model: str) -> ResponseHead:
+        """Of the answer to ``call``, begun now."""
+        return cls(prefix + call.request_id, int(time.time()), model)
+
+    def members(self, kind: str) -> dict[str, Any]:
+        """As members of an object of that kind."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
 class Chunks:
     """Writes the chunks of one answer."""
 
-    def __init__(
-        self, kind: str, answer_id: str, created: int, model: str, mode: UsageMode, prompt_tokens: int
-    ) -> None:
-        """``kind``: the object's name; ``created``: seconds since 1970."""
-        head = {"id": answer_id, "object": kind, "created": created, "model": model}
-        self._head = b"data: " + encode(head)[:-1] + b',"choices":['
+    def __init__(self, head: Mapping[str, Any], mode: UsageMode, prompt_tokens: int) -> None:
+        """``head``: members that every chunk has."""
+        self._head = b"data: " + encode(head)[:-1]
         self._mode = mode
         self._prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         """So far, over all choices: the caller counts."""
         self._end = b'}],"usage":null}\n\n' if mode.last else b"}]}\n\n"
         self._heads: dict[int, bytes] = {}
+        self.once = b""
+        """Further members of the first chunk, each with a comma before it."""
 
     def chunk(self, index: int, body: bytes, logprobs: bytes = NULL, finish: bytes = NULL, more: bytes = b"") -> bytes:
         """A chunk of one choice.
@@ -37,17 +61,20 @@ class Chunks:
         comma before it; the others are JSON values.
         """
         if (head := self._heads.get(index)) is None:
-            head = self._heads[index] = b'%b{"index":%d,' % (self._head, index)
+            head = self._heads[index] = b'%b,"choices":[{"index":%d,' % (self._head, index)
+        if self.once:
+            head, self.once = b'%b%b,"choices":[{"index":%d,' % (self._head, self.once, index), b""
         end = self._end
         if self._mode.always:
-            end = b'}],"usage":%b}\n\n' % encode(usage_object(Usage(self._prompt_tokens, 0, self.completion_tokens)))
+            usage = Usage(self._prompt_tokens, 0, self.completion_tokens)
+            end = b'}],"usage":%b}\n\n' % encode(usage_object(usage))
         return b'%b%b,"logprobs":%b,"finish_reason":%b%b%b' % (head, body, logprobs, finish, more, end)
 
     def end(self, usage: Usage) -> bytes:
         """What comes after all chunks of choices."""
         if not self._mode.last:
             return DONE
-        return b'%b],"usage":%b}\n\n%b' % (self._head, encode(usage_object(usage)), DONE)
+        return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._head, encode(usage_object(usage)), DONE)
 
 
 def usage_object(usage: Usage) -> dict[str, object]:

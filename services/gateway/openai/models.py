@@ -2,26 +2,64 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+from typing import Any
+
 import msgspec
+from ringline import Model
 from starlette.responses import Response
 
+from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint
 from services.gateway.openai.errors import OPENAI
 
 
 async def list_models(call: Call) -> Response:
     """The models that the caller may use."""
-    models = [
-        {
-            "id": model.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "ringline",
-            "max_model_len": model.max_model_len,
-        }
-        for model in await call.client.models()
-    ]
-    return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
+    models = [_object(model) for model in await call.client.models()]
+    page = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
+    body = {"object": "list", "data": models, "has_more": False, **page}
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-ENDPOINTS = (Endpoint("GET", "/v1/models", list_models, OPENAI),)
+async def retrieve_model(call: Call) -> Response:
+    """One of them."""
+    model = await model_of(call, call.path_params["name"])
+    return Response(msgspec.json.encode(_object(model)), media_type="application/json")
+
+
+async def model_of(call: Call, name: str | None) -> Model:
+    """The model of that name that the caller may use; None: the one that is served. Raises ``ApiError``."""
+    models = await call.client.models()
+    for model in models:
+        if name in (None, "", model.name):
+            return model
+    if name is None:
+        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no model is served yet", retry_after=1.0)
+    served = ", ".join(repr(model.name) for model in models) or "none yet"
+    problem = f"model: {name[:200]!r} is not served here: expected {served}"
+    raise ApiError(HTTPStatus.NOT_FOUND, problem, "model", "model_not_found")
+
+
+def _object(model: Model) -> dict[str, Any]:
+    """A model, with what OpenAI's API says of it, vLLM's and Anthropic's."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "ringline",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "type": "model",
+        "display_name": model.name,
+        "lifecycle": "active",
+        "created_at": "1970-01-01T00:00:00Z",
+        "max_input_tokens": model.max_model_len,
+    }
+
+
+ENDPOINTS = (
+    Endpoint("GET", "/v1/models", list_models, OPENAI),
+    Endpoint("GET", "/v1/models/{name:path}", retrieve_model, OPENAI),
+)

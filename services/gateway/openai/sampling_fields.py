@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
+from services.gateway.http.call import Call
 from services.gateway.openai.answer_form import (
     ResponseFormat,
     StructuredOutputs,
@@ -149,16 +151,26 @@ def _form_options(request: SamplingFields) -> dict[str, Any]:
     )
 
 
-FORM_NAMES = {
-    "json_schema": "response_format.json_schema.schema",
-    "json_object": "response_format",
-    "regex": "structured_outputs.regex",
-    "choice": "structured_outputs.choice",
-    "grammar": "structured_outputs.grammar",
-    "structural_tags": "response_format.structures",
-    "constraint": "response_format",
-}
-"""What the API calls the ring's fields of an answer's form."""
+def call_of(call: Call, request: SamplingFields) -> Call:
+    """The call, by the id that the body gives it, if it does."""
+    return call if request.request_id is None else replace(call, request_id=request.request_id)
+
+
+def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:
+    """What ended a choice, if the request named it: vLLM tells of no other."""
+    return stop if isinstance(stop, str) or stop in (request.stop_token_ids or ()) else None
+
+
+def form_names(request: SamplingFields) -> dict[str, str]:
+    """What the request calls the ring's fields of an answer's form."""
+    if request.structured_outputs is not None:
+        names = {kind: f"structured_outputs.{kind}" for kind in ("regex", "choice", "grammar", "json_object")}
+        names |= {"json_schema": "structured_outputs.json", "structural_tags": "structured_outputs.structural_tag"}
+        return names | {"constraint": "structured_outputs"}
+    if request.response_format is None:
+        return {"json_schema": "guided_json", **{kind: f"guided_{kind}" for kind in ("regex", "choice", "grammar")}}
+    names = {"json_schema": "response_format.json_schema.schema", "structural_tags": "response_format.structures"}
+    return names | {"json_object": "response_format", "constraint": "response_format"}
 
 
 class UsageMode(msgspec.Struct, frozen=True):

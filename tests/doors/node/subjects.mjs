@@ -23,3 +23,22 @@ export async function all(stream) {
   for await (const item of stream) items.push(item);
   return items;
 }
+
+/** How many tokens the engine computes of an answer that is abandoned, until it is idle and holds no blocks. */
+export async function computedBy(abandon, metrics) {
+  const before = await metric(metrics, "ringline_generated_tokens_total");
+  await abandon();
+  const end = Date.now() + 60_000;
+  for (const name of ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"])
+    while (await metric(metrics, name)) {
+      if (Date.now() > end) throw new Error("the engine still works on it, or holds blocks for it");
+      await new Promise((resolve) => setTimeout(resolve, 10));
+    }
+  return (await metric(metrics, "ringline_generated_tokens_total")) - before;
+}
+
+async function metric(url, name) {
+  const text = await (await fetch(url)).text();
+  const lines = text.split("\n").filter((line) => line.startsWith(name));
+  return lines.map((line) => Number(line.split(" ").at(-1))).reduce((a, b) => a + b, 0);
+}

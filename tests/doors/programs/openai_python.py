@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-import urllib.request
 from typing import Any, Literal
 
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict, Field
-from subjects import ASKED, show
+from subjects import ASKED, computed_by, show
 
 url, engine_metrics = sys.argv[1:]
 client = OpenAI(base_url=url, api_key="none", max_retries=0)
@@ -166,23 +164,15 @@ def responses_parsed() -> Any:
 
 def disconnect() -> Any:
     """How many tokens were computed of an answer of 1,500 that was abandoned after the third chunk."""
-
-    def metric(name: str) -> float:
-        with urllib.request.urlopen(engine_metrics, timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-    before = metric("ringline_generated_tokens_total")
     asked = {**greedy, "max_completion_tokens": 1500, "extra_body": {"ignore_eos": True}}
-    stream = client.chat.completions.create(messages=ASKED["messages"], stream=True, **asked)
-    for _ in range(3):
-        next(stream)
-    stream.close()
-    busy = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    end = time.monotonic() + 60
-    while any(map(metric, busy)) and time.monotonic() < end:
-        time.sleep(0.01)
-    return {"computed": metric("ringline_generated_tokens_total") - before, "busy": [*map(metric, busy)]}
+
+    def abandon() -> None:
+        stream = client.chat.completions.create(messages=ASKED["messages"], stream=True, **asked)
+        for _ in range(3):
+            next(stream)
+        stream.close()
+
+    return computed_by(abandon, engine_metrics)
 
 
 show(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import time
 import traceback
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,3 +24,22 @@ def show(*subjects: Callable[[], Any]) -> None:
         except Exception:
             line = {"failed": traceback.format_exc()}
         print(json.dumps({"subject": subject.__name__, **line}, default=str, separators=(",", ":")), flush=True)
+
+
+def computed_by(abandon: Callable[[], None], metrics: str) -> float:
+    """How many tokens the engine computes of an answer that is abandoned, until it is idle and holds no blocks."""
+    before = _metric(metrics, "ringline_generated_tokens_total")
+    abandon()
+    busy = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    end = time.monotonic() + 60
+    while any(_metric(metrics, name) for name in busy):
+        if time.monotonic() > end:
+            raise TimeoutError("the engine still works on it, or holds blocks for it")
+        time.sleep(0.01)
+    return _metric(metrics, "ringline_generated_tokens_total") - before
+
+
+def _metric(url: str, name: str) -> float:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))

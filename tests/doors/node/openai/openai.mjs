@@ -3,9 +3,10 @@
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { ASKED, all, show } from "../subjects.mjs";
+import { ASKED, all, computedBy, show } from "../subjects.mjs";
 
-const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none", maxRetries: 0 });
+const [baseURL, metrics] = process.argv.slice(2);
+const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
 const model = (await client.models.list()).data[0].id;
 const greedy = { model, temperature: 0, max_completion_tokens: ASKED.max_tokens };
 const messages = ASKED.messages;
@@ -77,8 +78,8 @@ await show({
 
   async disconnect() {
     const asked = { messages, ...greedy, max_completion_tokens: 1500, ignore_eos: true };
-    const stream = await client.chat.completions.create({ ...asked, stream: true });
-    for await (const _ of stream) break;
-    return stream.controller.signal.aborted;
+    return computedBy(async () => {
+      for await (const _ of await client.chat.completions.create({ ...asked, stream: true })) break;
+    }, metrics);
   },
 });

@@ -67,14 +67,15 @@ class Stack:
 
 
 def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(environment, tmp_path):
-    flags = (str(MODEL), "--port", "0", "--no-http", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
+    flags = (str(MODEL), "--port", "0", "--http-port", "0", "--kv-cache-memory-bytes", "1MiB", "--log-level", "debug")
     flags += ("--max-model-len", "36", "--block-size", "5", "--max-num-batched-tokens", "1")  # as small as may be
     # What is meant for the stack must reach its engine from a variable too, and no service by accident.
     variables = {"RINGLINE_MAX_NUM_SEQS": "3", "RINGLINE_LOG_FORMAT": "json", "RINGLINE_BLOCKSIZE": "8"}
     stack = Stack({**environment, **variables}, tmp_path, *flags)
     try:
         stack.ready()
-        events = [json.loads(line)["event"] for line in stack.lines()]
+        records = [json.loads(line) for line in stack.lines()]
+        events = [record["event"] for record in records if record["service"] != "gateway"]
         assert (events.count("serving"), events.count("ready")) == (3, 1)
         # Both before torch is loaded, so that a start that takes seconds is seen to happen.
         assert events.index("starting") < events.index("stage started") < events.index("stage")
@@ -94,6 +95,12 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
         assert {service["health"] for service in services.values()} == {"SERVING"}
         assert services["processor"]["models"][0]["max_model_len"] == 36
         assert services["engine"]["load"]["blocks_used"] == 0
+        (ready,) = stack.events("ready")
+        assert (ready["address"], ready["http_url"]) == tuple(
+            services[each]["address"] for each in ("processor", "gateway")
+        )
+        with urllib.request.urlopen(f"{ready['http_url']}/v1/models", timeout=60) as answer:
+            assert json.load(answer)["data"][0]["max_model_len"] == 36
         address = services["processor"]["address"]
         stack.until(lambda: ringline("health", address, env=environment).stdout == "SERVING\n")
         for service in services.values():
@@ -102,17 +109,20 @@ def test_a_stack_serves_survives_the_death_of_a_service_and_ends_in_order(enviro
 
         check_log_of_a_request(stack, services["processor"]["address"])
 
-        killed = services["detokenizer"]["pid"]
-        os.kill(killed, signal.SIGKILL)
-        stack.until(lambda: len(stack.events("serving")) > 3)
-        (death,) = stack.events("died")
-        assert (death["child"], death["code"]) == ("detokenizer", -signal.SIGKILL)
-        services = stack.serving()
-        assert services["detokenizer"]["pid"] != killed
+        killed = ("detokenizer", "gateway")
+        for service in killed:
+            os.kill(services[service]["pid"], signal.SIGKILL)
+        for service in killed:
+            stack.until(lambda name=service: [each["service"] for each in stack.events("serving")].count(name) == 2)
+        assert {(death["child"], death["code"]) for death in stack.events("died")} == {
+            (service, -signal.SIGKILL) for service in killed
+        }
+        before, services = services, stack.serving()
+        assert {name for name in services if services[name]["pid"] != before[name]["pid"]} == set(killed)
 
         stack.process.send_signal(signal.SIGTERM)
         assert stack.process.wait(90) == 0
-        assert [r["service"] for r in stack.events("draining")] == ["processor", "detokenizer", "engine"]
+        assert [r["service"] for r in stack.events("draining")] == ["gateway", "processor", "detokenizer", "engine"]
         assert not any(alive(service["pid"]) for service in services.values())
         done = ringline("status", "--all", env=environment)
         assert (done.returncode, done.stdout[:24]) == (1, "nothing is running here;")
@@ -170,12 +180,13 @@ def test_a_model_that_is_not_there_is_said_in_one_line_before_anything_is_starte
     assert said == f"error: {model} is not a directory\n"
 
 
-def test_a_taken_port_is_said_before_anything_is_started(environment):
+@pytest.mark.parametrize("flag", ["--port", "--http-port"])
+def test_a_taken_port_is_said_before_anything_is_started(flag, environment):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = ringline("serve", str(MODEL), "--port", str(port), env=environment)
+        done = ringline("serve", str(MODEL), "--port", "0", flag, str(port), env=environment)
     assert done.returncode == 3
-    assert done.stderr == f"error: port {port} is in use: choose another with --port\n"
+    assert done.stderr == f"error: port {port} is in use: choose another with {flag}\n"
 
 
 def test_the_demo_streams_an_answer_and_shows_what_ran_where(environment):

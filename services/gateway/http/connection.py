@@ -1,0 +1,314 @@
+"""One HTTP/1.1 connection: uvicorn's, with limits on what a client may send, take its time for, and leave unread."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from services.gateway.http.api_error import ApiError, invalid
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 256
+HEAD_SECONDS = 10.0
+"""For a request's line and headers, from the first byte on."""
+_REST_SECONDS = 5.0
+"""For a body that nobody waits for any more, because its request is answered; and for the last bytes of a connection
+that is closed here."""
+_MAX_PIPELINED = 16
+"""Requests that wait for the one before them."""
+_WRITE_BUFFER = 64 << 10
+"""Bytes that wait for a client before whoever writes to it waits, too."""
+_DROPPED = (b"upgrade", b"http2-settings", b"connection")
+
+Peer = tuple[str, int]
+"""Address and port of a client; on a unix socket an empty address."""
+
+
+def peer_of(client: tuple[str, int | None] | None) -> Peer:
+    """``client`` as ASGI has it."""
+    host, port = client or ("", 0)
+    return host.removeprefix("::ffff:"), port or 0
+
+
+@dataclass
+class Connections:
+    """What the connections of a server share: limits and counts."""
+
+    config: Config
+    max_connections: int
+    idle_seconds: float
+    """Without a request, after which a connection is closed."""
+    stall_seconds: float
+    """After which a client that does not read loses its connection."""
+    max_unsent_bytes: int
+    """That all clients together may leave unread."""
+    error_body: Callable[[ApiError, str], bytes]
+    on_request: Callable[[Peer, int], None] = lambda _peer, _size: None
+    """Told the size of each complete request."""
+    on_refusal: Callable[[HTTPStatus], None] = lambda _status: None
+    """Told of requests that never reached the application."""
+    state: ServerState = field(default_factory=ServerState)
+
+    @property
+    def open(self) -> list[Connection]:
+        """The present connections."""
+        return [one for one in self.state.connections if isinstance(one, Connection)]
+
+    def sweep(self, now: float) -> None:
+        """Close what takes too long, and the fullest of the connections whose clients do not read; once a second."""
+        unsent = []
+        for one in self.open:
+            one.check(now)
+            if size := one.transport.get_write_buffer_size():
+                unsent.append((size, one))
+        excess = sum(size for size, _ in unsent) - self.max_unsent_bytes
+        for size, one in sorted(unsent, key=lambda pair: pair[0], reverse=True):
+            if excess <= 0:
+                break
+            one.transport.abort()
+            excess -= size
+
+
+class Connection(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, shared: Connections) -> None:
+        super().__init__(shared.config, shared.state, {})
+        self._shared = shared
+        self._peer: Peer = ("", 0)
+        self._since = self.loop.time()
+        """When the connection began, or the present head or the wait for the next."""
+        self._in_message = False
+        """Between the first byte of a request and the last."""
+        self._head_complete = True
+        self._head_bytes = 0
+        """Bytes since the last complete head."""
+        self._header_bytes = self._num_headers = 0
+        """Of the present message's head and trailers."""
+        self._size = 0
+        self._deaf = False
+        """Whether nothing more is read."""
+        self._unread_since: float | None = None
+        self._rest_since: float | None = None
+        self._problem: ApiError | None = None
+        self._replaying = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER)
+        self._peer = peer_of(self.client)
+        if len(self.connections) > self._shared.max_connections:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._deaf = True
+
+    def check(self, now: float) -> None:
+        """Close the connection if its client takes too long."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if self._unread_since is not None and now - self._unread_since > self._shared.stall_seconds:
+            self.transport.abort()
+        elif self.transport.is_closing() or (self._in_message and self._head_complete and not answering):
+            self._rest_since = self._rest_since or now
+            if now - self._rest_since > _REST_SECONDS:
+                self.transport.abort()
+        elif not self._head_complete or self._head_bytes:
+            if now - self._since > HEAD_SECONDS:
+                problem = f"the request's headers were not complete within {HEAD_SECONDS:g} s"
+                self._refuse(ApiError(HTTPStatus.REQUEST_TIMEOUT, problem, code="timeout"))
+        elif not answering and now - self._since > self._shared.idle_seconds:
+            self.transport.close()
+        else:
+            self._rest_since = None
+
+    # What the client sends
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuse the connection for what is no HTTP, or too much of it."""
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        if not self._in_message and not self._head_bytes:
+            self._since = self.loop.time()
+        self._head_bytes += len(data)
+        self._size += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            self._refuse(self._problem or invalid(None, f"this is no HTTP/1.1 request: {error}"))
+            return
+        if self._head_complete and (self._in_message or not self._head_bytes):
+            self._head_bytes = 0
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._replaying:
+                raise httptools.HttpParserError("no other protocol is spoken here") from None
+            # No other protocol is spoken here, and a server may say so by answering in this one. httptools takes what
+            # follows for the other protocol, but it is the body: Java's clients ask for HTTP/2 with each request.
+            lines = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+            for name, value in self.headers:
+                if name not in _DROPPED:
+                    lines += [name, b": ", value, b"\r\n"]
+            self._replaying = False
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"".join((*lines, b"\r\n")))
+            self._feed(data[upgrade.args[0] :])
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_message, self._head_complete = True, False
+        self._header_bytes = self._num_headers = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count(len(name) + len(value) + 4)
+        if not self._head_complete:  # trailers are of no use
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            self._raise(_head_too_large())
+
+    def on_headers_complete(self) -> None:
+        version, method = self.parser.get_http_version(), self.parser.get_method()
+        if version not in ("1.0", "1.1"):
+            problem = f"HTTP/{version} is not spoken here: use HTTP/1.1"
+            self._raise(ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, problem))
+        if method == b"CONNECT":
+            self._raise(ApiError(HTTPStatus.METHOD_NOT_ALLOWED, "this is no proxy", code="method_not_allowed"))
+        names = Counter(name for name, _ in self.headers)
+        if names[b"host"] > 1 or (version == "1.1" and not names[b"host"]):
+            self._raise(invalid(None, "a request has exactly one header Host"))
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.lower() != b"chunked":
+                self._raise(ApiError(HTTPStatus.NOT_IMPLEMENTED, "transfer-encoding: expected chunked"))
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._raise(ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too many requests before the answer to the first"))
+        if self.parser.should_upgrade():
+            self.scope["method"] = method.decode("ascii")
+            self._replaying = True
+            return
+        try:
+            super().on_headers_complete()
+        except httptools.HttpParserInvalidURLError:
+            self._raise(invalid(None, "the request's target is no URL"))
+        self._head_complete, self._head_bytes = True, 0
+
+    def on_message_complete(self) -> None:
+        if self._replaying:
+            return
+        super().on_message_complete()
+        self._shared.on_request(self._peer, self._size)
+        self._in_message, self._head_bytes, self._size = False, 0, 0
+        self._since = self.loop.time()
+
+    def _raise(self, problem: ApiError) -> None:
+        """Stop the parser."""
+        self._problem = problem
+        raise httptools.HttpParserError(problem.message)
+
+    def _refuse(self, problem: ApiError) -> None:
+        """Read nothing more; answer with ``problem``, unless an answer has begun."""
+        self._deaf = True
+        cycle, unfinished = self.cycle, self._in_message and self._head_complete
+        if cycle is None or cycle.response_complete:
+            self._write_refusal(problem)
+        elif unfinished and (self.pipeline or cycle.response_started):
+            self.transport.abort()
+        elif unfinished:  # the request that is answered is the broken one
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._write_refusal(problem)
+        else:
+            cycle.keep_alive = False
+
+    def _write_refusal(self, problem: ApiError) -> None:
+        request_id = secrets.token_hex(16)
+        body = self._shared.error_body(problem, request_id)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            "x-request-id": request_id,
+            **problem.headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[problem.status] + lines.encode() + b"\r\n" + body)
+        self.transport.close()
+        self._shared.on_refusal(problem.status)
+
+    # What the client gets
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(cycle, self.flow, app)
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self._unread_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        super().resume_writing()
+
+
+def _without_chunks(cycle: RequestResponseCycle, flow: FlowControl, app: Any) -> Any:
+    """``app`` for a client of HTTP/1.0, which knows no chunks: the end of the connection is that of the answer."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_unframed(message: Any) -> None:
+            if flow.write_paused and not cycle.disconnected:
+                await flow.drain()
+            if cycle.disconnected:
+                return
+            if message["type"] == "http.response.start":
+                cycle.response_started = True
+                pairs = (*cycle.default_headers, *message.get("headers", ()), (b"connection", b"close"))
+                lines = b"".join(b"%b: %b\r\n" % pair for pair in pairs if pair[0] != b"transfer-encoding")
+                cycle.transport.write(STATUS_LINE[message["status"]] + lines + b"\r\n")
+                return
+            if cycle.scope["method"] != "HEAD":
+                cycle.transport.write(message.get("body", b""))
+            if not message.get("more_body", False):
+                cycle.response_complete = True
+                cycle.message_event.set()
+                cycle.transport.close()
+                cycle.on_response()
+
+        await app(scope, receive, send_unframed)
+
+    return answer
+
+
+def _head_too_large() -> ApiError:
+    limits = f"{MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes"
+    problem = f"the request's line and headers are larger than the limits of {limits}: send fewer or shorter ones"
+    return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, problem, code="headers_too_large")

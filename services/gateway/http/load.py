@@ -1,0 +1,122 @@
+"""What the gateway has taken on: requests and their bodies, by client, and whether it takes more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeVar
+
+from services.gateway.http.api_error import ApiError
+from services.gateway.http.connection import Peer
+
+_Key = TypeVar("_Key")
+_RETRY_SECONDS = 1.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One request under way."""
+
+    peer: Peer
+    task: asyncio.Task[None]
+    body_bytes: int = 0
+    receiving: bool = True
+    """Whether its body is not complete."""
+    refused: ApiError | None = None
+    """Why it was ended in favor of another client; its task is cancelled."""
+
+
+class Load:
+    """The requests under way, and the limits on them."""
+
+    def __init__(self, *, max_requests: int, max_connections_per_client: int, max_body_bytes: int) -> None:
+        """``max_body_bytes``: of all requests together, from the first byte until each is answered."""
+        self._max_requests = max_requests
+        self._max_connections = max_connections_per_client
+        self._max_bytes = max_body_bytes
+        self._requests: set[Request] = set()
+        self._of_client: Counter[str] = Counter()
+        self._busy: Counter[Peer] = Counter()
+        self._bytes = 0
+        self.draining = False
+        """Whether new requests are refused because the process ends."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests under way."""
+        return len(self._requests)
+
+    def is_busy(self, host: str, port: int) -> bool:
+        """Whether the connection from an address and port has requests. Called in other threads."""
+        return (host, port) in self._busy
+
+    @contextmanager
+    def request(self, peer: Peer) -> Iterator[Request]:
+        """Count a request of the current task while the block runs. Raises ``ApiError`` where it is one too many."""
+        self._check_room(peer)
+        task = asyncio.current_task()
+        assert task is not None
+        request = Request(peer, task)
+        self._requests.add(request)
+        self._of_client[peer[0]] += 1
+        self._busy[peer] += 1
+        try:
+            yield request
+        finally:
+            self._bytes -= request.body_bytes
+            self._requests.discard(request)
+            _decrement(self._of_client, peer[0])
+            _decrement(self._busy, peer)
+
+    def _check_room(self, peer: Peer) -> None:
+        if self.draining:
+            problem = "this gateway is about to end: send the request again, and another one takes it"
+            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, problem, code="draining", retry_after=_RETRY_SECONDS)
+        if len(self._requests) >= self._max_requests:
+            raise _too_many(f"{self._max_requests} requests are under way, the limit (--max-calls): retry later")
+        if peer[0] and self._of_client[peer[0]] >= self._max_connections:
+            limit = f"{self._max_connections} connections of one client with requests"
+            raise _too_many(f"the limit of {limit} is reached (--max-connections-per-client): retry later")
+
+    def hold(self, request: Request, size: int) -> None:
+        """Count ``size`` more bytes of a body.
+
+        Where all bodies together are too large, the client with the most bytes loses its largest incomplete request.
+        Raises ``ApiError`` if that is this one, or there is no other.
+        """
+        request.body_bytes += size
+        self._bytes += size
+        while self._bytes > self._max_bytes:
+            victim = self._heaviest()
+            if victim is None or victim is request:
+                raise _no_memory()
+            victim.refused = _no_memory()
+            victim.receiving = False
+            self._bytes -= victim.body_bytes
+            victim.body_bytes = 0
+            victim.task.cancel()
+
+    def _heaviest(self) -> Request | None:
+        of_client: Counter[str] = Counter()
+        for one in self._requests:
+            of_client[one.peer[0]] += one.body_bytes
+        receiving = [one for one in self._requests if one.receiving]
+        return max(receiving, key=lambda one: (of_client[one.peer[0]], one.body_bytes), default=None)
+
+
+def _decrement(counts: Counter[_Key], key: _Key) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+def _too_many(problem: str) -> ApiError:
+    return ApiError(HTTPStatus.TOO_MANY_REQUESTS, problem, code="overload", retry_after=_RETRY_SECONDS)
+
+
+def _no_memory() -> ApiError:
+    return _too_many("the bodies of all requests under way are too large for --memory-budget: retry later")

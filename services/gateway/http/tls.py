@@ -1,0 +1,70 @@
+"""TLS of the HTTP server: certificates that may be replaced without a restart, and clients that must show theirs."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from services.common.config.security_settings import requires_client_certificate
+from services.common.config.settings import ServiceSettings
+from services.common.security.certificates import TlsFiles
+from services.common.security.credentials import reloaded_tls_files
+from services.common.security.file_reload import ReloadedFile
+
+_PROTOCOLS = ["http/1.1"]
+
+
+class ServerTls:
+    """Hands each new connection the certificate that the files have now; open ones keep theirs."""
+
+    def __init__(self, files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> None:
+        self._files = files
+        self._require = require_client_certificate
+        self._made_of = files.value
+        self._current = self._context(self._made_of)
+        self.context = self._context(self._made_of)
+        """What to listen with."""
+        self.context.sni_callback = self._use_current
+
+    def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if (now := self._files.value) is not self._made_of:
+            self._current, self._made_of = self._context(now), now
+        connection.context = self._current
+
+    def _context(self, files: TlsFiles) -> ssl.SSLContext:
+        assert files.chain is not None
+        assert files.key is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(_PROTOCOLS)
+        with _in_memory(files.chain) as chain, _in_memory(files.key) as key:
+            context.load_cert_chain(chain, key)
+        if self._require and files.authorities is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=files.authorities.decode("ascii", "replace"))
+        return context
+
+
+def server_tls(settings: ServiceSettings) -> ServerTls | None:
+    """None for plain text; raises ``FatalError`` for files that cannot be used."""
+    tls = settings.tls
+    if tls.tls_cert_file is None:
+        return None
+    required = requires_client_certificate(tls, internal=False)
+    files = reloaded_tls_files(
+        cert_file=tls.tls_cert_file, key_file=tls.tls_key_file, ca_file=tls.tls_ca_file if required else None
+    )
+    return ServerTls(files, require_client_certificate=required)
+
+
+@contextmanager
+def _in_memory(pem: bytes) -> Iterator[str]:
+    """A path for ``ssl``, which reads keys from files only: what was checked is what is used, and on no disk."""
+    descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, pem)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,268 @@
+"""``/v1/completions``: texts or token ids that go on as they are, many at once, with the log probabilities of both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+import msgspec
+from ringline import (
+    Admitted,
+    Choice,
+    Delta,
+    Finished,
+    Generation,
+    Options,
+    PromptLogprobs,
+    RingError,
+    TokenLogprob,
+    Usage,
+)
+from starlette.responses import Response
+
+from services.gateway.answer import Answer, Ask
+from services.gateway.fields import checked, refused, supported
+from services.gateway.http.api_error import api_error_from, invalid
+from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.event_stream import EventStream
+from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
+from services.gateway.openai.errors import openai_dialect, openai_naming
+from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, loaded_prompt_logprobs, token_names
+from services.gateway.openai.sampling_fields import (
+    SamplingFields,
+    call_of,
+    form_names,
+    sampling_options,
+    stop_reason,
+    usage_mode,
+)
+
+MAX_CHOICES = 1024
+"""Prompts times n."""
+_DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(SamplingFields):
+    """The body of a request."""
+
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        supported(f"A text, token ids, or a list of either; prompts times `n` are at most {MAX_CHOICES}."),
+    ] = None
+    max_tokens: Annotated[int | None, supported(f"Default: {_DEFAULT_MAX_TOKENS}. With `echo` 0, too.")] = None
+    echo: Annotated[
+        bool | None, supported("The text, and `logprobs`, begin with those of the prompt; its first token has none.")
+    ] = None
+    logprobs: Annotated[
+        int | None,
+        supported("0 to 20: alternatives for each token. Of the raw logits, before penalties and temperature."),
+    ] = None
+
+    suffix: Annotated[Any, refused("write the prompt as the model's form of filling in demands", "")] = None
+    prompt_embeds: Annotated[Any, refused("a prompt is a text or token ids", [])] = None
+
+
+_DECODER = msgspec.json.Decoder(CompletionRequest)
+
+
+async def completions(call: Call) -> Response:
+    """Continue prompts."""
+    request = checked(parse(_DECODER, call.body))
+    call = call_of(call, request)
+    prompts, options = _prompts(request), _options(request)
+    asks = [
+        Ask(options, prompt=prompt) if isinstance(prompt, str) else Ask(options, token_ids=prompt) for prompt in prompts
+    ]
+    try:
+        answer = await Answer.begin(call, asks)
+    except RingError as error:
+        raise api_error_from(error, openai_naming(_names(request), CompletionRequest)) from None
+    names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
+    echoes = [
+        await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
+    ]
+    head = ResponseHead.new("cmpl-", call, answer.admitted[0].model)
+    if request.stream:
+        prompt_tokens = sum(one.prompt_tokens for one in answer.admitted)
+        chunks = Chunks(head.members("text_completion"), usage_mode(request), prompt_tokens)
+        return EventStream(_events(call, answer, _Texts(request, names, echoes, answer.admitted), chunks))
+    async with aclosing(answer):
+        generations = await answer.generations()
+    texts = _Texts(request, names, echoes, answer.admitted)
+    choices = [
+        await texts.whole(number, generation, choice)
+        for number, generation in enumerate(generations)
+        for choice in generation.choices
+    ]
+    body = head.members("text_completion") | {"choices": choices, "usage": usage_object(_usage(request, answer.usage))}
+    return Response(encode(body), media_type="application/json")
+
+
+def _prompts(request: CompletionRequest) -> Sequence[str | Sequence[int]]:
+    """The prompts, each a text or ids."""
+    given = request.prompt
+    if given is None or given == []:
+        problem = "missing" if given is None else "empty"
+        raise invalid("prompt", f"{problem}: expected a text, token ids, or a list of either")
+    if isinstance(given, str):
+        return [given]
+    kinds = {type(one) for one in given}
+    if len(kinds) > 1:
+        raise invalid("prompt", "texts and ids are mixed: expected one kind")
+    prompts = [cast(list[int], given)] if kinds == {int} else cast(list[str | list[int]], given)
+    n = request.n or 1
+    if len(prompts) * n > MAX_CHOICES:
+        problem = (
+            f"{len(prompts)} prompts of {n} choices each: expected at most {MAX_CHOICES} choices; send fewer at once"
+        )
+        raise invalid("prompt", problem)
+    return prompts
+
+
+def _options(request: CompletionRequest) -> Options:
+    """The ring's options for a request."""
+    options = sampling_options(request)
+    tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    options["max_tokens"] = 1 if _drops_token(request) else tokens
+    options["logprobs"] = request.logprobs
+    if request.echo:
+        options["return_prompt_token_ids"] = True
+        if request.logprobs is not None:
+            if request.prompt_logprobs is not None:
+                raise invalid("prompt_logprobs", "set together with echo and logprobs, which report them: leave it out")
+            options["prompt_logprobs"] = request.logprobs
+    return cast(Options, options)
+
+
+def _names(request: CompletionRequest) -> dict[str, str]:
+    """What the request calls fields of the ring."""
+    return form_names(request) | {"text": "prompt", "token_ids": "prompt"}
+
+
+def _drops_token(request: CompletionRequest) -> bool:
+    """Whether the prompt alone is asked for: the ring computes it with one token, which nobody sees."""
+    return request.max_tokens == 0 and bool(request.echo)
+
+
+def _usage(request: CompletionRequest, usage: Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.cached_tokens, 0) if _drops_token(request) else usage
+
+
+async def _echo(call: Call, request: CompletionRequest, prompt: str | Sequence[int], admitted: Admitted) -> str:
+    """The prompt's text, which an answer begins with; empty if it does not."""
+    if not request.echo:
+        return ""
+    if isinstance(prompt, str) and request.truncate_prompt_tokens is None:
+        return prompt
+    return await call.client.detokenize(
+        admitted.prompt_token_ids or (), model=admitted.model, skip_special_tokens=request.skip_special_tokens
+    )
+
+
+@dataclass(slots=True)
+class _Texts:
+    """Writes choices, in the order of prompts and then of n: whole, or delta by delta."""
+
+    request: CompletionRequest
+    names: TokenNames | None
+    echoes: Sequence[str]
+    admitted: Sequence[Admitted]
+    _logprobs: dict[int, CompletionLogprobs] = field(default_factory=dict)
+    """Of choices that have begun."""
+    _prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    """Of a stream's prompts, as far as they came."""
+    _begun: set[int] = field(default_factory=set)
+
+    def index(self, ask: int, choice: int) -> int:
+        """Of a choice of an ask among all choices."""
+        return ask * (self.request.n or 1) + choice
+
+    async def whole(self, ask: int, generation: Generation, choice: Choice) -> dict[str, Any]:
+        """A choice of an answer that has ended."""
+        kept = 0 if _drops_token(self.request) else len(choice.token_ids)
+        token_ids, logprobs = choice.token_ids[:kept], (choice.logprobs or ())[:kept]
+        index = self.index(ask, choice.index)
+        body: dict[str, Any] = {
+            "index": index,
+            "text": self.echoes[ask] + (choice.text if kept else ""),
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": stop_reason(choice.stop, self.request),
+        }
+        if self.request.logprobs is not None:
+            body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
+        elif self.names is not None and generation.prompt_logprobs is not None:
+            loaded = await loaded_prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
+            body["prompt_logprobs"] = loaded
+        if self.request.return_token_ids:
+            body |= {"token_ids": token_ids, "prompt_token_ids": generation.request.prompt_token_ids}
+        return body
+
+    def note_prompt(self, ask: int, event: PromptLogprobs) -> None:
+        """Keep the prompt's log probabilities until its choices begin."""
+        self._prompt_logprobs.setdefault(ask, []).extend(event.logprobs)
+
+    async def chunk(self, chunks: Chunks, ask: int, event: Delta) -> bytes:
+        """The chunk of a delta; the first of a choice begins with the prompt, if the request says so."""
+        index, text, token_ids, logprobs = self.index(ask, event.choice), event.text, event.token_ids, event.logprobs
+        if _drops_token(self.request):
+            text, token_ids, logprobs = "", (), logprobs and ()
+        chunks.completion_tokens += len(token_ids)
+        more = b""
+        if index not in self._begun:
+            self._begun.add(index)
+            text = self.echoes[ask] + text
+            if self.request.return_token_ids:
+                more = b',"prompt_token_ids":' + encode(self.admitted[ask].prompt_token_ids)
+        if self.request.return_token_ids:
+            more += b',"token_ids":' + encode(token_ids)
+        lists = NULL
+        if logprobs is not None:
+            lists = encode(await self._lists(index, ask, token_ids, logprobs, self._prompt_logprobs.get(ask, ())))
+        return chunks.chunk(index, b'"text":' + encode(text), lists, more=more)
+
+    async def _lists(
+        self,
+        index: int,
+        ask: int,
+        token_ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+        prompt_logprobs: Sequence[TokenLogprob],
+    ) -> dict[str, Any]:
+        """The log probabilities of a choice's next tokens; the first begin with the prompt's, if they are echoed."""
+        assert self.names is not None
+        lists = self._logprobs.get(index)
+        entries: Sequence[TokenLogprob | None] = logprobs
+        if lists is None:
+            lists = self._logprobs[index] = CompletionLogprobs(self.names)
+            if self.request.echo:
+                prompt = self.admitted[ask].prompt_token_ids or ()
+                await self.names.load(prompt, prompt_logprobs)
+                token_ids, entries = (*prompt, *token_ids), (None, *prompt_logprobs, *logprobs)
+        await self.names.load(token_ids, logprobs)
+        return lists.add(token_ids, entries)
+
+
+async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> AsyncGenerator[bytes, None]:
+    """The events of a stream."""
+    try:
+        async for ask, event in answer.events():
+            if type(event) is Delta:
+                yield await texts.chunk(chunks, ask, event)
+            elif type(event) is PromptLogprobs:
+                texts.note_prompt(ask, event)
+            elif type(event) is Finished and event.error is None:
+                stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, texts.request))
+                yield chunks.chunk(texts.index(ask, event.choice), b'"text":""', NULL, encode(event.reason), stop)
+        yield chunks.end(_usage(texts.request, answer.usage))
+    except RingError as error:
+        yield error_event(api_error_from(error, COMPLETIONS.name_of), call.request_id)
+    finally:
+        await answer.close()
+
+
+COMPLETIONS = openai_dialect({}, CompletionRequest)
+
+ENDPOINTS = (Endpoint("POST", "/v1/completions", completions, COMPLETIONS),)

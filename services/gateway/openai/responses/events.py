@@ -1,0 +1,170 @@
+"""An answer of the ring as a response: its items, and the events that tell of them as they grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+
+from services.gateway.http.api_error import ApiError
+
+_encode = msgspec.json.Encoder().encode
+Logprobs = Sequence[Mapping[str, Any]]
+
+
+class _OpenItem:
+    """The item that grows: a reasoning, a message or a call."""
+
+    def __init__(self, part: Part, item_id: str) -> None:
+        self.kind: type[Part] | int = part.index if isinstance(part, ToolCallPiece) else type(part)
+        self.item_id = item_id
+        self.texts: list[str] = []
+        self.logprobs: list[Mapping[str, Any]] = []
+        self._part = part
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def content(self, text: str) -> dict[str, Any] | None:
+        """Its one part; calls have none."""
+        if self.kind is Content:
+            return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": "reasoning_text", "text": text} if self.kind is Reasoning else None
+
+    def item(self, status: str) -> dict[str, Any]:
+        """The item as the API has it."""
+        begun = status == "in_progress"
+        part = self._part
+        if isinstance(part, ToolCallPiece):
+            call = {"call_id": part.id, "name": part.name, "arguments": "" if begun else self.text}
+            return {"id": self.item_id, "type": "function_call", "status": status, **call}
+        content = [] if begun else [self.content(self.text)]
+        if self.kind is Reasoning:
+            return {"id": self.item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+class ResponseEvents:
+    """The events of one response, in order: ``begin``, ``add`` for each event of the ring, ``end`` or ``fail``."""
+
+    def __init__(self, response_id: str, fields: Mapping[str, Any]) -> None:
+        """``fields`` of the response that do not change."""
+        self._id = response_id
+        self._head = _encode({"id": f"resp_{response_id}", "object": "response", **fields})[:-1]
+        self._sequence = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: _OpenItem | None = None
+        self._delta = b""
+        """An event of the open item, up to its sequence number."""
+        self._logprobs: list[Mapping[str, Any]] = []
+        """Of tokens whose text has not come."""
+        self._is_cut = False
+
+    def begin(self) -> bytes:
+        """The events that the response begins."""
+        running = self._response("in_progress")
+        return self._event("response.created", response=running) + self._event("response.in_progress", response=running)
+
+    def add(self, event: Event, logprobs: Logprobs = ()) -> bytes:
+        """The events of what the ring sent next; empty for what is of no interest. ``logprobs``: of its tokens."""
+        self._logprobs += logprobs
+        if isinstance(event, Delta):
+            return b"".join(map(self._add_part, event.parts))
+        if isinstance(event, Finished):
+            self._is_cut = event.reason is FinishReason.LENGTH
+        return b""
+
+    def end(self, usage: Usage) -> bytes:
+        """The events that end the response."""
+        status = "incomplete" if self._is_cut else "completed"
+        return self._end_item(status) + self._event(f"response.{status}", response=self.response(usage))
+
+    def fail(self, error: ApiError) -> bytes:
+        """The event of a response that failed late."""
+        code = "rate_limit_exceeded" if error.type == "rate_limit_error" else "server_error"
+        failed = self._response("failed", error={"code": code, "message": error.message})
+        return self._event("response.failed", response=failed)
+
+    def response(self, usage: Usage) -> msgspec.Raw:
+        """The whole response, after ``end``."""
+        counts = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        if self._is_cut:
+            return self._response("incomplete", usage=counts, incomplete_details={"reason": "max_output_tokens"})
+        return self._response("completed", usage=counts, completed_at=int(time.time()))
+
+    def _response(self, status: str, **fields: Any) -> msgspec.Raw:
+        changing = {"status": status, "output": self._items, "error": None, "incomplete_details": None, "usage": None}
+        return msgspec.Raw(self._head + b"," + _encode({**changing, **fields})[1:])
+
+    def _add_part(self, part: Part) -> bytes:
+        begun = b""
+        if self._open is None or self._open.kind != (part.index if isinstance(part, ToolCallPiece) else type(part)):
+            begun = self._end_item("completed") + self._begin_item(part)
+        assert self._open is not None
+        text = part.arguments if isinstance(part, ToolCallPiece) else part.text
+        if not text:
+            return begun
+        self._open.texts.append(text)
+        logprobs, self._logprobs = self._logprobs, []
+        tail = b"}\n\n"
+        if isinstance(part, Content):
+            self._open.logprobs += logprobs
+            tail = b',"logprobs":%s}\n\n' % _encode(logprobs)
+        self._sequence += 1
+        return begun + self._delta + b'%d,"delta":' % (self._sequence - 1) + _encode(text) + tail
+
+    def _begin_item(self, part: Part) -> bytes:
+        prefix = {Content: "msg", Reasoning: "rs", ToolCallPiece: "fc"}[type(part)]
+        item = self._open = _OpenItem(part, f"{prefix}_{self._id}_{len(self._items)}")
+        begun = self._event("response.output_item.added", output_index=len(self._items), item=item.item("in_progress"))
+        if (content := item.content("")) is not None:
+            begun += self._event("response.content_part.added", **self._place(item), part=content)
+        name = _DELTAS[type(part)] + ".delta"
+        head = _encode({"type": name, **self._place(item)})
+        self._delta = b"event: %s\ndata: %s" % (name.encode(), head[:-1] + b',"sequence_number":')
+        return begun
+
+    def _end_item(self, status: str) -> bytes:
+        item = self._open
+        if item is None:
+            return b""
+        text, place, content = item.text, self._place(item), item.content(item.text)
+        done = f"{_DELTAS[item.kind if isinstance(item.kind, type) else ToolCallPiece]}.done"
+        if content is None:
+            whole = item.item(status)
+            ended = self._event(done, **place, name=whole["name"], arguments=text)
+        else:
+            logprobs = {"logprobs": item.logprobs} if item.kind is Content else {}
+            ended = self._event(done, **place, text=text, **logprobs)
+            ended += self._event("response.content_part.done", **place, part=content)
+        self._open = None
+        self._items.append(item.item(status))
+        return ended + self._event(
+            "response.output_item.done", output_index=place["output_index"], item=self._items[-1]
+        )
+
+    def _place(self, item: _OpenItem) -> dict[str, Any]:
+        place = {"item_id": item.item_id, "output_index": len(self._items)}
+        return place if isinstance(item.kind, int) else {**place, "content_index": 0}
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        data = _encode({"type": name, "sequence_number": self._sequence, **fields})
+        self._sequence += 1
+        return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
+
+
+_DELTAS: Mapping[type[Part], str] = {
+    Content: "response.output_text",
+    Reasoning: "response.reasoning_text",
+    ToolCallPiece: "response.function_call_arguments",
+}

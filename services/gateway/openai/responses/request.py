@@ -1,0 +1,265 @@
+"""A request for a response: what OpenAI's API has, and the ring's messages and options for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+from ringline import Message, Options
+
+from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.turns import Turns
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ItemPart(msgspec.Struct):
+    """A part of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(msgspec.Struct):
+    """An item of the input, of any type."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[ItemPart] | None = None
+    summary: list[ItemPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    output: str | list[ItemPart] | dict[str, Any] | None = None
+
+
+class TextFormat(msgspec.Struct, omit_defaults=True):
+    """``text.format``."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct):
+    """``text``."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(msgspec.Struct):
+    """``reasoning``."""
+
+    effort: str | None = None
+
+
+class ResponseRequest(Body):
+    """The body of a request."""
+
+    model: Annotated[str | None, passed("Default: the model that is served.")] = None
+    input: Annotated[
+        str | list[Item] | None,
+        supported(
+            "A text, or items of type `message`, `function_call`, `function_call_output` and `reasoning`; others, "
+            "images, audio and files are refused. `developer` is `system`; where it does not come first it goes into "
+            "the user's message. Messages of the user that follow each other are one."
+        ),
+    ] = None
+    instructions: Annotated[str | None, supported("A message of the system before the input.")] = None
+    stream: Annotated[bool | None, supported()] = None
+    max_output_tokens: Annotated[int | None, passed("Default: the room that is left.", option="max_tokens")] = None
+    temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
+    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    top_logprobs: Annotated[int | None, supported("0 to 20.")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None,
+        supported("Of type `function`; others, such as `web_search`, `namespace` and `custom`, are left out."),
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        supported("`auto`, `none`, `required`, a function, or `allowed_tools`."),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, supported("false: at most one call.")] = None
+    text: Annotated[
+        TextConfig | None,
+        supported(
+            "`format`: `text`, `json_object` or `json_schema` (always held to the schema, `strict` or not). "
+            "`verbosity` goes to the model's template."
+        ),
+    ] = None
+    reasoning: Annotated[
+        ReasoningConfig | None,
+        supported(
+            "`effort` goes to the model's template; `none` also as `enable_thinking: false`. The reasoning is in the "
+            "item's `content`; there are no summaries."
+        ),
+    ] = None
+    include: Annotated[
+        list[str] | None, supported("`message.output_text.logprobs`; the others name nothing that answers have.")
+    ] = None
+
+    top_k: Annotated[int | None, passed("0 keeps all.")] = None
+    min_p: Annotated[float | None, passed()] = None
+    frequency_penalty: Annotated[float | None, passed()] = None
+    presence_penalty: Annotated[float | None, passed()] = None
+    repetition_penalty: Annotated[float | None, passed()] = None
+    seed: Annotated[int | None, passed()] = None
+    stop: Annotated[str | list[str] | None, passed("At most 64 strings.")] = None
+    ignore_eos: Annotated[bool | None, passed()] = None
+    priority: Annotated[int | None, passed("Lower runs first.")] = None
+    cache_salt: Annotated[str | None, passed("At most 256 bytes.")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, supported("Variables for the model's template.")] = None
+
+    metadata: Annotated[dict[str, Any] | None, supported("Comes back; it is not stored.")] = None
+    store: Annotated[Any, ignored("Nothing is stored; the response says `store: false`.")] = None
+    truncation: Annotated[Any, ignored("An input that is too long is refused.")] = None
+    stream_options: Annotated[Any, ignored("Events are not padded.")] = None
+    max_tool_calls: Annotated[Any, ignored("It limits built-in tools, and there are none.")] = None
+    service_tier: Annotated[Any, ignored("There is one; see `priority`.")] = None
+    user: Annotated[Any, ignored("Identity is the bearer token's.")] = None
+    safety_identifier: Annotated[Any, ignored("Identity is the bearer token's.")] = None
+    prompt_cache_key: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    prompt_cache_options: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+    prompt_cache_retention: Annotated[Any, ignored("Prefixes are cached without it.")] = None
+
+    previous_response_id: Annotated[Any, refused("nothing is stored: send the whole conversation as input")] = None
+    conversation: Annotated[Any, refused("nothing is stored: send the whole conversation as input")] = None
+    background: Annotated[Any, refused("nothing is stored: wait for the response, or stream it", False)] = None
+    prompt: Annotated[Any, refused("nothing is stored: send instructions and input")] = None
+    context_management: Annotated[Any, refused("shorten the input yourself", [])] = None
+    moderation: Annotated[Any, refused("nothing is moderated")] = None
+
+
+def messages_of(request: ResponseRequest) -> Sequence[Message]:
+    """The conversation. Raises ``ApiError`` for items that no text can stand for."""
+    if request.input is None:
+        raise invalid("input", "missing: expected a text or a list of items")
+    turns = Turns()
+    if request.instructions:
+        turns.system(request.instructions)
+    if isinstance(request.input, str):
+        turns.user(request.input)
+    else:
+        for at, item in enumerate(request.input):
+            _add_item(turns, item, f"input[{at}]")
+    if not turns.messages:
+        turns.user("")  # clients that only try whether the endpoint is there send no items
+    return turns.messages
+
+
+def _add_item(turns: Turns, item: Item, path: str) -> None:
+    if item.type == "message":
+        _add_message(turns, item, path)
+    elif item.type == "function_call":
+        if item.call_id is None or item.name is None:
+            raise invalid(path, "a function_call needs call_id, name and arguments")
+        turns.call(item.call_id, item.name, item.arguments or "{}")
+    elif item.type == "function_call_output":
+        if item.call_id is None or isinstance(item.output, dict):
+            raise invalid(path, "a function_call_output needs call_id, and a text or parts of text as output")
+        turns.result(item.call_id, "\n".join(_texts(item.output, f"{path}.output")))
+    elif item.type == "reasoning":
+        content, name = (item.content, "content") if item.content else (item.summary, "summary")
+        for text in _texts(content, f"{path}.{name}"):
+            turns.reasoning(text)
+    else:
+        expected = "expected message, function_call, function_call_output or reasoning"
+        raise _unsupported(f"{path}.type", f"an item of type {item.type!r}: {expected}")
+
+
+def _add_message(turns: Turns, item: Item, path: str) -> None:
+    add = {"user": turns.user, "assistant": turns.assistant, "system": turns.system, "developer": turns.system}
+    if item.role not in add:
+        raise invalid(f"{path}.role", f"{item.role!r}: expected user, assistant, system or developer")
+    for text in _texts(item.content, f"{path}.content"):
+        add[item.role](text)
+
+
+def _texts(content: str | Sequence[ItemPart] | None, path: str) -> list[str]:
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    return [_text(part, f"{path}[{number}]") for number, part in enumerate(content)]
+
+
+def _text(part: ItemPart, path: str) -> str:
+    if part.type == "refusal":
+        return part.refusal or ""
+    if part.type not in _TEXTS:
+        raise _unsupported(f"{path}.type", f"a part of type {part.type!r}: expected text")
+    if part.text is None:
+        raise invalid(f"{path}.text", "missing: expected a text")
+    return part.text
+
+
+def wants_logprobs(request: ResponseRequest) -> bool:
+    """Whether the response has log probabilities."""
+    return request.top_logprobs is not None or _LOGPROBS in (request.include or ())
+
+
+def all_options(request: ResponseRequest) -> Options:
+    """The ring's options for a request."""
+    options = options_of(request) | _tool_options(request) | _form_options(request)
+    if wants_logprobs(request):
+        options["logprobs"] = request.top_logprobs or 0
+    arguments = dict(request.chat_template_kwargs or {})
+    if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
+        arguments.setdefault("reasoning_effort", effort)
+        arguments.setdefault("enable_thinking", effort != "none")
+    if request.text is not None and request.text.verbosity is not None:
+        arguments.setdefault("verbosity", request.text.verbosity)
+    if arguments:
+        options["template_args"] = arguments
+    return cast("Options", options)
+
+
+def _tool_options(request: ResponseRequest) -> dict[str, Any]:
+    choice = "auto" if request.tool_choice is None else request.tool_choice
+    functions = [
+        {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+        for tool in request.tools or ()
+        if tool.get("type") == "function"
+    ]
+    if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            allowed = choice.get("tools")
+            if not isinstance(allowed, list):
+                raise invalid("tool_choice.tools", "missing: expected a list of tools")
+            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
+            functions = [function for function in functions if function.get("name") in names]
+            choice = choice.get("mode") or "auto"
+        elif choice.get("type") != "function":
+            raise _unsupported("tool_choice.type", f"{choice.get('type')!r}: expected function or allowed_tools")
+    if not functions:
+        if choice not in ("auto", "none"):
+            raise invalid("tool_choice", "there are no functions to choose: give some in tools, or leave it out")
+        return {"parse": {"tool_calls": "none"}}
+    options: dict[str, Any] = {"tools": functions, "tool_choice": choice, "parse": True}
+    if choice == "none":
+        options["parse"] = {"tool_calls": "none"}
+    elif request.parallel_tool_calls is False:
+        options["parallel_tool_calls"] = False
+    return options
+
+
+def _form_options(request: ResponseRequest) -> dict[str, Any]:
+    given = None if request.text is None else request.text.format
+    if given is None or given.type == "text":
+        return {}
+    if given.type == "json_object":
+        return {"json_object": True}
+    if given.type != "json_schema":
+        raise _unsupported("text.format.type", f"{given.type!r}: expected text, json_object or json_schema")
+    if given.schema is None:
+        raise invalid("text.format.schema", "missing: expected a JSON Schema")
+    return {"json_schema": given.schema}
+
+
+def _unsupported(param: str, what: str) -> ApiError:
+    return invalid(param, f"not supported: {what}", code="unsupported_parameter")
