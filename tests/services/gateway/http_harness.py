@@ -34,6 +34,13 @@ async def hello(_request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateRespon
         yield response
 
 
+async def begun(_request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """An answer that begins, and never goes on."""
+    yield admitted()
+    yield started()
+    await asyncio.Event().wait()
+
+
 @dataclass(frozen=True)
 class Reply:
     """What came back for one request."""

@@ -82,9 +82,13 @@ def test_the_documented_table_is_what_happens() -> None:
 
 
 def test_when_to_come_back() -> None:
-    error = error_of(Code.RESOURCE_EXHAUSTED, Reason.OVERLOAD, error_details_pb2.RetryInfo(retry_delay=Duration(nanos=1_500_000)))
+    error = error_of(
+        Code.RESOURCE_EXHAUSTED, Reason.OVERLOAD, error_details_pb2.RetryInfo(retry_delay=Duration(nanos=1_500_000))
+    )
     assert error.headers == {"retry-after": "1", "retry-after-ms": "2"}
-    error = error_of(Code.RESOURCE_EXHAUSTED, Reason.QUOTA, error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=1)))
+    error = error_of(
+        Code.RESOURCE_EXHAUSTED, Reason.QUOTA, error_details_pb2.RetryInfo(retry_delay=Duration(seconds=2, nanos=1))
+    )
     assert error.headers == {"retry-after": "3", "retry-after-ms": "2001"}
     assert error_of(Code.UNAVAILABLE, Reason.NO_ROUTE).headers == {"retry-after": "1", "retry-after-ms": "1000"}
 
