@@ -270,7 +270,8 @@ class ScriptedInference(InferenceServiceServicer):
 
     async def Detokenize(self, request, context):
         await self._fail_unary(context)
-        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode())
+        pieces = [bytes([token_id]) for token_id in request.token_ids if request.pieces]
+        return pb.DetokenizeResponse(text=bytes(request.token_ids).decode(), pieces=pieces)
 
     async def ListModels(self, request, context):
         await self._fail_unary(context)

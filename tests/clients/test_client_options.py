@@ -13,6 +13,7 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
+from ringline.results import pieces_from
 from ringline.retry import Deadline, RetryPolicy
 from ringline.types.v1.constraint_pb2 import Constraint
 
@@ -265,11 +266,17 @@ async def test_the_unary_calls(server, kind):
         assert (tokens.token_ids, tokens.max_model_len) == ((72, 105), 64)
         await answer(client, lambda: client.tokenize(messages=chat, add_generation_prompt=False))
         assert await answer(client, lambda: client.detokenize([72, 105])) == "Hi"
+        assert await answer(client, lambda: client.token_pieces([72, 105])) == (b"H", b"i")
         assert (await answer(client, client.models))[0].eos_token_ids == (2,)
         with pytest.raises(TypeError, match="temperature"):
             await answer(client, lambda: client.tokenize("Hi", temperature=1))
     assert server.service.tokenized[0] == pb.TokenizeRequest(text="Hi", add_special_tokens=False)
     assert server.service.tokenized[1].chat.messages[0].content == "Hi"
+
+
+def test_a_server_that_does_not_tell_the_bytes_of_tokens_is_no_surprise():
+    with pytest.raises(ringline.FailedPrecondition, match="capability pieces"):
+        pieces_from(pb.DetokenizeResponse(text="Hi"), 2)
 
 
 def test_errors_survive_copying():

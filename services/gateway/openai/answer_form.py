@@ -102,6 +102,8 @@ def structured_options(given: StructuredOutputs | None) -> dict[str, Any]:
     forms = {name: form for name, form in forms.items() if form is not None}
     if not forms:
         raise invalid(path, "gives no form: expected json, regex, choice, grammar, json_object or structural_tag")
+    if len(forms) > 1:
+        raise invalid(path, f"an answer has one form, and {' and '.join(forms)} are {len(forms)}: give one")
     if given.disable_any_whitespace is False:
         forms["any_whitespace"] = True
     return forms

@@ -11,12 +11,12 @@ from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Pa
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, ignored, naming, passed, refused, supported
+from services.gateway.fields import checked, ignored, passed, refused, supported
 from services.gateway.http.api_error import api_error_from, invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
-from services.gateway.openai.errors import openai_dialect
+from services.gateway.openai.errors import openai_dialect, openai_naming
 from services.gateway.openai.logprobs import TokenNames, chat_logprobs, loaded_prompt_logprobs, token_names
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.sampling_fields import (
@@ -24,6 +24,7 @@ from services.gateway.openai.sampling_fields import (
     call_of,
     form_names,
     sampling_options,
+    stop_reason,
     usage_mode,
 )
 
@@ -89,7 +90,7 @@ async def chat_completions(call: Call) -> Response:
     try:
         answer = await Answer.begin(call, [ask])
     except RingError as error:
-        raise api_error_from(error, naming([ChatRequest], _names(request))) from None
+        raise api_error_from(error, openai_naming(_names(request), ChatRequest)) from None
     admitted = answer.admitted[0]
     names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
     head = ResponseHead.new("chatcmpl-", call, admitted.model)
@@ -135,6 +136,7 @@ def _options(request: ChatRequest) -> Options:
 def _names(request: ChatRequest) -> dict[str, str]:
     """What the request calls fields of the ring."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
+    names |= {"chat": "messages"}
     return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
 
 
@@ -166,7 +168,7 @@ async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None
         "message": message,
         "logprobs": logprobs,
         "finish_reason": finish_reason(choice.finish_reason, called=called),
-        "stop_reason": choice.stop,
+        "stop_reason": stop_reason(choice.stop, request),
     }
     return body | {"token_ids": choice.token_ids} if request.return_token_ids else body
 
@@ -176,6 +178,7 @@ class DeltaChunks:
 
     def __init__(self, chunks: Chunks, request: ChatRequest) -> None:
         self.chunks = chunks
+        self._request = request
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)
         self._begun: set[int] = set()
@@ -206,7 +209,8 @@ class DeltaChunks:
         """The last chunk of a choice."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         reason = encode(finish_reason(event.reason, called=event.choice in self._called))
-        return self.chunks.chunk(event.choice, delta, NULL, reason, b',"stop_reason":%b' % encode(event.stop))
+        stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self._request))
+        return self.chunks.chunk(event.choice, delta, NULL, reason, stop)
 
 
 _ROLE = b'"role":"assistant"'

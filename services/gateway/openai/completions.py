@@ -23,14 +23,21 @@ from ringline import (
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked, naming, refused, supported
+from services.gateway.fields import checked, refused, supported
 from services.gateway.http.api_error import api_error_from, invalid
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
-from services.gateway.openai.errors import openai_dialect
+from services.gateway.openai.errors import openai_dialect, openai_naming
 from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, loaded_prompt_logprobs, token_names
-from services.gateway.openai.sampling_fields import SamplingFields, call_of, form_names, sampling_options, usage_mode
+from services.gateway.openai.sampling_fields import (
+    SamplingFields,
+    call_of,
+    form_names,
+    sampling_options,
+    stop_reason,
+    usage_mode,
+)
 
 MAX_CHOICES = 1024
 """Prompts times n."""
@@ -71,7 +78,7 @@ async def completions(call: Call) -> Response:
     try:
         answer = await Answer.begin(call, asks)
     except RingError as error:
-        raise api_error_from(error, naming([CompletionRequest], _names(request))) from None
+        raise api_error_from(error, openai_naming(_names(request), CompletionRequest)) from None
     names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
     echoes = [
         await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
@@ -182,7 +189,7 @@ class _Texts:
             "text": self.echoes[ask] + (choice.text if kept else ""),
             "logprobs": None,
             "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop,
+            "stop_reason": stop_reason(choice.stop, self.request),
         }
         if self.request.logprobs is not None:
             body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
@@ -247,7 +254,7 @@ async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> 
             elif type(event) is PromptLogprobs:
                 texts.note_prompt(ask, event)
             elif type(event) is Finished and event.error is None:
-                stop = b',"stop_reason":%b' % encode(event.stop)
+                stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, texts.request))
                 yield chunks.chunk(texts.index(ask, event.choice), b'"text":""', NULL, encode(event.reason), stop)
         yield chunks.end(_usage(texts.request, answer.usage))
     except RingError as error:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -18,9 +19,20 @@ def error_body(error: ApiError, _request_id: str) -> bytes:
     )
 
 
+_IN_FUNCTIONS = re.compile(
+    r"(tools\[\d+\]|\.tool_calls\[\d+\])\.(name|description|parameters|arguments|strict)(_json)?\b"
+)
+
+
+def openai_naming(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Callable[[str], str]:
+    """What OpenAI calls a field of the ring: see ``naming``. Tools and calls have their fields in a function."""
+    name_of = naming(bodies, names)
+    return lambda field: _IN_FUNCTIONS.sub(r"\1.function.\2", name_of(field))
+
+
 def openai_dialect(names: Mapping[str, str], *bodies: type[msgspec.Struct]) -> Dialect:
     """OpenAI's errors for an endpoint that takes ``bodies``; ``names``: of further fields of the ring."""
-    return Dialect(error_body, naming(bodies, names))
+    return Dialect(error_body, openai_naming(names, *bodies))
 
 
 OPENAI = openai_dialect({})

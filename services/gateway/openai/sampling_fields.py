@@ -156,6 +156,11 @@ def call_of(call: Call, request: SamplingFields) -> Call:
     return call if request.request_id is None else replace(call, request_id=request.request_id)
 
 
+def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:
+    """What ended a choice, if the request named it: vLLM tells of no other."""
+    return stop if isinstance(stop, str) or stop in (request.stop_token_ids or ()) else None
+
+
 def form_names(request: SamplingFields) -> dict[str, str]:
     """What the request calls the ring's fields of an answer's form."""
     if request.structured_outputs is not None:

@@ -333,3 +333,33 @@ def test_the_size_of_a_text_is_checked_before_it_is_decoded() -> None:
     assert few < MAX_MODEL_LEN
     with pytest.raises(Refused, match=f"^token_ids: their text has {(few + 1) * len(WORD)} bytes: expected at most "):
         detokenize(inference_pb2.DetokenizeRequest(token_ids=[word] * (few + 1)), known)
+
+
+def test_the_bytes_of_tokens_are_told_whatever_is_skipped() -> None:
+    known = served_model()
+    ids = known.tokenizer.encode("a€ b</s>", add_special_tokens=False)
+    request = inference_pb2.DetokenizeRequest(token_ids=ids, pieces=True)
+    pieces = detokenize(request, known).pieces
+    assert len(pieces) == len(ids)
+    assert b"".join(pieces) == known.tokenizer.decode(ids, skip_special_tokens=False).encode()
+    request.pieces = False
+    assert not detokenize(request, known).pieces
+    assert "pieces" in known.capabilities
+
+
+def test_the_size_of_pieces_is_bounded() -> None:
+    """Special tokens add nothing to a text that leaves them out, but have pieces."""
+    library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
+    library.add_special_tokens([WORD])
+    own = Tokenizer.from_files({**files(), "tokenizer.json": library.to_str().encode()})
+    known = served_model()
+    known = replace(known, tokenizer=own, limits=replace(known.limits, vocab_size=own.vocab_size))
+    few = known.limits.max_text_bytes // len(WORD)
+    ids = [own.token_id(WORD)] * few
+    assert (
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=ids, pieces=True), known).pieces == [WORD.encode()] * few
+    )
+    with pytest.raises(
+        Refused, match=r"^token_ids: their pieces have more than \d+ bytes together: expected fewer ids"
+    ):
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=[*ids, ids[0]], pieces=True), known)

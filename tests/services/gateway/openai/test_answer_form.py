@@ -1,0 +1,107 @@
+"""The form of an answer as the ring's options."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.http.api_error import ApiError
+from services.gateway.openai.chat import ChatRequest
+from services.gateway.openai.sampling_fields import form_names, sampling_options
+
+SCHEMA = {"type": "object"}
+TAGS = {
+    "structures": [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f="],
+}
+RING_TAGS = {"tags": [{"begin": "<f=a>", "json_schema": SCHEMA, "end": "</f>", "trigger": "<f="}]}
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    return sampling_options(msgspec.convert(fields, ChatRequest))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            {"json_schema": SCHEMA},
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, {"json_object": True}),
+        ({"response_format": {"type": "structural_tag", **TAGS}}, {"structural_tags": RING_TAGS}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        ({"structured_outputs": {"grammar": "root ::= x"}}, {"grammar": "root ::= x"}),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": False}},
+            {"json_object": True, "any_whitespace": True},
+        ),
+        (
+            {"structured_outputs": {"structural_tag": msgspec.json.encode(TAGS).decode()}},
+            {"structural_tags": RING_TAGS},
+        ),
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_regex": "a", "guided_choice": None}, {"regex": "a"}),
+        ({"guided_choice": ["a"]}, {"choice": ["a"]}),
+        ({"guided_grammar": "g", "response_format": {"type": "text"}}, {"grammar": "g"}),
+    ],
+)
+def test_forms(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert options(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format.format"),
+        (
+            {"response_format": {"type": "structural_tag", "structures": TAGS["structures"], "triggers": ["x"]}},
+            "response_format.triggers",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.disable_additional_properties",
+        ),
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+    ],
+)
+def test_forms_that_cannot_be_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        options(**fields)
+    assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"response_format": {"type": "text"}}, "response_format.json_schema.schema"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+    ],
+)
+def test_errors_name_the_field_that_gave_the_form(fields: dict[str, Any], name: str) -> None:
+    assert form_names(msgspec.convert(fields, ChatRequest))["json_schema"] == name
+
+
+def test_vllms_spelling_of_numbers() -> None:
+    assert options(top_k=-1, seed=-1) == {"top_k": 0, "seed": 2**64 - 1}
+    assert options(top_k=5, seed=2**63) == {"top_k": 5, "seed": 2**63}
+    with pytest.raises(ApiError) as refusal:
+        options(seed=2**64)
+    assert refusal.value.param == "seed"

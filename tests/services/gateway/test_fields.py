@@ -1,0 +1,68 @@
+"""Fields of requests as they are declared: what is refused, ignored and passed on, and what errors call it."""
+
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+
+from services.gateway.fields import Body, Support, checked, declared, ignored, naming, options_of, passed, refused
+from services.gateway.fields import supported as worked_with
+from services.gateway.http.api_error import ApiError
+
+
+class Request(Body):
+    top_k: Annotated[int | None, passed("All: 0.")] = None
+    limit: Annotated[int | None, passed(option="max_tokens")] = None
+    stream: Annotated[bool | None, worked_with()] = None
+    user: Annotated[Any, ignored("Nobody asks.")] = None
+    beams: Annotated[Any, refused("n gives several", 1, False)] = None
+
+
+def read(body: str) -> Request:
+    return checked(msgspec.json.decode(body, type=Request))
+
+
+@pytest.mark.parametrize("value", ["2", "[]", '"one"', "1.5"])
+def test_what_would_change_the_result_is_refused_by_name_with_what_there_is_instead(value: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        read(f'{{"beams": {value}}}')
+    assert refusal.value.message == "beams: not supported: n gives several"
+    assert (refusal.value.status, refusal.value.param, refusal.value.code) == (400, "beams", "unsupported_parameter")
+
+
+@pytest.mark.parametrize("value", ["1", "false", "null"])
+def test_a_value_that_changes_nothing_is_accepted(value: str) -> None:
+    read(f'{{"beams": {value}}}')
+
+
+def test_options_are_the_fields_that_are_passed_and_given() -> None:
+    assert options_of(read('{"limit": 3, "top_k": null, "stream": true, "user": "me", "misspelt": 1}')) == {
+        "max_tokens": 3
+    }
+    assert options_of(read('{"top_k": 0}')) == {"top_k": 0}
+
+
+def test_declarations_are_told_in_their_order() -> None:
+    fields = declared(Request)
+    assert list(fields) == ["top_k", "limit", "stream", "user", "beams"]
+    assert [field.support for field in fields.values()] == [
+        Support.SUPPORTED,
+        Support.SUPPORTED,
+        Support.SUPPORTED,
+        Support.IGNORED,
+        Support.REFUSED,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        ("sampling.top_k", "top_k"),
+        ("stopping.max_tokens", "limit"),
+        ("chat.messages[2].role", "messages[2].role"),
+        ("token_ids[3]", "prompt[3]"),
+        ("constraint.regex", "regex"),
+    ],
+)
+def test_errors_name_fields_as_the_api_does(field: str, name: str) -> None:
+    assert naming([Request], {"token_ids": "prompt"})(field) == name
