@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from, invalid
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
-from services.gateway.http.call import Call, Dialect, Endpoint
+from services.gateway.http.call import AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
@@ -91,6 +91,7 @@ class _Path:
                 response = self._without_endpoint(scope)
             else:
                 dialect = endpoint.dialect
+                exchange.id_headers = dialect.id_headers
                 await self._answer(endpoint, headers, exchange, scope, receive)
                 response = None
         except ApiError as error:
@@ -157,12 +158,15 @@ class _Path:
             call = Call(body, headers, caller.client, exchange.request_id, params, query)
             try:
                 response = await endpoint.handler(call)
+                caller.answered()
+            except AnsweredError as answered:
+                caller.failed(answered.error)
+                response = answered.response
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
             except TypeError as error:  # from the client library: a value of a wrong type
                 raise invalid(None, str(error)) from None
-            caller.answered()
             try:
                 await response(scope, receive, exchange.send)
             finally:
@@ -192,6 +196,7 @@ class _Exchange:
         """``headers``: the request's."""
         given_id = headers.get("x-request-id", "")
         self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
+        self.id_headers = OPENAI.id_headers
         self._send = send
         self.status = HTTPStatus.OK
         self.began = False
@@ -209,7 +214,8 @@ class _Exchange:
             self.began = True
             self.status = HTTPStatus(message["status"])
             headers = MutableHeaders(raw=message["headers"])
-            headers["x-request-id"] = self.request_id
+            for name in self.id_headers:
+                headers[name] = self.request_id
             headers.setdefault("x-content-type-options", "nosniff")
             message = {**message, "headers": headers.raw}
         elif self.first_byte_seconds is None:

@@ -36,4 +36,8 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
 
-ANTHROPIC = Dialect(error_body, naming([MessageRequest], {"json_schema": "output_config.format.schema"}))
+ANTHROPIC = Dialect(
+    error_body,
+    naming([MessageRequest], {"json_schema": "output_config.format.schema"}),
+    id_headers=("x-request-id", "request-id"),
+)

@@ -191,7 +191,8 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
         arguments["reasoning_effort"] = "high" if effort in ("xhigh", "max") else effort
     if arguments:
         options["template_args"] = arguments
-    if request.messages and request.messages[-1].role == "assistant":
+    last = request.messages[-1] if request.messages else Turn("")
+    if last.role == "assistant" and all(block.type != "tool_use" for block in last.blocks):
         options["continue_final_message"] = True
     return options
 
@@ -277,6 +278,8 @@ def _set_tool_choice(options: TokenizeOptions, choice: ToolChoice | None) -> Non
             raise invalid("tool_choice", f"{choice.type!r} needs tools that have an input_schema")
         return
     if choice.type == "tool":
+        if choice.name is None:
+            raise invalid("tool_choice.name", "missing: expected the name of a tool")
         options["tool_choice"] = {"type": "function", "name": choice.name}
     else:
         options["tool_choice"] = "required" if choice.type == "any" else choice.type

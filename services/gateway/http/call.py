@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-from ringline import AsyncClient
+from ringline import AsyncClient, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -60,6 +60,16 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(None, f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+
+
+@dataclass(slots=True)
+class AnsweredError(Exception):
+    """An error of the ring, to which the endpoint has an answer of its own."""
+
+    error: RingError
+    response: Response
 
 
 Handler = Callable[[Call], Awaitable[Response]]
@@ -74,6 +84,8 @@ class Dialect:
     """The body for an error and the request's id."""
     name_of: Callable[[str], str]
     """What the API calls a field of the ring."""
+    id_headers: tuple[str, ...] = ("x-request-id",)
+    """Headers of every answer that have the request's id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from services.gateway.openai.errors import OPENAI
 async def list_models(call: Call) -> Response:
     """The models that the caller may use."""
     models = [_object(model) for model in await call.client.models()]
-    return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
+    page = {"first_id": models[0]["id"] if models else None, "last_id": models[-1]["id"] if models else None}
+    body = {"object": "list", "data": models, "has_more": False, **page}
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def retrieve_model(call: Call) -> Response:
@@ -40,6 +42,7 @@ async def model_of(call: Call, name: str | None) -> Model:
 
 
 def _object(model: Model) -> dict[str, Any]:
+    """A model, with what OpenAI's API says of it, vLLM's and Anthropic's."""
     return {
         "id": model.name,
         "object": "model",
@@ -48,6 +51,11 @@ def _object(model: Model) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": model.max_model_len,
+        "type": "model",
+        "display_name": model.name,
+        "lifecycle": "active",
+        "created_at": "1970-01-01T00:00:00Z",
+        "max_input_tokens": model.max_model_len,
     }
 
 

@@ -96,7 +96,9 @@ async def stored_response(_call: Call) -> Response:
     raise ApiError(HTTPStatus.NOT_FOUND, problem, "response_id", "response_not_found")
 
 
-_DIALECT = openai_dialect({"json_schema": "text.format.schema", "json_object": "text.format"}, ResponseRequest)
+_DIALECT = openai_dialect(
+    {"json_schema": "text.format.schema", "json_object": "text.format", "logprobs": "top_logprobs"}, ResponseRequest
+)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
@@ -105,5 +107,5 @@ _STORED = (
 )
 ENDPOINTS = (
     Endpoint("POST", "/v1/responses", create_response, _DIALECT),
-    *(Endpoint(method, path, stored_response, _DIALECT) for method, path in _STORED),
+    *(Endpoint(method, path, stored_response, _DIALECT, asks_ring=False) for method, path in _STORED),
 )

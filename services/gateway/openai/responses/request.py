@@ -229,7 +229,9 @@ def _tool_options(request: ResponseRequest) -> dict[str, Any]:
     if isinstance(choice, dict):
         if choice.get("type") == "allowed_tools":
             allowed = choice.get("tools")
-            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)] if allowed else ()
+            if not isinstance(allowed, list):
+                raise invalid("tool_choice.tools", "missing: expected a list of tools")
+            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
             functions = [function for function in functions if function.get("name") in names]
             choice = choice.get("mode") or "auto"
         elif choice.get("type") != "function":

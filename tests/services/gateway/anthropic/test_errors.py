@@ -1,0 +1,45 @@
+"""Anthropic's form of errors."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+import pytest
+
+from services.gateway.anthropic.errors import ANTHROPIC
+from services.gateway.http.api_error import ApiError
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+    ],
+)
+def test_types(status: int, kind: str) -> None:
+    assert json.loads(ANTHROPIC.error(ApiError(HTTPStatus(status), "it is so"), "r1")) == {
+        "type": "error",
+        "error": {"type": kind, "message": "it is so"},
+        "request_id": "r1",
+    }
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_wait_for() -> None:
+    problem = "prompt: 3000 tokens are too long: expected at most 2047 (truncate_prompt_tokens keeps the last ones)"
+    body = json.loads(ANTHROPIC.error(ApiError(HTTPStatus.BAD_REQUEST, problem), "r1"))
+    assert body["error"]["message"] == "prompt is too long: 3000 tokens > 2047 maximum"
+
+
+def test_names_of_fields() -> None:
+    assert ANTHROPIC.name_of("stopping.stop") == "stop_sequences"
+    assert ANTHROPIC.name_of("constraint.json_schema") == "output_config.format.schema"

@@ -1,0 +1,182 @@
+"""Requests for messages: what becomes of blocks, tools and options, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.anthropic.request import MessageRequest, all_options, messages_of
+from services.gateway.fields import checked
+from services.gateway.http.api_error import ApiError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
+
+
+def request_of(**fields: Any) -> MessageRequest:
+    return checked(msgspec.convert({"max_tokens": 9, "messages": HELLO} | fields, MessageRequest))
+
+
+def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
+def text(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": one} for one in texts]
+
+
+def test_blocks_of_every_kind() -> None:
+    system = [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Be kind."}]
+    messages = [
+        *user({"type": "text", "text": "Look", "cache_control": {"type": "ephemeral"}}),
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm", "signature": "s"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "tool_use", "id": "t1", "name": "look", "input": {"a": 1}},
+            ],
+        },
+        *user(
+            {"type": "tool_result", "tool_use_id": "t1", "content": text("one", "two")},
+            {"type": "tool_result", "tool_use_id": "t2", "is_error": True},
+            {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "A book"}},
+        ),
+        {"role": "system", "content": "It is Monday."},
+    ]
+    assert messages_of(request_of(system=system, messages=messages)) == [
+        {"role": "system", "content": text("Be kind.")},
+        {"role": "user", "content": text("Look")},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning": "Hm",
+            "tool_calls": [{"id": "t1", "name": "look", "arguments": {"a": 1}}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
+        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "user", "content": text("A book", "It is Monday.")},
+    ]
+
+
+def test_a_reminder_is_shown_until_the_user_speaks_again() -> None:
+    reminder = {"role": "system", "content": "Now", "clear_at": "next_user_message"}
+    (message,) = messages_of(request_of(messages=[*HELLO, reminder]))
+    assert message["content"] == text("Hello", "Now")
+    (message,) = messages_of(request_of(messages=[*HELLO, reminder, *HELLO]))
+    assert message["content"] == text("Hello", "Hello")
+
+
+def test_options() -> None:
+    options = all_options(
+        request_of(
+            model="m",
+            stop_sequences=["END"],
+            temperature=0.5,
+            top_p=0.9,
+            top_k=5,
+            tools=[LOOK, {"type": "web_search_20250305", "name": "web_search"}],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            thinking={"type": "adaptive", "display": "omitted"},
+            output_config={"effort": "max"},
+            metadata={"user_id": "u"},
+            context_management={"edits": []},
+            never_heard_of=1,
+        )
+    )
+    assert {name: value for name, value in options.items() if value is not None} == {
+        "model": "m",
+        "max_tokens": 9,
+        "stop": ["END"],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "tools": [
+            {"name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": None},
+        ],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "template_args": {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
+        "parse": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "none", "disable_parallel_tool_use": True}, "none"),
+        ({"type": "tool", "name": "look"}, {"type": "function", "name": "look"}),
+    ],
+)
+def test_tool_choice(choice: dict[str, Any], expected: object) -> None:
+    options = all_options(request_of(tools=[LOOK], tool_choice=choice))
+    assert options["tool_choice"] == expected
+    assert "parallel_tool_calls" not in options
+
+
+def test_without_tools_nothing_is_read_as_a_call() -> None:
+    options = all_options(request_of(tool_choice={"type": "auto"}, thinking={"type": "disabled"}))
+    assert options["parse"] == {"tool_calls": "none"}
+    assert "tool_choice" not in options
+    assert options["template_args"] == {"enable_thinking": False, "thinking": False}
+
+
+def test_tools_that_come_and_go_in_the_conversation() -> None:
+    changes = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK | {"name": "new"}}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}},
+    ]
+    request = request_of(tools=[LOOK], messages=[*HELLO, {"role": "system", "content": changes}])
+    assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["new"]  # type: ignore[call-overload, index]
+    assert messages_of(request) == [{"role": "user", "content": text("Hello")}]
+
+
+def test_a_last_turn_of_the_assistant_goes_on() -> None:
+    assert all_options(request_of(messages=[*HELLO, {"role": "assistant", "content": "I"}]))["continue_final_message"]
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}
+    for turn in (called, *HELLO):
+        assert "continue_final_message" not in all_options(request_of(messages=[*HELLO, turn]))
+
+
+@pytest.mark.parametrize("field", ["output_config", "output_format"])
+def test_the_form_of_an_answer(field: str) -> None:
+    form = {"type": "json_schema", "schema": {"type": "integer"}}
+    fields = {field: form if field == "output_format" else {"format": form}}
+    assert all_options(request_of(**fields))["json_schema"] == {"type": "integer"}
+
+
+def read(fields: dict[str, Any]) -> None:
+    request = request_of(**fields)
+    messages_of(request)
+    all_options(request)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages[0].role"),
+        ({"messages": user({"type": "image", "source": {"type": "url"}})}, "messages[0].content[0].type"),
+        (
+            {"messages": user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]})},
+            "messages[0].content[0].content[0].type",
+        ),
+        ({"messages": user({"type": "tool_result"})}, "messages[0].content[0].tool_use_id"),
+        ({"messages": user({"type": "text"})}, "messages[0].content[0]"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "sometimes"}, "tools": [LOOK]}, "tool_choice.type"),
+        ({"tool_choice": {"type": "tool"}, "tools": [LOOK]}, "tool_choice.name"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
+        ({"mcp_servers": [{"name": "a"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+    ],
+)
+def test_what_is_refused_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        read(fields)
+    assert (refused.value.status, refused.value.param) == (400, param)

@@ -1,0 +1,155 @@
+"""The events of a response: items that are added, grow and are done one after the other, and the whole at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from ringline import Content, Delta, Event, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+
+from services.gateway.http.api_error import ApiError
+from services.gateway.openai.responses.events import ResponseEvents
+from tests.services.gateway.answers import answers, blocks, deltas, events_in, finished
+
+USAGE = Usage(30, 10, 7, 2)
+KINDS = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
+
+
+def written(ring_events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The events of a response."""
+    events = ResponseEvents("r1", {"model": "tiny"})
+    return events_in(events.begin() + b"".join(map(events.add, ring_events)) + events.end(USAGE))
+
+
+def text_of(item: dict[str, Any]) -> str:
+    """The text of an item, whatever it is."""
+    if item["type"] == "function_call":
+        return str(item["arguments"])
+    return "".join(part["text"] for part in item["content"])
+
+
+@settings(max_examples=30)
+@given(answers())
+def test_items_come_one_after_the_other_with_all_of_their_text(parts: list[Part]) -> None:
+    events = written([*deltas(*parts), finished()])
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    created, running, *middle, completed = events
+    assert [created["type"], running["type"], completed["type"]] == [
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+    ]
+    grown: list[str] = []
+    done: list[dict[str, Any]] = []
+    for event in middle:
+        kind = event["type"].rpartition(".")[2]
+        if event["type"] == "response.output_item.added":
+            assert event["output_index"] == len(grown) == len(done)
+            assert text_of(event["item"]) == ""
+            grown.append("")
+            item_id = event["item"]["id"]
+        elif event["type"] == "response.output_item.done":
+            assert text_of(event["item"]) == grown[-1]
+            done.append(event["item"])
+        else:
+            assert (event["item_id"], event["output_index"]) == (item_id, len(grown) - 1)
+            if kind == "delta":
+                grown[-1] += event["delta"]
+            elif event["type"] == "response.content_part.done":
+                assert event["part"]["text"] == grown[-1]
+            elif kind == "done":
+                assert event["text" if "text" in event else "arguments"] == grown[-1]
+    assert [(item["type"], text_of(item)) for item in done] == [(KINDS[kind], text) for kind, text in blocks(parts)]
+    assert completed["response"]["output"] == done
+    assert len({item["id"] for item in done}) == len(done)
+
+
+def test_each_item_in_full() -> None:
+    call = [ToolCallPiece(0, "call_a", "look", '{"a"'), ToolCallPiece(0, "", "", ":1}")]
+    events = written([*deltas(Reasoning("Hm"), Content('Say "hi"'), *call), finished()])
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    response = events[-1]["response"]
+    del response["completed_at"]
+    assert response == {
+        "id": "resp_r1",
+        "object": "response",
+        "model": "tiny",
+        "status": "completed",
+        "output": [
+            {
+                "id": "rs_r1_0",
+                "type": "reasoning",
+                "status": "completed",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "Hm"}],
+            },
+            {
+                "id": "msg_r1_1",
+                "type": "message",
+                "status": "completed",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": 'Say "hi"', "annotations": [], "logprobs": []}],
+            },
+            {
+                "id": "fc_r1_2",
+                "type": "function_call",
+                "status": "completed",
+                "call_id": "call_a",
+                "name": "look",
+                "arguments": '{"a":1}',
+            },
+        ],
+        "error": None,
+        "incomplete_details": None,
+        "usage": {
+            "input_tokens": 30,
+            "input_tokens_details": {"cached_tokens": 10, "cache_write_tokens": 0},
+            "output_tokens": 7,
+            "output_tokens_details": {"reasoning_tokens": 2},
+            "total_tokens": 37,
+        },
+    }
+
+
+def test_a_response_that_is_cut_off() -> None:
+    *_, done, last = written([*deltas(Content("a")), finished(FinishReason.LENGTH)])
+    assert done["item"]["status"] == "incomplete"
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_exceeded"), (HTTPStatus.SERVICE_UNAVAILABLE, "server_error")],
+)
+def test_a_response_that_fails_late(status: HTTPStatus, code: str) -> None:
+    events = ResponseEvents("r1", {})
+    data = events.begin() + events.add(*deltas(Content("a"))) + events.fail(ApiError(status, "it is over"))
+    last = events_in(data)[-1]
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert last["response"]["error"] == {"code": code, "message": "it is over"}
+
+
+def test_log_probabilities_are_those_of_the_message() -> None:
+    """Tokens of reasoning and of calls have none; tokens whose text comes later come with it."""
+    events = ResponseEvents("r1", {})
+    for part, names in ((Reasoning("Hm"), "ab"), (None, "c"), (Content("xy"), "d"), (Content("z"), "e")):
+        parts = () if part is None else (part,)
+        events.add(Delta(0, 0, "", (1,), None, parts), [{"token": name} for name in names])
+    events.end(USAGE)
+    *_, message = msgspec.json.decode(msgspec.json.encode(events.response(USAGE)))["output"]
+    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["c", "d", "e"]

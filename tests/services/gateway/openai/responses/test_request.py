@@ -1,0 +1,148 @@
+"""Requests for responses: what becomes of items, tools and options, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.fields import checked
+from services.gateway.http.api_error import ApiError
+from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of
+
+LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
+RING_LOOK = {name: value for name, value in LOOK.items() if name != "type"}
+
+
+def request_of(**fields: Any) -> ResponseRequest:
+    return checked(msgspec.convert({"input": "Hello"} | fields, ResponseRequest))
+
+
+def text(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": one} for one in texts]
+
+
+def test_items_of_every_kind() -> None:
+    items = [
+        {"role": "developer", "content": "Be short."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I do", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"a": 1}', "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a wall"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So"}], "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]},
+        {"role": "system", "content": "It is Monday."},
+    ]
+    assert messages_of(request_of(instructions="Be kind.", input=items)) == [
+        {"role": "system", "content": text("Be kind.", "Be short.")},
+        {"role": "user", "content": text("Look")},
+        {
+            "role": "assistant",
+            "content": text("I do"),
+            "reasoning": "Hm",
+            "tool_calls": [{"id": "c1", "name": "look", "arguments": '{"a": 1}'}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
+        {"role": "assistant", "content": text("No"), "reasoning": "So"},
+        {"role": "user", "content": text("It is Monday.")},
+    ]
+
+
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_input_is_an_empty_message(empty: object) -> None:
+    """Clients try with one whether the endpoint is there."""
+    assert messages_of(request_of(input=empty)) == [{"role": "user", "content": text("")}]
+
+
+def test_options() -> None:
+    request = request_of(
+        model="m",
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.9,
+        top_logprobs=2,
+        tools=[LOOK, {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [LOOK]}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"verbosity": "low", "format": {"type": "text"}},
+        include=["reasoning.encrypted_content"],
+        store=True,
+        client_metadata={},
+        background=False,
+    )
+    assert all_options(request) == {
+        "model": "m",
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "logprobs": 2,
+        "tools": [RING_LOOK],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "template_args": {"reasoning_effort": "low", "enable_thinking": True, "verbosity": "low"},
+        "parse": True,
+    }
+
+
+def test_options_of_a_plain_request() -> None:
+    assert all_options(request_of(tool_choice="auto", include=["message.output_text.logprobs"])) == {
+        "parse": {"tool_calls": "none"},
+        "logprobs": 0,
+    }
+
+
+def test_allowed_tools_leave_out_the_others() -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]}
+    options = all_options(request_of(tools=[LOOK | {"name": "other"}, LOOK], tool_choice=choice))
+    assert (options["tools"], options["tool_choice"]) == ([RING_LOOK], "required")
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"type": "json_object"}, {"json_object": True}),
+        ({"type": "json_schema", "name": "n", "schema": {"type": "integer"}}, {"json_schema": {"type": "integer"}}),
+    ],
+)
+def test_the_form_of_an_answer(form: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert expected.items() <= all_options(request_of(text={"format": form})).items()
+
+
+def read(fields: dict[str, Any]) -> None:
+    request = request_of(**fields)
+    messages_of(request)
+    all_options(request)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": [{"role": "tool", "content": ""}]}, "input[0].role"),
+        ({"input": [{"type": "computer_call_output", "output": {"type": "x"}}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": {}}]}, "input[0]"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}, "tools": [LOOK]}, "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [LOOK]}, "tool_choice.tools"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+    ],
+)
+def test_what_is_refused_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        read(fields)
+    assert (refused.value.status, refused.value.param) == (400, param)

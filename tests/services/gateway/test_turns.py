@@ -1,0 +1,62 @@
+"""Turns of a conversation become messages that chat templates accept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.gateway.turns import Turns
+
+
+def text(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": one} for one in texts]
+
+
+def test_texts_of_one_role_are_one_message() -> None:
+    turns = Turns()
+    turns.system("Be kind.")
+    turns.system("Be short.")
+    turns.user("Hello")
+    turns.user("there")
+    assert turns.messages == [
+        {"role": "system", "content": text("Be kind.", "Be short.")},
+        {"role": "user", "content": text("Hello", "there")},
+    ]
+
+
+def test_a_late_text_of_the_system_goes_to_the_user() -> None:
+    """Many templates refuse a system message that does not come first."""
+    turns = Turns()
+    turns.user("Hello")
+    turns.system("It is Monday.")
+    turns.assistant("Hi")
+    turns.system("It is Tuesday.")
+    assert turns.messages == [
+        {"role": "user", "content": text("Hello", "It is Monday.")},
+        {"role": "assistant", "content": text("Hi")},
+        {"role": "user", "content": text("It is Tuesday.")},
+    ]
+
+
+def test_an_assistants_turn_is_one_message_and_each_result_its_own() -> None:
+    turns = Turns()
+    turns.reasoning("I could look")
+    turns.reasoning("at both.")
+    turns.assistant("Let me look.")
+    turns.call("c1", "read", {"path": "a"})
+    turns.call("c2", "read", '{"path": "b"}')
+    turns.result("c1", "A")
+    turns.result("c2", "B")
+    turns.call("c3", "read", {})
+    first, a, b, second = turns.messages
+    assert first == {
+        "role": "assistant",
+        "content": text("Let me look."),
+        "reasoning": "I could look\nat both.",
+        "tool_calls": [
+            {"id": "c1", "name": "read", "arguments": {"path": "a"}},
+            {"id": "c2", "name": "read", "arguments": '{"path": "b"}'},
+        ],
+    }
+    assert a == {"role": "tool", "tool_call_id": "c1", "content": "A"}
+    assert b == {"role": "tool", "tool_call_id": "c2", "content": "B"}
+    assert second == {"role": "assistant", "content": "", "tool_calls": [{"id": "c3", "name": "read", "arguments": {}}]}
