@@ -125,12 +125,18 @@ def test_without_tools_nothing_is_read_as_a_call() -> None:
 
 
 def test_tools_that_come_and_go_in_the_conversation() -> None:
+    def change(kind: str, name: str, **tool: Any) -> dict[str, Any]:
+        return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name} | tool}
+
     changes = [
-        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK | {"name": "new"}}},
-        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}},
+        change("addition", "", type="tool_definition", definition=LOOK | {"name": "new"}),
+        change("removal", "look"),
+        change("removal", "see"),
+        change("addition", "see"),
     ]
-    request = request_of(tools=[LOOK], messages=[*HELLO, {"role": "system", "content": changes}])
-    assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["new"]  # type: ignore[call-overload, index]
+    tools = [LOOK, LOOK | {"name": "see"}]
+    request = request_of(tools=tools, messages=[*HELLO, {"role": "system", "content": changes}])
+    assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["see", "new"]  # type: ignore[call-overload, index]
     assert messages_of(request) == [{"role": "user", "content": text("Hello")}]
 
 
