@@ -192,7 +192,7 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     if arguments:
         options["template_args"] = arguments
     last = request.messages[-1] if request.messages else Turn("")
-    if last.role == "assistant" and all(block.type != "tool_use" for block in last.blocks):
+    if last.role == "assistant" and last.blocks and all(block.type != "tool_use" for block in last.blocks):
         options["continue_final_message"] = True
     return options
 
