@@ -104,5 +104,5 @@ def running_ring(directory: Path, *flags: str, model: Path = MODEL, http: bool =
 @pytest.fixture(scope="session")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """One stack for all tests that leave it as they found it."""
-    with running_ring(tmp_path_factory.mktemp("ring"), http=True) as running:
+    with running_ring(tmp_path_factory.mktemp("ring"), "--vllm-engine-api", http=True) as running:
         yield running

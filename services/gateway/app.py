@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from, invalid
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
-from services.gateway.http.call import Call, Dialect, Endpoint
+from services.gateway.http.call import AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
@@ -158,12 +158,15 @@ class _Path:
             call = Call(body, headers, caller.client, exchange.request_id, params, query)
             try:
                 response = await endpoint.handler(call)
+                caller.answered()
+            except AnsweredError as answered:
+                caller.failed(answered.error)
+                response = answered.response
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
             except TypeError as error:  # from the client library: a value of a wrong type
                 raise invalid(None, str(error)) from None
-            caller.answered()
             try:
                 await response(scope, receive, exchange.send)
             finally:

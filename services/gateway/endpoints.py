@@ -9,6 +9,7 @@ from services.gateway.http.call import Endpoint
 from services.gateway.openai import chat, completions, models, tokenize
 from services.gateway.openai.responses import endpoint as responses
 from services.gateway.page import page
+from services.gateway.rpc import inference
 
 ENDPOINTS: Sequence[Endpoint] = (
     *chat.ENDPOINTS,
@@ -18,4 +19,5 @@ ENDPOINTS: Sequence[Endpoint] = (
     *responses.ENDPOINTS,
     *messages.ENDPOINTS,
     *page.ENDPOINTS,
+    *inference.ENDPOINTS,
 )

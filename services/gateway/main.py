@@ -46,63 +46,63 @@ def run(settings: GatewaySettings) -> int:
     async def main() -> int:
         processors = Processors(settings)
         async with processors.client() as client:
-            return await _Gateway(settings, processors, client).run()
+            return await GatewayProcess(settings, processors, client).run()
 
     return run_service(main)
 
 
-class _Gateway:
+class GatewayProcess:
     """The parts of the process."""
 
     def __init__(self, settings: GatewaySettings, processors: Processors, client: AsyncClient) -> None:
         server = settings.server
         self._settings = settings
         self._drain = Drain(server.drain_grace)
-        self._load = Load(
+        self.load = Load(
             max_requests=server.max_calls,
             max_connections_per_client=server.max_connections_per_client,
             max_body_bytes=server.memory_budget // _SHARE_OF_BODIES,
         )
-        self._callers = Callers(client, settings.tenant_header)
+        self.callers = Callers(client, settings.tenant_header)
         self._readiness = Readiness(processors.endpoints())
-        self._metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics()
         gateway = Gateway(
-            self._callers,
-            self._load,
-            self._metrics,
+            self.callers,
+            self.load,
+            self.metrics,
             max_body_bytes=server.max_message_bytes,
             cors_origins=settings.cors_origins,
         )
-        app = gateway.application(ENDPOINTS, operations(self._is_serving, self._metrics.registry))
-        self._server = HttpServer(
-            server, app, self._load, OPENAI.error, tls=server_tls(settings), on_refusal=self._metrics.request_refused
+        app = gateway.application(ENDPOINTS, operations(self._is_serving, self.metrics.registry))
+        self.server = HttpServer(
+            server, app, self.load, OPENAI.error, tls=server_tls(settings), on_refusal=self.metrics.request_refused
         )
-        self._metrics.connections = lambda: self._server.num_connections
-        self._metrics.requests_under_way = lambda: self._load.num_requests
-        self._metrics.callers = lambda: len(self._callers)
+        self.metrics.connections = lambda: self.server.num_connections
+        self.metrics.requests_under_way = lambda: self.load.num_requests
+        self.metrics.callers = lambda: len(self.callers)
 
     def _is_serving(self) -> bool:
-        return self._readiness.ready and not self._load.draining
+        return self._readiness.ready and not self.load.draining
 
     async def run(self) -> int:
         """Serve until a signal; returns the exit code."""
-        metrics = start_metrics(self._settings, self._metrics.registry, health_pages(self._is_serving))
+        metrics = start_metrics(self._settings, self.metrics.registry, health_pages(self._is_serving))
         working: asyncio.Task[None] | None = None
         try:
             async with heartbeat(lambda: working is not None):
                 with self._drain.on_signals():
-                    await self._server.start()
+                    await self.server.start()
                     working = asyncio.create_task(self._work())
                     await self._drain.wait_begun(working)
-                    self._load.draining = True
+                    self.load.draining = True
                     await self._drain.run(self._finish)
                     return self._drain.exit_code
         finally:
-            self._load.draining = True
+            self.load.draining = True
             if working is not None:
                 await end_task(working)
-            await self._callers.close()
-            await self._server.stop(0.0 if self._drain.cut_short else _STATUS_GRACE)
+            await self.callers.close()
+            await self.server.stop(0.0 if self._drain.cut_short else _STATUS_GRACE)
             if metrics is not None:
                 metrics.close()
 
@@ -114,12 +114,12 @@ class _Gateway:
                 if self._is_serving() != serving:
                     if serving := not serving:
                         freeze_loaded_objects()
-                    self._metrics.serving = serving
-                    log.info("serving" if serving else "not serving", address=self._server.address)
+                    self.metrics.serving = serving
+                    log.info("serving" if serving else "not serving", address=self.server.address)
                 await asyncio.sleep(_TICK)
 
     async def _finish(self, grace: float) -> None:
         """Refuse new requests, and finish those under way."""
-        self._metrics.serving = False
-        self._server.close_idle()
-        log.info("drained", left=await wait_until_idle(lambda: self._load.num_requests, grace))
+        self.metrics.serving = False
+        self.server.close_idle()
+        log.info("drained", left=await wait_until_idle(lambda: self.load.num_requests, grace))

@@ -294,10 +294,10 @@ class InferenceService:
 
 
 def _packed(frame: inference_pb2.SessionResponse) -> list[tuple[bytes, Status | None]]:
-    return [(one.SerializeToString(), failure_in(one)) for one in frame.responses]
+    return [(one.SerializeToString(), _failure_in(one)) for one in frame.responses]
 
 
-def failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
+def _failure_in(response: inference_pb2.GenerateResponse) -> Status | None:
     """The error with which a response ends its request or choice, if any."""
     if response.HasField("refused"):
         return status_from_proto(response.refused.status)

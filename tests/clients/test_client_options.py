@@ -13,6 +13,7 @@ import ringline
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.inference.v1.inference_pb2 import SamplingParams
 from ringline.request import build_request
+from ringline.results import pieces_from
 from ringline.retry import Deadline, RetryPolicy
 from ringline.types.v1.constraint_pb2 import Constraint
 
@@ -273,15 +274,9 @@ async def test_the_unary_calls(server, kind):
     assert server.service.tokenized[1].chat.messages[0].content == "Hi"
 
 
-@CLIENTS
-async def test_a_server_that_cannot_tell_the_bytes_of_tokens_is_no_surprise(server, kind, monkeypatch):
-    async def of_an_older_version(service, request, context):
-        return pb.DetokenizeResponse(text="Hi")
-
-    monkeypatch.setattr(type(server.service), "Detokenize", of_an_older_version)
-    async with connected(kind, server.address) as client:
-        with pytest.raises(ringline.FailedPrecondition, match="capability pieces"):
-            await answer(client, lambda: client.token_pieces([72, 105]))
+def test_a_server_that_does_not_tell_the_bytes_of_tokens_is_no_surprise():
+    with pytest.raises(ringline.FailedPrecondition, match="capability pieces"):
+        pieces_from(pb.DetokenizeResponse(text="Hi"), 2)
 
 
 def test_errors_survive_copying():

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import itertools
 import threading
+import weakref
 from contextlib import asynccontextmanager
 
 import grpc
@@ -51,6 +52,30 @@ async def test_requests_share_a_session_and_each_has_its_own_answer(server):
         answers = await asyncio.gather(*(client.generate(prompt) for prompt in prompts))
     assert [answer.text for answer in answers] == prompts
     assert server.service.sessions == 1
+
+
+async def test_clients_with_other_metadata_share_the_connections_and_leave_nothing_behind(server):
+    async with ringline.AsyncClient(server.address, metadata={"x-all": "1"}) as client:
+        connection = (await client.models(), client._pool().connections())[1]
+
+        async def ask(number: int) -> weakref.ref:
+            async with client.with_metadata({"x-caller": str(number)}) as other:
+                assert (await other.generate("Hi")).text == "Hello, world"
+                unfinished = other.stream("Hi")
+                await anext(unfinished)
+            with pytest.raises(ringline.Cancelled):
+                await other.models()
+            return weakref.ref(other)
+
+        left = await asyncio.gather(*map(ask, range(50)))
+        assert sorted(int(one["x-caller"]) for one in server.service.metadata) == list(range(50))
+        assert {one["x-all"] for one in server.service.metadata} == {"1"}
+        assert client._pool().connections() == connection
+        assert await client.generate("Hi")
+        gc.collect()
+        assert not [one for one in left if one() is not None]
+        assert not client._closing
+    assert len(asyncio.all_tasks()) < 25  # the server has some; each of the 50 would leave one
 
 
 async def test_more_requests_than_the_session_allows_wait_their_turn(server):

@@ -18,14 +18,14 @@ from tests.docs.documents import ROOT, command_lines, inline_code
 from tests.programs import output_of, run
 from tests.ring import Ring
 
-SERVERS = ("serve", "engine", "processor", "detokenizer", "demo")
+SERVERS = ("serve", "engine", "processor", "detokenizer", "gateway", "demo")
 WRITERS = ("certs", "token")
 """They make files, or what is to be put into one."""
 CONVERSATION = "Hello!\n/exit\n"
 GREEDY = " --temperature 0"
 """Else an answer may be empty: its first token may be the end."""
 SMALL_LOAD = " --input-len 8 --output-len 4"
-NOT_OURS = {"--scale", "--scheduling-policy"}
+NOT_OURS = {"--api-key", "--scale", "--scheduling-policy"}
 OF_RAY_AND_DOCKER = {
     "--address",
     "--disable-usage-stats",
@@ -40,7 +40,7 @@ OF_RAY_AND_DOCKER = {
 FLAG = re.compile(r"(?<!\S)--[a-z-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
-LINES = command_lines(("ringline", "make", "pip", "python", "echo"))
+LINES = command_lines(("ringline", "make", "pip", "python", "echo", "curl"))
 
 
 def program(line: str) -> str:
@@ -87,7 +87,7 @@ def is_answered(line: str) -> bool:
 
 
 def test_nothing_is_left_out() -> None:
-    assert {program(line) for line in LINES} == {"ringline", "make", "pip", "python"}
+    assert {program(line) for line in LINES} == {"ringline", "make", "pip", "python", "curl"}
 
 
 @pytest.mark.parametrize("line", [line for line in lines_of("ringline") if not is_answered(line)])
@@ -103,6 +103,12 @@ def test_what_asks_a_server_is_answered(line: str, ring: Ring) -> None:
     line += {"bench": SMALL_LOAD, "chat": GREEDY, "generate": GREEDY}.get(subcommand(line), "")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     told = output_of("sh", "-c", line, env={"RINGLINE_ADDRESS": ring.address, "PATH": path}, input=CONVERSATION)
+    assert told.strip()
+
+
+@pytest.mark.parametrize("line", lines_of("curl"))
+def test_what_curl_asks_is_answered(line: str, ring: Ring) -> None:
+    told = output_of("sh", "-c", f"{line} --fail --silent --show-error".replace("http://127.0.0.1:8000", ring.http))
     assert told.strip()
 
 

@@ -30,7 +30,7 @@ import { GenerateRequest, InferenceServiceClient } from "./build/stubs/ringline/
 def with_addresses(code: str, ring: Ring) -> str:
     for host in ("localhost", "127.0.0.1"):
         code = code.replace(f"{host}:50051", ring.address).replace(f"{host}:50061", ring.engine_address)
-    return code
+    return code.replace("http://127.0.0.1:8000", ring.http)
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)

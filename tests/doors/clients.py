@@ -13,6 +13,9 @@ from tests.programs import run
 ASKED: dict[str, Any] = json.loads((HERE / "programs" / "asked.json").read_text())
 """What every client asks; the programs read it, too."""
 
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Variables of every client: what it imports is compiled once."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -42,7 +45,7 @@ def run_node(client: str, program: str, *arguments: str) -> Shown:
 
 def _run(environment: Environment, *command: str | Path) -> Shown:
     assert environment.is_made, f"{environment.name} is not installed: run `python -m tests.doors`, which does that"
-    done = run(*command, timeout=280)
+    done = run(*command, env=ENVIRONMENT, timeout=280)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"subject":')]
     assert done.returncode == 0, done.stdout + done.stderr
     return Shown(versions(environment), {line["subject"]: line for line in lines})

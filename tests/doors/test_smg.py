@@ -142,8 +142,9 @@ def test_chat_choices(client: OpenAI, native: Client) -> None:
 
 def test_tools(client: OpenAI) -> None:
     tools: Any = [{"type": "function", "function": ASKED["tool"]}]
+    named: Any = {"type": "function", "function": {"name": "add"}}
     chat = client.chat.completions.create(
-        messages=ASKED["messages"], tools=tools, tool_choice="required", max_tokens=64, **GREEDY
+        messages=ASKED["messages"], tools=tools, tool_choice=named, max_tokens=64, **GREEDY
     )
     (call,) = chat.choices[0].message.tool_calls or ()
     assert call.type == "function"
@@ -191,12 +192,13 @@ def test_responses(client: OpenAI, answer: Generation) -> None:
 
 def test_refusals(client: OpenAI) -> None:
     """What a processor refuses has its status and text."""
-    with pytest.raises(APIStatusError, match=r"logit_bias|stop") as refused:
-        client.completions.create(prompt="a", stop=["x" * 2000], **GREEDY)
-    assert refused.value.status_code == 400
-    with pytest.raises(APIStatusError, match="tokens are too long") as refused:
-        client.completions.create(prompt="a " * 5000, **GREEDY)
-    assert refused.value.status_code == 400
+    for asked, problem in (
+        ({"stop": ["x" * 2000]}, r"sampling_params\.stop\[0\]: 2000 bytes: expected 1 to 1024"),
+        ({"logit_bias": {}, "extra_body": {"regex": "(?=a)b"}}, r"sampling_params\.regex: "),
+    ):
+        with pytest.raises(APIStatusError, match=problem) as refused:
+            client.completions.create(prompt="a", **asked, **GREEDY)
+        assert refused.value.status_code == 400
 
 
 async def test_disconnect(client: OpenAI, ring: Ring) -> None:

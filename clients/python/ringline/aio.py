@@ -192,10 +192,10 @@ class AsyncClient:
             await asyncio.sleep(retry_state.delay(error, any_available=pool.any_available))
 
     def _pool(self) -> ServerPool[_Connection]:
-        if self._parent is not None and not self._closed:
-            return self._parent._pool()
-        if self._connected is None and self._closed:
+        if self._closed and (self._connected is None or self._parent is not None):
             raise Cancelled("the client is closed")
+        if self._parent is not None:
+            return self._parent._pool()
         if self._connected is None:  # created late, because connections belong to the running event loop
             self._connected = ServerPool(
                 self._addresses, self._connect, stamp=self._security.files_stamp, close=self._close_soon

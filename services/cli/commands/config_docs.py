@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -55,16 +56,20 @@ def config_docs() -> None:
 def _service_sections() -> Iterator[str]:
     every = [(name, [setting for each in defaults for setting in settings_of(each)]) for name, defaults in _SERVICES]
     shared = set.intersection(*({setting.name for setting in settings} for _, settings in every))
-    ports = ", ".join(
-        f"{setting.default} ({command.removeprefix('ringline ')})"
-        for command, settings in every
-        for setting in settings
-        if setting.name == "port"
-    )
+    defaults: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for command, settings in every:
+        for setting in settings:
+            if setting.name in shared:
+                defaults[setting.name][setting.format(setting.default)].append(command.removeprefix("ringline "))
+    differing = {
+        name: ", ".join(f"{default} ({', '.join(services)})" for default, services in by_default.items())
+        for name, by_default in defaults.items()
+        if len(by_default) > 1
+    }
     yield "## `ringline serve`\n"
     yield from _tables(settings_of(StackSettings()), {})
     yield "## Every service\n"
-    yield from _tables((setting for setting in every[0][1] if setting.name in shared), {"port": ports})
+    yield from _tables((setting for setting in every[0][1] if setting.name in shared), differing)
     for command, settings in every:
         yield f"## `{command}`\n"
         yield from _tables((setting for setting in settings if setting.name not in shared), {})

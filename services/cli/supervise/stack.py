@@ -105,7 +105,7 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
             "detokenizers": (detokenizer,),
         },
         "gateway": {
-            **doors,
+            **(doors if "tls_cert_file" in doors else {}),  # an authority alone would ask the processor for TLS
             "host": options.host,
             "port": options.http_port,
             "processors": (options.processor_address,),

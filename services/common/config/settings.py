@@ -1,4 +1,4 @@
-"""The options of the three services. The engine's own options are declared in ``engine_core.config``.
+"""The options of the services. The engine's own options are declared in ``engine_core.config``.
 
 Each is declared once, here, and becomes a flag, a ``RINGLINE_…`` variable and an entry of ``docs/configuration.md``
 (see ``options``). An unusable value raises ``SettingError`` at construction. ``None`` means "derive the value".
@@ -63,7 +63,8 @@ class ServerSettings(_Section):
     )
     max_message_bytes: int = option(
         4 * 2**20,
-        "Largest gRPC message that is accepted. A larger one ends its stream.",
+        "Largest gRPC message that is accepted, and largest body of a request by HTTP. A larger message ends its "
+        "stream.",
         minimum=2 * 2**20,  # twice the largest frame of a link
         maximum=2**31 - 1,
         unit="bytes",
@@ -102,7 +103,7 @@ class ServerSettings(_Section):
     )
     memory_budget: int = option(
         2**30,
-        "Memory that a processor or detokenizer may use, or an engine in addition to its model and KV cache. "
+        "Memory that a gateway, processor or detokenizer may use, or an engine in addition to its model and KV cache. "
         "Above half of it, connections are closed, first those that hold the most bytes of incomplete "
         "messages.",
         minimum=128 * 2**20,
@@ -387,7 +388,9 @@ class GatewaySettings(ServiceSettings):
 
     service: ClassVar[str] = "gateway"
 
-    server: ServerSettings = field(default_factory=lambda: ServerSettings(port=GATEWAY_PORT))
+    server: ServerSettings = field(  # HTTP/1.1 has a connection for each request, where gRPC has one for all
+        default_factory=lambda: ServerSettings(port=GATEWAY_PORT, max_connections_per_client=2048)
+    )
     processors: tuple[str, ...] = option(
         (f"127.0.0.1:{PROCESSOR_PORT}",),
         "Addresses of the processors, separated by commas: host:port or unix:path. If a host is a name, each of its "

@@ -6,8 +6,7 @@ The change that adds an option of vLLM, under vLLM's name or another, deletes it
 
 from __future__ import annotations
 
-_GRPC = "is not supported: clients connect by gRPC, there is no HTTP API"
-_TOOLS = "is not supported yet: a tool call is a part of the answer's text, which your program parses"
+_TOOLS = "is not needed: calls are parsed in the format that the model's chat template writes"
 _TEMPLATE = "is not supported: the checkpoint's chat template is used; put another into its chat_template.jinja"
 _NOT_LOGGED = "is not needed: requests are not logged"
 
@@ -19,14 +18,20 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     ("ssl_cert_reqs",): "is called --tls-client-auth here",
     ("enable_ssl_refresh",): "is not needed: certificates are read again when their files change",
     ("uvicorn_log_level", "disable_uvicorn_access_log", "log_config_file"): "is not supported: see --log-level",
-    ("allowed_origins", "allow_credentials", "allowed_methods", "allowed_headers"): _GRPC,
-    ("root_path", "middleware", "disable_fastapi_docs"): _GRPC,
-    ("h11_max_incomplete_event_size", "h11_max_header_count"): _GRPC,
+    ("allowed_origins",): "is called --cors-origins here",
+    ("allow_credentials", "allowed_methods", "allowed_headers"): (
+        "is not needed: pages of --cors-origins may send any header, and tokens are sent as one"
+    ),
+    ("root_path",): "is not supported: a proxy takes its own prefix off a path before it passes a request on",
+    ("middleware",): "is not supported: put what your requests need into a proxy before the gateway",
+    ("disable_fastapi_docs",): "is not needed: the gateway serves no such pages",
+    ("h11_max_incomplete_event_size", "h11_max_header_count"): "is not an option: the gateway takes a head of 64 KiB",
     ("api_server_count", "asc", "headless", "disable_frontend_multiprocessing"): (
-        "is not supported: for several front ends run `ringline processor` several times"
+        "is not supported: for several front ends run `ringline processor` and `ringline gateway` several times"
     ),
     ("config",): "is not supported: options are flags or RINGLINE_… variables",
-    ("enable_auto_tool_choice", "tool_call_parser", "tool_parser_plugin", "tool_server"): _TOOLS,
+    ("enable_auto_tool_choice", "tool_call_parser", "tool_parser_plugin"): _TOOLS,
+    ("tool_server",): "is not supported: your program runs the tools that a model calls",
     ("chat_template", "chat_template_content_format", "trust_request_chat_template", "response_role"): _TEMPLATE,
     ("enable_log_requests", "disable_log_requests", "max_log_len"): _NOT_LOGGED,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
-from ringline import AsyncClient
+from ringline import AsyncClient, RingError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -62,6 +62,14 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(None, f"the body is not JSON: {error}") from None
     except RecursionError:
         raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+
+
+@dataclass(slots=True)
+class AnsweredError(Exception):
+    """An error of the ring, to which the endpoint has an answer of its own."""
+
+    error: RingError
+    response: Response
 
 
 Handler = Callable[[Call], Awaitable[Response]]

@@ -31,4 +31,4 @@ async def page(call: Call) -> Response:
     return Response(_HTML, headers=_HEADERS, media_type="text/html")
 
 
-ENDPOINTS: Sequence[Endpoint] = (Endpoint("GET", "/", page, OPENAI),)
+ENDPOINTS: Sequence[Endpoint] = (Endpoint("GET", "/", page, OPENAI, asks_ring=False),)

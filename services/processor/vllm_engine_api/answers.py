@@ -10,8 +10,8 @@ from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import output_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
-from services.common.rpc.shared_messages import read_logprobs
-from services.processor.service import failure_in
+from services.common.rpc.shared_messages import read_logprobs, status_from_proto
+from services.processor.vllm_engine_api.requests import as_named_here
 from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.logprobs import PackedLogprobs
@@ -73,7 +73,7 @@ class Answer:
                 case "choice_finished":
                     yield self._end(response.choice_finished)
                 case "refused":
-                    yield None, failure_in(response)
+                    yield None, as_named_here(status_from_proto(response.refused.status))
 
     def _delta(self, delta: inference_pb2.Delta) -> Any | None:
         """The chunk of a delta; None if it has no ids, or the choice is answered as a whole."""
@@ -107,7 +107,7 @@ class Answer:
 
     def _end(self, finished: inference_pb2.ChoiceFinished) -> tuple[bytes | None, Status | None]:
         if finished.HasField("error"):
-            return None, failure_in(inference_pb2.GenerateResponse(choice_finished=finished))
+            return None, status_from_proto(finished.error)
         if finished.finish_reason == output_pb2.FINISH_REASON_DEADLINE:
             return None, _DEADLINE
         is_first = finished.choice not in self._choices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from ringline.inference.v1 import inference_pb2
@@ -9,6 +11,7 @@ from ringline.types.v1 import constraint_pb2
 
 from services.processor.admission.validation import refuse
 from services.processor.vllm_engine_api.structural_tags import read_structural_tags
+from services.ring.errors import Status
 
 _NO_MEDIA = "is not supported: this server takes text and token ids"
 _NO_TRANSFER = "is not supported: prompt and answer are computed by one engine"
@@ -21,6 +24,13 @@ _UNSUPPORTED = {
 }
 """Fields that would change the result."""
 _SEED_BITS = (1 << 64) - 1
+_FIELDS = {
+    "token_ids": "tokenized.input_ids",
+    "constraint.structural_tags": "sampling_params.structural_tag",
+    **dict.fromkeys(("sampling", "stopping", "output", "constraint"), "sampling_params"),
+    "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
+}
+"""Where this contract has what ours has elsewhere, by the beginning of our field."""
 
 
 def read_request(message: Any, max_model_len: int | None) -> inference_pb2.GenerateRequest:
@@ -50,6 +60,18 @@ def read_request(message: Any, max_model_len: int | None) -> inference_pb2.Gener
         _read_constraint(request.constraint, params)
         request.requires.append("constraint")
     return request
+
+
+def as_named_here(status: Status) -> Status:
+    """An error about a field of our contract, with the name of the field in this one."""
+    if (field := status.field) is None:
+        return status
+    for ours, theirs in _FIELDS.items():
+        if re.match(rf"{ours}\b", field):
+            named = theirs + field[len(ours) :]
+            message = f"{named}: {status.message.removeprefix(f'{field}: ')}"
+            return replace(status, field=named, message=message)
+    return status
 
 
 def _read_truncation(request: inference_pb2.GenerateRequest, tokens: int, max_model_len: int | None) -> None:

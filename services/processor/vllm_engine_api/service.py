@@ -22,7 +22,7 @@ from services.processor.served_models import ServedModel, ServedModels
 from services.processor.service import InferenceService
 from services.processor.vllm_engine_api.answers import Answer
 from services.processor.vllm_engine_api.facts import ServerFacts, model_info, tokenizer_chunks
-from services.processor.vllm_engine_api.requests import read_request
+from services.processor.vllm_engine_api.requests import as_named_here, read_request
 from services.ring.errors import Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
@@ -78,6 +78,7 @@ class VllmEngineService:
             self._intake.begin(stream, request, 1, arrived_at, context.time_remaining())
         except Refused as refused:
             self._metrics.request_refused(refused.status.code.name, stream.tenant)
+            refused.status = as_named_here(refused.status)
             raise
         key = stream.tenant, request.request_id
         self._open.setdefault(key, []).append(stream)

@@ -1,14 +1,17 @@
-"""The running ring from both sides: OpenAI's client at its gateway, and the native one at its processor."""
+"""The running ring from both sides, OpenAI's client at its gateway and the native one at its processor; and a gateway
+in this process, of endpoints made for a test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import openai
 import pytest
 from ringline import Client
 
 from tests.ring import Ring
+from tests.services.gateway.http_harness import Running, running
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,9 @@ def door(ring: Ring) -> Iterator[openai.OpenAI]:
 def native(ring: Ring) -> Iterator[Client]:
     with Client(ring.address) as client:
         yield client
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Running]:
+    async with running() as made:
+        yield made

@@ -348,8 +348,18 @@ def test_the_bytes_of_tokens_are_told_whatever_is_skipped() -> None:
 
 
 def test_the_size_of_pieces_is_bounded() -> None:
+    """Special tokens add nothing to a text that leaves them out, but have pieces."""
+    library = tokenizers.Tokenizer.from_str(files()["tokenizer.json"].decode())
+    library.add_special_tokens([WORD])
+    own = Tokenizer.from_files({**files(), "tokenizer.json": library.to_str().encode()})
     known = served_model()
-    known = replace(known, limits=replace(known.limits, max_text_bytes=3))
-    request = inference_pb2.DetokenizeRequest(token_ids=known.tokenizer.encode("</s></s>"), pieces=True)
-    with pytest.raises(Refused, match=r"^token_ids: their pieces have more than 3 bytes together: expected fewer ids"):
-        detokenize(request, known)
+    known = replace(known, tokenizer=own, limits=replace(known.limits, vocab_size=own.vocab_size))
+    few = known.limits.max_text_bytes // len(WORD)
+    ids = [own.token_id(WORD)] * few
+    assert (
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=ids, pieces=True), known).pieces == [WORD.encode()] * few
+    )
+    with pytest.raises(
+        Refused, match=r"^token_ids: their pieces have more than \d+ bytes together: expected fewer ids"
+    ):
+        detokenize(inference_pb2.DetokenizeRequest(token_ids=[*ids, ids[0]], pieces=True), known)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -39,7 +43,7 @@ def stack(folder: Path) -> Iterator[Ring]:
     (folder / "my-token").write_text(user_token("blue") + "\n")
     files = {"cert": "processor", "key": "processor-key"}
     flags = [f"--tls-{flag}-file={certificates.path(name)}" for flag, name in files.items()]
-    with running_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}") as ring:
+    with running_ring(folder, *flags, f"--auth-token-file={folder / 'tokens'}", http=True) as ring:
         yield ring
 
 
@@ -74,6 +78,20 @@ def test_commands_are_let_in(run, stack: Ring, monkeypatch: pytest.MonkeyPatch) 
     services = {service["service"]: service for service in shown["services"]}
     assert {service["health"] for service in services.values()} == {"SERVING"}
     assert services["processor"]["models"][0]["max_model_len"] > 0
+
+
+def test_the_gateway_has_the_certificate_and_asks_the_processor_for_whom(stack: Ring, folder: Path) -> None:
+    trusting = ssl.create_default_context(cafile=folder / "ca.pem")
+
+    def status(tenant: str) -> int:
+        asked = Request(f"{stack.http}/v1/models", headers={"authorization": f"Bearer {user_token(tenant)}"})
+        try:
+            return urlopen(asked, timeout=SECONDS, context=trusting).status
+        except HTTPError as error:
+            return error.code
+
+    assert stack.http.startswith("https://")
+    assert [status("blue"), status("red")] == [HTTPStatus.OK, HTTPStatus.UNAUTHORIZED]
 
 
 def test_without_what_they_need_they_say_so(run, stack: Ring, folder: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
 from services.cli.supervise import stack
-from services.cli.supervise.stack import choose_http_port, choose_ports
+from services.cli.supervise.runtime_directory import RuntimeDirectory
+from services.cli.supervise.stack import StackOptions, child_specs, choose_http_port, choose_ports
 from tests.ports import HeldPort
 
 HOST = "127.0.0.1"
@@ -30,6 +32,19 @@ def test_the_next_http_port_is_taken_only_where_none_was_asked_for(monkeypatch: 
         with socket.create_connection((HOST, port)), taken.accept()[0] as accepted:
             accepted.shutdown(socket.SHUT_WR)  # so that the server's side lingers
     assert choose_http_port(HOST, None) == port
+
+
+@pytest.mark.parametrize("with_certificate", [True, False])
+def test_the_gateway_speaks_to_the_processor_as_that_listens(with_certificate: bool, tmp_path: Path) -> None:
+    files = {"tls_ca_file": "ca", **({"tls_cert_file": "cert", "tls_key_file": "key"} if with_certificate else {})}
+    options = StackOptions("0.0.0.0", 7, 10, (), {**files, "cors_origins": ("https://a.example",)}, http_port=9)
+    *_, gateway = child_specs(options, RuntimeDirectory(tmp_path))
+    assert options.http_url == f"http{'s' if with_certificate else ''}://127.0.0.1:9"
+    told = dict(flag.split("=", 1) for flag in gateway.argv if "=" in flag)
+    assert (told["--host"], told["--port"], told["--processors"]) == ("0.0.0.0", "9", "127.0.0.1:7")
+    assert (told["--metrics-port"], told["--cors-origins"]) == ("40", "https://a.example")
+    trusted = [told.get(flag) for flag in ("--processor-cert-file", "--tls-cert-file", "--tls-ca-file")]
+    assert trusted == (["cert", "cert", "ca"] if with_certificate else [None, None, None])
 
 
 @pytest.mark.parametrize("offset", [0, 10, 20, 30])

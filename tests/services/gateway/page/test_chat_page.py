@@ -17,11 +17,13 @@ import uvicorn
 from ringline import AsyncClient
 from starlette.responses import Response
 
-from services.gateway.app import application
+from services.gateway.app import Gateway
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Call, Endpoint
 from services.gateway.http.event_stream import EventStream
+from services.gateway.http.load import Load
+from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.page import page
 from tests.browser import Browser, browsing
@@ -194,7 +196,9 @@ class MadeUp:
 @pytest.fixture
 def made_up() -> Iterator[tuple[MadeUp, str]]:
     gateway = MadeUp()
-    app = application(gateway.endpoints, Callers(AsyncClient("127.0.0.1:1"), "x-ringline-tenant"), 1 << 20)
+    callers = Callers(AsyncClient("127.0.0.1:1"), "x-ringline-tenant")
+    load = Load(max_requests=100, max_connections_per_client=100, max_body_bytes=1 << 20)
+    app = Gateway(callers, load, GatewayMetrics(), max_body_bytes=1 << 20).application(gateway.endpoints, {})
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -1,0 +1,26 @@
+"""Errors as ``google.rpc.Status``, with the details that the contract describes at ErrorReason."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from ringline.errors import InvalidRequest, Overloaded, RingError
+
+_DOMAIN = "ringline"
+
+
+def status_of(error: RingError) -> status_pb2.Status:
+    """The status that a processor would have sent for ``error``, whether one did or the client library failed."""
+    code: int = error.code.value[0]
+    status = status_pb2.Status(code=code, message=str(error))
+    if error.reason is not None:
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_DOMAIN))
+    if isinstance(error, InvalidRequest) and error.field is not None:
+        description = status.message.removeprefix(f"{error.field}: ")
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=description)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, Overloaded) and error.retry_after is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after * 1000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
