@@ -8,4 +8,5 @@ decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat
     callers    a session with the processors for each caller
     openai     OpenAI's endpoints
     page       the chat page
+    rpc        the contract for browsers: gRPC-Web and Connect
 """
