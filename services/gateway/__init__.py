@@ -10,4 +10,5 @@ decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat
     anthropic  Anthropic's endpoints
     turns      what both take block by block as messages of the ring
     page       the chat page
+    rpc        the contract for browsers: gRPC-Web and Connect
 """
