@@ -82,6 +82,8 @@ class _Form:
         return None if seconds is not None and seconds > _LONGEST_TIMEOUT else seconds
 
     def message(self, message: Message) -> bytes:
+        if self._json and isinstance(message, pb.GenerateResponse):
+            _clear_details(message)
         data = encode(message, json=self._json)
         if self._web:
             return grpc_web.message_envelope(data, text=self._text)
@@ -98,6 +100,14 @@ class _Form:
             return AnsweredError(error, Response(before + self.end(status), media_type=self.media_type))
         http_status, body = connect.unary_error(status)
         return AnsweredError(error, Response(body, http_status, media_type="application/json"))
+
+
+def _clear_details(response: pb.GenerateResponse) -> None:
+    """Of statuses within a response: in JSON, clients that do not know their types could not read the response."""
+    if response.HasField("refused"):
+        del response.refused.status.details[:]
+    elif response.HasField("choice_finished") and response.choice_finished.HasField("error"):
+        del response.choice_finished.error.details[:]
 
 
 async def generate(call: Call) -> Response:

@@ -80,6 +80,13 @@ def fill(browser: Browser, field: str, value: str) -> None:
     )
 
 
+def answers(browser: Browser, number: int) -> list[str]:
+    """The texts of so many answers, once the last one is whole."""
+    browser.wait(f"{TEXT}.length == {number} && {IDLE}")
+    texts: list[str] = browser.run(TEXT)
+    return texts
+
+
 def say(browser: Browser, text: str) -> None:
     browser.run("document.querySelector('#input').focus()")
     browser.write(text)
@@ -92,7 +99,7 @@ def test_a_chat_with_the_ring_by_keyboard_alone(browser: Browser, ring: Ring) ->
     assert browser.run(ACTIVE) == "input"
     fill(browser, "temperature", "0")
     say(browser, "Hello!")
-    (first,) = browser.wait(TEXT, lambda texts: texts and browser.run(IDLE))
+    (first,) = answers(browser, 1)
     assert first.startswith("Hello")
     foot = browser.run(FOOT)
     assert re.search(r"first token [\d.]+ m?s( · [\d.,]+ tokens/s)? · \d+ in, \d+ out", foot)
@@ -104,7 +111,7 @@ def test_a_chat_with_the_ring_by_keyboard_alone(browser: Browser, ring: Ring) ->
     browser.press("Tab")
     assert browser.run(ACTIVE) == "send"
     browser.press("Enter")
-    browser.wait(TEXT, lambda texts: len(texts) == 2 and browser.run(IDLE))
+    answers(browser, 2)
     browser.press("Tab", shift=True)
     browser.press("Tab", shift=True)
     assert "Regenerate" in browser.run("document.activeElement.parentElement.textContent"), "what was said is in reach"
@@ -216,7 +223,7 @@ def test_hostile_text_stays_text_and_tools_go_round(browser: Browser, made_up: t
     fill(browser, "tools", TOOLS[:-1])
     assert "Not used" in browser.run("document.querySelector('#toolsProblem').textContent")
     say(browser, HOSTILE)
-    browser.wait(FOOT)
+    answers(browser, 1)
     assert browser.run("document.querySelector('.user .text').textContent") == HOSTILE
     assert browser.run("document.querySelector('.answer pre').textContent") == HOSTILE + "\n"
     assert browser.run("document.querySelector('.answer b').textContent") == "bold"
@@ -231,7 +238,7 @@ def test_hostile_text_stays_text_and_tools_go_round(browser: Browser, made_up: t
     browser.wait("document.querySelector('.call pre')?.textContent", lambda text: text == '{\n  "city": "Ulm"\n}')
     browser.run("document.querySelector('.call textarea').value = '18 degrees'")
     click(browser, "Send result")
-    browser.wait("document.querySelectorAll('.answer').length == 3 && " + IDLE)
+    answers(browser, 3)
     roles = ["system", "user", "assistant", "user", "assistant", "tool"]
     messages = gateway.asked[-1]["messages"]
     assert [message["role"] for message in messages] == roles  # type: ignore[attr-defined]
