@@ -15,7 +15,7 @@ from typing import Any
 
 import ringline
 
-from benchmarks.served.processes import ServerError, failure, free_port, running
+from benchmarks.served.processes import ServerError, failure, free_port, running, wait_for_port
 from services.cli.supervise.runtime_directory import running_stacks
 
 _START_TIMEOUT = 120.0
@@ -58,17 +58,19 @@ def serve(
     """
     address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
-    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics", "--no-http"]
+    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
+    command += [] if "--http-port" in flags else ["--no-http"]
     begun = time.monotonic()
     with running(command, log, environment) as process:
         seconds = _first_token(address, process, begun, log)
         [stack] = [stack for stack in running_stacks() if stack.pid == process.pid]
-        gateway = stack.services.get("gateway")
+        if stack.http_url is not None:
+            wait_for_port(process, int(stack.http_url.rpartition(":")[2]), _START_TIMEOUT, log)
         yield Ring(
             address,
             stack.services["engine"].address,
             seconds,
-            None if gateway is None else gateway.address,
+            stack.http_url,
             {name: service.pid for name, service in stack.services.items()},
         )
 

@@ -7,6 +7,8 @@ decides. Read ``app`` first (from a request to its endpoint), then ``openai.chat
     processors the connections to processors
     callers    a session with the processors for each caller
     openai     OpenAI's endpoints
+    anthropic  Anthropic's endpoints
+    turns      what both take block by block as messages of the ring
     page       the chat page
     rpc        the contract for browsers: gRPC-Web and Connect
 """

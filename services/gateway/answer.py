@@ -38,11 +38,18 @@ class Answer:
     So does dropping it: a stream that nothing refers to is cancelled.
     """
 
-    def __init__(self, call: Call, streams: Sequence[AsyncStream], events: Sequence[AsyncIterator[Event]]) -> None:
-        """Made by ``begin``: ``events`` of the streams, which begin after Admitted."""
+    def __init__(
+        self,
+        call: Call,
+        streams: Sequence[AsyncStream],
+        events: Sequence[AsyncIterator[Event]],
+        first: Sequence[Event | None],
+    ) -> None:
+        """Made by ``begin``: ``first`` events after Started, where they were taken, and the ``events`` after these."""
         self._call = call
         self._streams = streams
         self._events = events
+        self._first = first
         self._closed = False
 
     @classmethod
@@ -54,18 +61,17 @@ class Answer:
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
-            await _wait_for_start(events[0])
-            return cls(call, streams, events)
+            return cls(call, streams, events, [await _wait_for_start(events[0])])
         waiting = [asyncio.ensure_future(_wait_for_start(one)) for one in events]
         try:
-            await asyncio.gather(*waiting)
+            first = await asyncio.gather(*waiting)
         except BaseException:
             for task, stream in zip(waiting, streams, strict=True):
                 task.cancel()
                 await stream.close()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise
-        return cls(call, streams, events)
+        return cls(call, streams, events, first)
 
     @property
     def admitted(self) -> Sequence[Admitted]:
@@ -73,7 +79,10 @@ class Answer:
         return [request for stream in self._streams if (request := stream.request) is not None]
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events after Admitted, each with the index of its ask. Raises the RingError of the first that fails."""
+        """The events after Started, each with the index of its ask. Raises the RingError of the first that fails."""
+        for index, first in enumerate(self._first):
+            if first is not None:
+                yield index, first
         if len(self._events) == 1:
             async for event in self._events[0]:
                 yield 0, event
@@ -129,8 +138,8 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
 
 
-async def _wait_for_start(events: AsyncIterator[Event]) -> None:
-    """Take Admitted, the first event, and Started, with which an engine begins."""
+async def _wait_for_start(events: AsyncIterator[Event]) -> Event | None:
+    """Take Admitted, the first event, and Started, with which an engine begins; or return what came in its place."""
     first = await anext(events, None)
     if first is None:
         raise Cancelled("the request was cancelled before it was admitted")
@@ -138,11 +147,11 @@ async def _wait_for_start(events: AsyncIterator[Event]) -> None:
         raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
     async for event in events:
         if isinstance(event, Started):
-            return
+            return None
         if isinstance(event, Finished) and event.error is not None:
             raise event.error
         if not isinstance(event, Resumed):
-            raise ProtocolError(f"the event after Admitted was {type(event).__name__}, not Started")
+            return event
     raise Cancelled("the request was cancelled before an engine began it")
 
 

@@ -10,7 +10,7 @@ A request's body is a ``msgspec.Struct`` whose every field is ``Annotated`` with
         audio: Annotated[Any, refused("text is the only modality")] = None         # would change the result
 
 Give it to ``checked`` when it is parsed, and to ``options_of`` for what goes to the ring. List its endpoint in
-``services.gateway.field_docs.ENDPOINTS``: the matrix in docs/openai.md is generated from there.
+``tests.docs.api_fields.ENDPOINTS``: the tables in docs/openai.md are generated from there.
 
 Every field is optional, for null means absent. A field that is not declared is ignored.
 """

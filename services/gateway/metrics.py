@@ -61,7 +61,7 @@ class GatewayMetrics(ServiceMetrics):
 
     def collect(self) -> Iterator[Metric]:
         """Everything, for Prometheus."""
-        yield from self._service()
+        yield self._gauge("ringline_serving", "Whether requests are taken.", self.serving)
         requests = CounterMetricFamily(
             "ringline_http_requests", "Requests, by endpoint and status.", labels=["model_name", "endpoint", "status"]
         )

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringline import Message
+
+
+@dataclass(slots=True)
+class _Turn:
+    role: str
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    tool_call_id: str | None = None
+
+    def message(self) -> Message:
+        message: Message = {"role": self.role, "content": "\n".join(self.texts)}
+        if self.reasoning:
+            message["reasoning"] = "\n".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class Turns:
@@ -16,42 +36,40 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self._turns: list[_Turn] = []
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The conversation as the ring takes it."""
+        return [turn.message() for turn in self._turns]
 
     def system(self, text: str) -> None:
         """Add a text of the system."""
-        leading = not self.messages or self.messages[-1]["role"] == "system"
-        _add_text(self._last("system" if leading else "user"), text)
+        leading = not self._turns or self._turns[-1].role == "system"
+        self._last("system" if leading else "user").texts.append(text)
 
     def user(self, text: str) -> None:
         """Add a text of the user."""
-        _add_text(self._last("user"), text)
+        self._last("user").texts.append(text)
 
     def assistant(self, text: str) -> None:
         """Add a text of the assistant."""
-        _add_text(self._last("assistant"), text)
+        self._last("assistant").texts.append(text)
 
     def reasoning(self, text: str) -> None:
         """Add reasoning of the assistant."""
-        message = self._last("assistant")
-        message["reasoning"] = "\n".join(filter(None, (message.get("reasoning"), text)))
+        self._last("assistant").reasoning.append(text)
 
     def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
         """Add a call of a tool; ``arguments``: a JSON object."""
-        call: dict[str, Any] = {"id": call_id, "name": name, "arguments": arguments}
-        message = self._last("assistant")
-        message["tool_calls"] = [*(message.get("tool_calls") or ()), call]  # type: ignore[list-item]
+        self._last("assistant").calls.append({"id": call_id, "name": name, "arguments": arguments})
 
     def result(self, call_id: str, text: str) -> None:
         """Add the result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self._turns.append(_Turn("tool", [text], tool_call_id=call_id))
 
-    def _last(self, role: str) -> Message:
-        """The last message if it is of ``role``, else a new one."""
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
-
-
-def _add_text(message: Message, text: str) -> None:
-    message["content"] = [*(message["content"] or ()), {"type": "text", "text": text}]
+    def _last(self, role: str) -> _Turn:
+        """The last turn if it is of ``role``, else a new one."""
+        if not self._turns or self._turns[-1].role != role:
+            self._turns.append(_Turn(role))
+        return self._turns[-1]

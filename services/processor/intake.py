@@ -155,11 +155,19 @@ class Intake:
         except Refused as refused:
             self.refuse(stream, usable_id(message), ordinal, refused.status)
 
-    def _check_open(self, stream: ClientStream) -> None:
-        """Raise ``Refused`` if the stream takes no new requests; the client may retry on another one or elsewhere."""
+    def check_not_draining(self) -> None:
+        """Raise ``Refused`` for a call that comes while the processor drains.
+
+        Where that is all that a call is answered with, gRPC itself can send it elsewhere (docs/protocol.md).
+        """
         if self.draining:
             problem = "this processor is draining: try another"
-        elif stream.is_valid is not None and not stream.is_valid():
+            raise Refused(Code.UNAVAILABLE, problem, retry_after_ms=0, reason=Reason.DRAINING)
+
+    def _check_open(self, stream: ClientStream) -> None:
+        """Raise ``Refused`` if the stream takes no new requests; the client may retry on another one or elsewhere."""
+        self.check_not_draining()
+        if stream.is_valid is not None and not stream.is_valid():
             stream.drain()  # the client opens another stream, with a valid token if it has one
             problem = "the token of this stream is no longer valid: open another stream"
         elif stream.ending:

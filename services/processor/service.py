@@ -76,7 +76,9 @@ class InferenceService:
     # Generate and Session
 
     async def Generate(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = self._intake.open(await self.principal(context), context.invocation_metadata() or ())
+        principal = await self.principal(context)
+        self._check_not_draining(principal)
+        stream = self._intake.open(principal, context.invocation_metadata() or ())
         try:
             refused = await self._begin(stream, data, context)
             del data  # the queue keeps its own copy
@@ -122,8 +124,17 @@ class InferenceService:
                 raise self._models.refuse_without_model() from None
             raise
 
+    def _check_not_draining(self, principal: Principal) -> None:
+        try:
+            self._intake.check_not_draining()
+        except Refused as refused:
+            self._metrics.request_refused(refused.status.code.name, principal.tenant)
+            raise
+
     async def Session(self, incoming: RequestStream, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        stream = self._intake.open(await self.principal(context), context.invocation_metadata() or ())
+        principal = await self.principal(context)
+        self._check_not_draining(principal)
+        stream = self._intake.open(principal, context.invocation_metadata() or ())
         loop, age, grace = asyncio.get_running_loop(), self.limits.max_age, self.limits.drain_grace
         timers = loop.call_later(age, stream.drain), loop.call_later(age + grace, stream.end_when_idle)
         try:

@@ -274,6 +274,15 @@ async def test_the_unary_calls(server, kind):
     assert server.service.tokenized[1].chat.messages[0].content == "Hi"
 
 
+@CLIENTS
+async def test_a_stream_tells_its_usage_at_its_end(server, kind):
+    async with connected(kind, server.address) as client:
+        stream = client.stream("Hi")
+        assert stream.usage is None
+        generation = await answer(client, stream.result)
+        assert stream.usage == generation.usage
+
+
 def test_a_server_that_does_not_tell_the_bytes_of_tokens_is_no_surprise():
     with pytest.raises(ringline.FailedPrecondition, match="capability pieces"):
         pieces_from(pb.DetokenizeResponse(text="Hi"), 2)

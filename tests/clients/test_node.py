@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import grpc
@@ -13,13 +12,11 @@ import pytest
 import ringline
 from ringline.types.v1.constraint_pb2 import Constraint
 
+from tests.clients.node_programs import compiled_programs
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Abort, Served, admitted, delta, ended, play, started
+from tests.clients.service_config import draining_processor, service_config
 from tests.programs import output_of
-from tests.ring import ROOT
-
-NODE_CLIENT = Path(__file__).resolve().parent / "node"
-BUF = Path(sys.executable).parent / "buf"
 
 pytestmark = [
     pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="Node and npm are not installed"),
@@ -29,12 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    """The folder of the clients, compiled against freshly generated stubs."""
-    assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
-    shutil.rmtree(NODE_CLIENT / "build", ignore_errors=True)
-    output_of(BUF, "generate", ROOT / "protos", cwd=NODE_CLIENT)
-    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=NODE_CLIENT)
-    return NODE_CLIENT / "build" / "js"
+    return compiled_programs()
 
 
 def test_node_client(ring, programs: Path) -> None:
@@ -110,3 +102,19 @@ async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: 
         )
     assert choice["tokenIds"] == list(calm.token_ids)
     assert choice["text"] == calm.text
+
+
+async def test_its_retries_pass_over_a_processor_that_drains(ring, programs: Path) -> None:
+    """With the service config of docs/protocol.md."""
+    async with draining_processor() as draining:
+        node = await asyncio.create_subprocess_exec(
+            "node",
+            str(programs / "balanced.js"),
+            f"ipv4:{draining},{ring.address}",
+            service_config(),
+            "8",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        shown, _ = await asyncio.wait_for(node.communicate(), 250)
+    assert len(shown.splitlines()) == 8
+    assert node.returncode == 0

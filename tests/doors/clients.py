@@ -13,8 +13,12 @@ from tests.programs import run
 ASKED: dict[str, Any] = json.loads((HERE / "programs" / "asked.json").read_text())
 """What every client asks; the programs read it, too."""
 
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Variables of every client: what it imports is compiled once."""
+ENVIRONMENT = {
+    "PYTHONDONTWRITEBYTECODE": "",  # what they import is compiled once
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+"""Variables of every client: it asks nobody but the door."""
 
 
 @dataclass(frozen=True)
@@ -53,4 +57,5 @@ def _run(environment: Environment, *command: str | Path) -> Shown:
 
 def versions(environment: Environment) -> str:
     """The client's own packages, with their versions."""
-    return ", ".join(f"{package} {version}" for package, version in environment.packages)
+    packages = ", ".join(f"{package} {version}" for package, version in environment.packages)
+    return f"{packages} ({environment.language})"

@@ -56,7 +56,7 @@ def running_gateway(directory: Path, processors: str) -> Iterator[str]:
     port = HeldPort()
     url, log = f"http://127.0.0.1:{port.number}", directory / "gateway.log"
     command = [sys.executable, "-m", "services.cli", "gateway", "--port", str(port.number)]
-    command += ["--processors", processors, "--log-format", "json"]
+    command += ["--processors", processors, "--no-metrics", "--log-format", "json"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ})
     try:

@@ -37,6 +37,7 @@ class Environment:
     """Where one client is installed."""
 
     name: str
+    language: str
     pins: Path
     """The file that it is made from."""
     folder: Path
@@ -73,7 +74,7 @@ def of_python(name: str) -> Environment:
     pins = HERE / "requirements" / f"{name}.txt"
     own = pins.read_text().partition("#")[0].split()
     packages = tuple((package, version) for package, _, version in (line.partition("==") for line in own))
-    return Environment(f"{name} (Python)", pins, ROOT / ".venv-doors" / name, packages)
+    return Environment(name, "Python", pins, ROOT / ".venv-doors" / name, packages)
 
 
 def of_node(name: str) -> Environment:
@@ -99,8 +100,8 @@ def make_all() -> list[str]:
         try:
             one.make()
         except EnvironmentFailed as error:
-            return f"{one.name}: {error}"
-        print(f"installed {one.name} in {time.monotonic() - begun:.0f} s", flush=True)
+            return f"{one.name} ({one.language}): {error}"
+        print(f"installed {one.name} ({one.language}) in {time.monotonic() - begun:.0f} s", flush=True)
         return None
 
     with ThreadPoolExecutor(AT_ONCE) as pool:

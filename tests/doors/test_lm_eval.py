@@ -62,8 +62,7 @@ def samples(
     command = [environment.python, "-m", "lm_eval", "run", "--model", "local-completions", "--include_path", tasks]
     command += ["--model_args", ",".join(f"{name}={value}" for name, value in given.items())]
     command += ["--tasks", ",".join(names), "--output_path", out, "--log_samples", "--batch_size", str(batch_size)]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tasks / "cache"), **ENVIRONMENT}
-    output_of(*command, env=offline, timeout=280)
+    output_of(*command, env={**ENVIRONMENT, "HF_HOME": str(tasks / "cache")}, timeout=280)
     found = {name: next(out.glob(f"**/samples_{name}_*.jsonl")) for name in names}
     return {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in found.items()}
 

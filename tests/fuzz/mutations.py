@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 _DEPTH = 4
 """Of nested messages."""
-_TEXTS = (
+TEXTS = (
     "",
     "a",
     "\x00",
@@ -28,8 +28,8 @@ _TEXTS = (
     "[]",
     "{}",
 )
-_FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3.4e38, float("nan"), float("inf"), float("-inf"))
-_INTEGERS = {
+FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3.4e38, float("nan"), float("inf"), float("-inf"))
+INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: (0, 1, -1, 7, 2**31 - 1, -(2**31)),
     FieldDescriptor.CPPTYPE_INT64: (0, 1, -1, 7, 2**63 - 1, -(2**63)),
     FieldDescriptor.CPPTYPE_UINT32: (0, 1, 7, 300, 2**31, 2**32 - 1),
@@ -41,7 +41,7 @@ def mutate(rng: random.Random, message: Message) -> bytes:
     """Mutate fields of ``message``, its bytes, or both."""
     kind = rng.randrange(4)
     data = mutate_fields(rng, message) if kind else message.SerializeToString()
-    return data if kind > 1 else _mutate_bytes(rng, data)
+    return data if kind > 1 else mutate_bytes(rng, data)
 
 
 def mutate_fields(rng: random.Random, message: Message) -> bytes:
@@ -93,18 +93,18 @@ def _value(rng: random.Random, field: FieldDescriptor) -> Any:
         case FieldDescriptor.CPPTYPE_STRING if field.type == FieldDescriptor.TYPE_BYTES:
             return rng.randbytes(rng.choice((0, 1, 16, 1000)))
         case FieldDescriptor.CPPTYPE_STRING:
-            return rng.choice(_TEXTS)
+            return rng.choice(TEXTS)
         case FieldDescriptor.CPPTYPE_BOOL:
             return rng.random() < 0.5
         case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
-            return rng.choice(_FLOATS)
+            return rng.choice(FLOATS)
         case FieldDescriptor.CPPTYPE_ENUM:
             return rng.choice((0, 1, 2, 99))
         case kind:
-            return rng.choice(_INTEGERS[kind])
+            return rng.choice(INTEGERS[kind])
 
 
-def _mutate_bytes(rng: random.Random, data: bytes) -> bytes:
+def mutate_bytes(rng: random.Random, data: bytes) -> bytes:
     """Replace, delete, insert or repeat a few bytes."""
     result = bytearray(data)
     for _ in range(rng.randint(1, 4)):

@@ -18,6 +18,7 @@ from ringline import Client
 
 from tests.contract.later import PROTOS, lay_over
 from tests.ring import Ring, running_ring
+from tests.stubs.channels import try_channels
 from tests.stubs.languages import Stubs, StubsError, answer, missing_packages
 
 
@@ -37,6 +38,7 @@ def main() -> int:
         contracts = {"contract": PROTOS, "contract with what is planned": lay_over(folder / "later")}
         with running_ring(folder) as ring:
             failed = [_try(Stubs(protos, folder / name), name, ring) for name, protos in contracts.items()]
+            failed.append(_try_channels(Stubs(PROTOS, folder / "channels"), ring, folder))
     return 1 if any(failed) else 0
 
 
@@ -57,6 +59,20 @@ def _try(stubs: Stubs, contract: str, ring: Ring) -> bool:
         print(f"{language:4} {contract:30} {time.monotonic() - start:3.0f} s  {problem or done}", flush=True)
         failed |= bool(problem)
     return failed
+
+
+def _try_channels(stubs: Stubs, ring: Ring, folder: Path) -> bool:
+    """Whether Go's channels failed; they are told of in a line."""
+    start = time.monotonic()
+    try:
+        try_channels(stubs.go("balanced"), ring, folder)
+    except StubsError as error:
+        problem = str(error)
+    else:
+        problem = ""
+    done = problem or "pings end no stream, and a processor that ends among two no call that was not answered"
+    print(f"Go   {'channels':30} {time.monotonic() - start:3.0f} s  {done}", flush=True)
+    return bool(problem)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ class Stubs:
     protos: Path
     folder: Path
 
-    def go(self) -> list[str]:
-        """Make and compile Go's; returns the command of the program that uses them."""
+    def go(self, name: str = "smoke") -> list[str]:
+        """Make and compile Go's; returns the command of a program that uses them."""
         sources = self.folder / "go" / "src"
         self._protoc("--go_out", sources)
         self._protoc("--go-grpc_out", sources)
@@ -73,8 +73,8 @@ class Stubs:
             "GOCACHE": str(self.folder.parent / "go-cache"),
         }
         _run("go", "build", "ringline.dev/gen/...", environment=environment)
-        program = self.folder / "smoke"
-        _run("go", "build", "-o", program, PROGRAMS / "smoke.go", environment=environment)
+        program = self.folder / name
+        _run("go", "build", "-o", program, PROGRAMS / f"{name}.go", environment=environment)
         return [str(program)]
 
     def java(self) -> list[str]:
@@ -103,9 +103,9 @@ class Stubs:
         return sorted((self.protos / "ringline").rglob("*.proto"))
 
 
-def answer(command: Sequence[str], address: str) -> str:
-    """What a program prints that was told a processor's address."""
-    return _run(*command, address)
+def answer(command: Sequence[str], *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """What a program prints; raises ``StubsError`` if it fails. ``arguments``: a processor's address, for most."""
+    return _run(*command, *arguments, environment=environment)
 
 
 def _run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:

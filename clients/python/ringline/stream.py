@@ -13,7 +13,7 @@ import grpc
 
 from ringline.errors import Cancelled, RingError, Truncated, from_lost_call
 from ringline.inference.v1 import inference_pb2 as pb
-from ringline.outputs import Admitted
+from ringline.outputs import Admitted, Usage
 from ringline.results import Delta, Event, Generation, Resumed
 from ringline.retrying_request import RetryingRequest
 from ringline.server_pool import Server, ServerPool
@@ -54,6 +54,11 @@ class Stream(Iterator[Delta]):
     def request(self) -> Admitted | None:
         """The request as the server admitted it; None until then."""
         return self._retrying.reader.admitted
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of the request; None until it has ended."""
+        return self._retrying.reader.usage
 
     def events(self) -> Iterator[Event]:
         """All events, not only deltas."""

@@ -128,7 +128,7 @@ def child_specs(options: StackOptions, directory: RuntimeDirectory) -> list[Chil
         flags = arguments(settings[name], {key: value for key, value in values.items() if value is not None})
         # -P: do not import from a folder "services" in the user's working directory.
         argv = (sys.executable, "-P", "-m", "services.cli", name, *flags)
-        specs.append(ChildSpec(name, argv, environment))
+        specs.append(ChildSpec(name, argv, environment, needed=name != "gateway"))
     return specs
 
 

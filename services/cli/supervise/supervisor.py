@@ -1,7 +1,8 @@
 """Keeps child processes running: starts, watches, restarts and stops them, and leaves no orphans.
 
 Until restarts are allowed (once all children have served), a death ends all children, because the user has to see why
-one cannot start. From then on a child that dies is restarted after a pause, and one that dies too often ends all.
+one cannot start. From then on a child that dies is restarted after a pause, and one that dies too often ends all,
+unless the others do not need it.
 Children are stopped in reverse order: each drains while those it depends on still run. A child without heartbeats is
 killed. If the supervisor itself is killed, the kernel kills its children (``die_with_parent`` of
 ``services.common.process.run``).
@@ -31,6 +32,8 @@ _LINE_LIMIT = 2**20
 _TAIL_LINES = 20
 _KILL_MARGIN = 5.0
 """Seconds beyond the grace that a child has to exit after its drain."""
+_LONGEST_PAUSE = 5.0
+"""Seconds before a restart."""
 _PIPE_TIMEOUT = 1.0
 """Seconds to read the rest of a dead child's output."""
 
@@ -43,6 +46,8 @@ class ChildSpec:
     argv: Sequence[str]
     env: Mapping[str, str]
     """The child's whole environment, to which the supervisor adds variables for heartbeats and its pid."""
+    needed: bool = True
+    """Whether all end when it dies too often. Else it is restarted for ever."""
 
 
 class ChildFailed(FatalError):
@@ -56,7 +61,7 @@ class Child:
         self.spec = spec
         self.pid: int | None = None
         """The pid of its process; None while it does not run."""
-        self.restarts = RestartPolicy(Backoff(0.2, 5.0))
+        self.restarts = RestartPolicy(Backoff(0.2, _LONGEST_PAUSE))
         self.hung: str | None = None
         """Why the supervisor killed its present or last process; None if it did not."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -247,6 +252,8 @@ class Supervisor:
         if not self._may_restart:
             raise ChildFailed(f"{child.spec.name}: {reason}", exit_code)
         pause = child.restarts.delay(time.monotonic())
+        if pause is None and not child.spec.needed:
+            return _LONGEST_PAUSE
         if pause is None:
             raise ChildFailed(f"{child.spec.name} died {child.restarts.limit}; the last time: {reason}", exit_code)
         return pause

@@ -59,7 +59,8 @@ def server_options(settings: ServerSettings, max_connections: int, max_connectio
         ("grpc.server_handshake_timeout_ms", 10_000),
         # Clients may ping every second, to notice soon that this process is stopped (ours ping every 3 s); by default
         # the server takes a ping more often than every five minutes for abuse and ends the connection (too_many_pings).
-        ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+        # Half a second: pings sent a second apart do not always come a second apart.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
     )
 
 

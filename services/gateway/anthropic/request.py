@@ -192,7 +192,7 @@ def prompt_options(request: CountRequest) -> TokenizeOptions:
     if arguments:
         options["template_args"] = arguments
     last = request.messages[-1] if request.messages else Turn("")
-    if last.role == "assistant" and all(block.type != "tool_use" for block in last.blocks):
+    if last.role == "assistant" and last.blocks and all(block.type != "tool_use" for block in last.blocks):
         options["continue_final_message"] = True
     return options
 
@@ -255,16 +255,21 @@ def _text(block: Block, path: str) -> str:
 
 def _tools(request: CountRequest) -> list[dict[str, Any]]:
     """The tools that the model can be told of: those with a schema, not those that Anthropic's models know."""
-    tools = {tool.name: tool for tool in request.tools or ()}
+    tools, removed = list(request.tools or ()), set()
     for block in (block for turn in request.messages or () for block in turn.blocks):
-        if block.type == "tool_addition" and block.tool is not None and block.tool.definition is not None:
-            tools[block.tool.definition.name] = block.tool.definition
-        elif block.type == "tool_removal" and block.tool is not None:
-            tools.pop(block.tool.name, None)
+        if (change := block.tool) is None or block.type not in _TOOL_CHANGES:
+            continue
+        name = change.name if change.definition is None else change.definition.name
+        if block.type == "tool_removal":
+            removed.add(name)
+            continue
+        removed.discard(name)
+        if change.definition is not None:
+            tools.append(change.definition)
     return [
         {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-        for tool in tools.values()
-        if tool.type in (None, "custom")
+        for tool in tools
+        if tool.type in (None, "custom") and tool.name not in removed
     ]
 
 

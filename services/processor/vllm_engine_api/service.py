@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
 from smg_grpc_proto import vllm_engine_pb2
 
 from services.common.rpc.handlers import Context
@@ -23,9 +22,10 @@ from services.processor.service import InferenceService
 from services.processor.vllm_engine_api.answers import Answer
 from services.processor.vllm_engine_api.facts import ServerFacts, model_info, tokenizer_chunks
 from services.processor.vllm_engine_api.requests import as_named_here, read_request
-from services.ring.errors import Refused
+from services.ring.errors import Code, Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+_PROFILES = "engines are profiled through their own contract, by Profile"
 
 
 class VllmEngineService:
@@ -125,20 +125,20 @@ class VllmEngineService:
         return model
 
     async def Embed(self, data: bytes, context: Context) -> None:
-        await _not_implemented(context, "models are served that generate text")
+        raise _not_supported("models are served that generate text")
 
     async def SubscribeKvEvents(self, data: bytes, context: Context) -> None:
-        await _not_implemented(context, "the processor routes requests to cached prefixes itself")
+        raise _not_supported("the processor routes requests to cached prefixes itself")
 
     async def FlushCache(self, data: bytes, context: Context) -> None:
-        await _not_implemented(context, "cached prefixes do not change answers, and give way to new ones")
+        raise _not_supported("cached prefixes do not change answers, and give way to new ones")
 
     async def StartProfile(self, data: bytes, context: Context) -> None:
-        await _not_implemented(context, "engines are profiled by `ringline engine`")
+        raise _not_supported(_PROFILES)
 
     async def StopProfile(self, data: bytes, context: Context) -> None:
-        await _not_implemented(context, "engines are profiled by `ringline engine`")
+        raise _not_supported(_PROFILES)
 
 
-async def _not_implemented(context: Context, instead: str) -> NoReturn:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"not supported: {instead}")
+def _not_supported(instead: str) -> Refused:
+    return Refused(Code.UNIMPLEMENTED, f"not supported: {instead}")

@@ -17,13 +17,14 @@ ASKED = json.loads((Path(__file__).resolve().parent / "asked.json").read_text())
 
 def show(*subjects: Callable[[], Any]) -> None:
     """Print a line of JSON for each subject: what it returned, or how it failed. Others are tried all the same."""
-    for subject in subjects:
-        try:
-            shown = subject()
-            line = {"shown": asyncio.run(shown) if inspect.isawaitable(shown) else shown}
-        except Exception:
-            line = {"failed": traceback.format_exc()}
-        print(json.dumps({"subject": subject.__name__, **line}, default=str, separators=(",", ":")), flush=True)
+    with asyncio.Runner() as runner:  # one for all, since clients keep their connections
+        for subject in subjects:
+            try:
+                shown = runner.run(subject()) if inspect.iscoroutinefunction(subject) else subject()
+                line = {"shown": shown}
+            except Exception:
+                line = {"failed": traceback.format_exc()}
+            print(json.dumps({"subject": subject.__name__, **line}, default=str, separators=(",", ":")), flush=True)
 
 
 def computed_by(abandon: Callable[[], None], metrics: str) -> float:

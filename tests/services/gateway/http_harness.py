@@ -9,16 +9,36 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
+from ringline.inference.v1 import inference_pb2 as pb
+from ringline.types.v1 import output_pb2, part_pb2
+
 from services.common.config.addresses import host_and_port
 from services.common.config.options import build
 from services.common.config.settings import GatewaySettings
 from services.gateway.main import GatewayProcess
 from services.gateway.processors import Processors
-from tests.clients.scripted_server import ScriptedInference, Served, serving
+from tests.clients.scripted_server import ScriptedInference, Served, admitted, delta, ended, serving, started
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 SECONDS = 20.0
 """For what takes a moment."""
+
+
+async def hello(_request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """The answer of a processor: three tokens and an end."""
+    yield admitted()
+    yield started()
+    for position, text in enumerate(("Hello", ", wor", "ld")):
+        yield delta(position, [10 + position], text, parts=[part_pb2.Part(content=text)])
+    for response in ended(output_pb2.FINISH_REASON_STOP, completion=3):
+        yield response
+
+
+async def begun(_request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """An answer that begins, and never goes on."""
+    yield admitted()
+    yield started()
+    await asyncio.Event().wait()
 
 
 @dataclass(frozen=True)
@@ -117,6 +137,7 @@ def request(
 async def running(**options: Any) -> AsyncIterator[Running]:
     """``options``: of the gateway."""
     async with serving(ScriptedInference()) as processor:
+        processor.plays(hello)
         given = {"port": 0, "metrics": False, "processors": (processor.address,), **options}
         settings = build(GatewaySettings(), given)
         processors = Processors(settings)

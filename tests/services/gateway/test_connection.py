@@ -9,8 +9,8 @@ import pytest
 from ringline.types.v1 import part_pb2
 
 from services.gateway.http import connection
-from tests.clients.scripted_server import admitted, delta, hello
-from tests.services.gateway.http_harness import CHAT, Running, request, running
+from tests.clients.scripted_server import admitted, delta, started
+from tests.services.gateway.http_harness import CHAT, Running, hello, request, running
 from tests.waiting import until
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
@@ -23,6 +23,7 @@ SO_RCVBUF = (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 async def loud(_request):
     """More text than the system holds for a client, and no end."""
     yield admitted()
+    yield started()
     for position in range(200):
         yield delta(position, [7], TEXT, parts=[part_pb2.Part(content=TEXT)])
         await asyncio.sleep(0)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from services.gateway.turns import Turns
-
-
-def text(*texts: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": one} for one in texts]
 
 
 def test_texts_of_one_role_are_one_message() -> None:
@@ -18,8 +12,8 @@ def test_texts_of_one_role_are_one_message() -> None:
     turns.user("Hello")
     turns.user("there")
     assert turns.messages == [
-        {"role": "system", "content": text("Be kind.", "Be short.")},
-        {"role": "user", "content": text("Hello", "there")},
+        {"role": "system", "content": "Be kind.\nBe short."},
+        {"role": "user", "content": "Hello\nthere"},
     ]
 
 
@@ -31,9 +25,9 @@ def test_a_late_text_of_the_system_goes_to_the_user() -> None:
     turns.assistant("Hi")
     turns.system("It is Tuesday.")
     assert turns.messages == [
-        {"role": "user", "content": text("Hello", "It is Monday.")},
-        {"role": "assistant", "content": text("Hi")},
-        {"role": "user", "content": text("It is Tuesday.")},
+        {"role": "user", "content": "Hello\nIt is Monday."},
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "It is Tuesday."},
     ]
 
 
@@ -50,7 +44,7 @@ def test_an_assistants_turn_is_one_message_and_each_result_its_own() -> None:
     first, a, b, second = turns.messages
     assert first == {
         "role": "assistant",
-        "content": text("Let me look."),
+        "content": "Let me look.",
         "reasoning": "I could look\nat both.",
         "tool_calls": [
             {"id": "c1", "name": "read", "arguments": {"path": "a"}},

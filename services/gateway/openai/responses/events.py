@@ -19,7 +19,7 @@ class _OpenItem:
     """The item that grows: a reasoning, a message or a call."""
 
     def __init__(self, part: Part, item_id: str) -> None:
-        self.kind: type[Part] | int = part.index if isinstance(part, ToolCallPiece) else type(part)
+        self.kind = _kind_of(part)
         self.item_id = item_id
         self.texts: list[str] = []
         self.logprobs: list[Mapping[str, Any]] = []
@@ -80,6 +80,8 @@ class ResponseEvents:
 
     def end(self, usage: Usage) -> bytes:
         """The events that end the response."""
+        if self._open is not None and self._open.kind is Content:
+            self._open.logprobs += self._logprobs  # of the token that ends the answer, which has no text
         status = "incomplete" if self._is_cut else "completed"
         return self._end_item(status) + self._event(f"response.{status}", response=self.response(usage))
 
@@ -107,31 +109,29 @@ class ResponseEvents:
         return msgspec.Raw(self._head + b"," + _encode({**changing, **fields})[1:])
 
     def _add_part(self, part: Part) -> bytes:
-        begun = b""
-        if self._open is None or self._open.kind != (part.index if isinstance(part, ToolCallPiece) else type(part)):
-            begun = self._end_item("completed") + self._begin_item(part)
-        assert self._open is not None
+        item, begun = self._open, b""
+        if item is None or item.kind != _kind_of(part):
+            begun = self._end_item("completed")
+            item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{len(self._items)}")
+            begun += self._begin_item(item, _DELTAS[type(part)])
         text = part.arguments if isinstance(part, ToolCallPiece) else part.text
+        logprobs, self._logprobs = self._logprobs, []
         if not text:
             return begun
-        self._open.texts.append(text)
-        logprobs, self._logprobs = self._logprobs, []
+        item.texts.append(text)
         tail = b"}\n\n"
         if isinstance(part, Content):
-            self._open.logprobs += logprobs
+            item.logprobs += logprobs
             tail = b',"logprobs":%s}\n\n' % _encode(logprobs)
         self._sequence += 1
         return begun + self._delta + b'%d,"delta":' % (self._sequence - 1) + _encode(text) + tail
 
-    def _begin_item(self, part: Part) -> bytes:
-        prefix = {Content: "msg", Reasoning: "rs", ToolCallPiece: "fc"}[type(part)]
-        item = self._open = _OpenItem(part, f"{prefix}_{self._id}_{len(self._items)}")
+    def _begin_item(self, item: _OpenItem, name: str) -> bytes:
         begun = self._event("response.output_item.added", output_index=len(self._items), item=item.item("in_progress"))
         if (content := item.content("")) is not None:
             begun += self._event("response.content_part.added", **self._place(item), part=content)
-        name = _DELTAS[type(part)] + ".delta"
-        head = _encode({"type": name, **self._place(item)})
-        self._delta = b"event: %s\ndata: %s" % (name.encode(), head[:-1] + b',"sequence_number":')
+        head = _encode({"type": f"{name}.delta", **self._place(item)})
+        self._delta = b"event: %s.delta\ndata: %s" % (name.encode(), head[:-1] + b',"sequence_number":')
         return begun
 
     def _end_item(self, status: str) -> bytes:
@@ -163,6 +163,12 @@ class ResponseEvents:
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
+def _kind_of(part: Part) -> type[Part] | int:
+    """What parts of one item have in common: their type, of calls the number."""
+    return part.index if isinstance(part, ToolCallPiece) else type(part)
+
+
+_PREFIXES: Mapping[type[Part], str] = {Content: "msg", Reasoning: "rs", ToolCallPiece: "fc"}
 _DELTAS: Mapping[type[Part], str] = {
     Content: "response.output_text",
     Reasoning: "response.reasoning_text",

@@ -144,13 +144,11 @@ def messages_of(request: ResponseRequest) -> Sequence[Message]:
     turns = Turns()
     if request.instructions:
         turns.system(request.instructions)
-    if isinstance(request.input, str):
-        turns.user(request.input)
-    else:
-        for at, item in enumerate(request.input):
-            _add_item(turns, item, f"input[{at}]")
-    if not turns.messages:
-        turns.user("")  # clients that only try whether the endpoint is there send no items
+    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    for at, item in enumerate(items):
+        _add_item(turns, item, f"input[{at}]")
+    if not items:
+        turns.user("")  # clients that only try whether the endpoint is there send none
     return turns.messages
 
 
@@ -231,8 +229,8 @@ def _tool_options(request: ResponseRequest) -> dict[str, Any]:
             allowed = choice.get("tools")
             if not isinstance(allowed, list):
                 raise invalid("tool_choice.tools", "missing: expected a list of tools")
-            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
-            functions = [function for function in functions if function.get("name") in names]
+            names = {str(tool.get("name")) for tool in allowed if isinstance(tool, dict)}
+            functions = [function for function in functions if str(function.get("name")) in names]
             choice = choice.get("mode") or "auto"
         elif choice.get("type") != "function":
             raise _unsupported("tool_choice.type", f"{choice.get('type')!r}: expected function or allowed_tools")

@@ -5,6 +5,7 @@ import io
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,16 @@ async def test_a_child_that_dies_too_often_ends_everything_with_its_last_words()
         await asyncio.wait_for(running.task, 60)
     assert caught.value.code == 5
     assert len(running.said("fire")) == 5
+
+
+async def test_a_child_that_the_others_do_not_need_may_die_as_often_as_it_likes(monkeypatch):
+    monkeypatch.setattr("services.cli.supervise.supervisor.RestartPolicy.delay", lambda self, now: None)
+    running = Running(child("engine", FOREVER), replace(child("gateway", "say('hot')\nsys.exit(5)"), needed=False))
+    monkeypatch.setattr("services.cli.supervise.supervisor._LONGEST_PAUSE", 0.01)
+    running.supervisor.allow_restarts()
+    await running.until("hot", 3)
+    assert not running.task.done()
+    await running.end()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.common.telemetry.metrics import Histogram
 from services.detokenizer.metrics import DetokenizerMetrics
 from services.engine.metrics import EngineMetrics, EngineReading
+from services.gateway.metrics import GatewayMetrics
 from services.processor.metrics import ProcessorMetrics, ProcessorReading
 
 
@@ -170,6 +171,7 @@ def test_every_series_is_documented():
         "Processor": ProcessorMetrics(),
         "Engine": EngineMetrics(lambda: reading),
         "Detokenizer": DetokenizerMetrics(),
+        "Gateway": GatewayMetrics(),
     }
     assert [section.partition(":")[0] for section in sections] == list(services)
     for section, metrics in zip(sections, services.values(), strict=True):

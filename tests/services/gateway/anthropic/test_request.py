@@ -12,6 +12,7 @@ from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError
 
 HELLO = [{"role": "user", "content": "Hello"}]
+BLOCK = {"type": "text", "text": "two"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}
 
 
@@ -21,10 +22,6 @@ def request_of(**fields: Any) -> MessageRequest:
 
 def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(blocks)}]
-
-
-def text(*texts: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": one} for one in texts]
 
 
 def test_blocks_of_every_kind() -> None:
@@ -40,15 +37,15 @@ def test_blocks_of_every_kind() -> None:
             ],
         },
         *user(
-            {"type": "tool_result", "tool_use_id": "t1", "content": text("one", "two")},
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "one"}, BLOCK]},
             {"type": "tool_result", "tool_use_id": "t2", "is_error": True},
             {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "A book"}},
         ),
         {"role": "system", "content": "It is Monday."},
     ]
     assert messages_of(request_of(system=system, messages=messages)) == [
-        {"role": "system", "content": text("Be kind.")},
-        {"role": "user", "content": text("Look")},
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Look"},
         {
             "role": "assistant",
             "content": "",
@@ -57,16 +54,16 @@ def test_blocks_of_every_kind() -> None:
         },
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
         {"role": "tool", "tool_call_id": "t2", "content": ""},
-        {"role": "user", "content": text("A book", "It is Monday.")},
+        {"role": "user", "content": "A book\nIt is Monday."},
     ]
 
 
 def test_a_reminder_is_shown_until_the_user_speaks_again() -> None:
     reminder = {"role": "system", "content": "Now", "clear_at": "next_user_message"}
     (message,) = messages_of(request_of(messages=[*HELLO, reminder]))
-    assert message["content"] == text("Hello", "Now")
+    assert message["content"] == "Hello\nNow"
     (message,) = messages_of(request_of(messages=[*HELLO, reminder, *HELLO]))
-    assert message["content"] == text("Hello", "Hello")
+    assert message["content"] == "Hello\nHello"
 
 
 def test_options() -> None:
@@ -125,19 +122,25 @@ def test_without_tools_nothing_is_read_as_a_call() -> None:
 
 
 def test_tools_that_come_and_go_in_the_conversation() -> None:
+    def change(kind: str, name: str, **tool: Any) -> dict[str, Any]:
+        return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name} | tool}
+
     changes = [
-        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LOOK | {"name": "new"}}},
-        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "look"}},
+        change("addition", "", type="tool_definition", definition=LOOK | {"name": "new"}),
+        change("removal", "look"),
+        change("removal", "see"),
+        change("addition", "see"),
     ]
-    request = request_of(tools=[LOOK], messages=[*HELLO, {"role": "system", "content": changes}])
-    assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["new"]  # type: ignore[call-overload, index]
-    assert messages_of(request) == [{"role": "user", "content": text("Hello")}]
+    tools = [LOOK, LOOK | {"name": "see"}]
+    request = request_of(tools=tools, messages=[*HELLO, {"role": "system", "content": changes}])
+    assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["see", "new"]  # type: ignore[call-overload, index]
+    assert messages_of(request) == [{"role": "user", "content": "Hello"}]
 
 
 def test_a_last_turn_of_the_assistant_goes_on() -> None:
     assert all_options(request_of(messages=[*HELLO, {"role": "assistant", "content": "I"}]))["continue_final_message"]
     called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}
-    for turn in (called, *HELLO):
+    for turn in (called, {"role": "assistant", "content": []}, *HELLO):
         assert "continue_final_message" not in all_options(request_of(messages=[*HELLO, turn]))
 
 

@@ -145,9 +145,9 @@ def test_a_response_that_fails_late(status: HTTPStatus, code: str) -> None:
 
 
 def test_log_probabilities_are_those_of_the_message() -> None:
-    """Tokens of reasoning and of calls have none; tokens whose text comes later come with it."""
+    """Tokens of reasoning and of calls have none; tokens whose text comes later come with it, or at the end."""
     events = ResponseEvents("r1", {})
-    for part, names in ((Reasoning("Hm"), "ab"), (None, "c"), (Content("xy"), "d"), (Content("z"), "e")):
+    for part, names in ((Reasoning("Hm"), "ab"), (None, "c"), (Content("xy"), "d"), (None, "e")):
         parts = () if part is None else (part,)
         events.add(Delta(0, 0, "", (1,), None, parts), [{"token": name} for name in names])
     events.end(USAGE)

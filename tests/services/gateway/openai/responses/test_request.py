@@ -19,10 +19,6 @@ def request_of(**fields: Any) -> ResponseRequest:
     return checked(msgspec.convert({"input": "Hello"} | fields, ResponseRequest))
 
 
-def text(*texts: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": one} for one in texts]
-
-
 def test_items_of_every_kind() -> None:
     items = [
         {"role": "developer", "content": "Be short."},
@@ -40,24 +36,24 @@ def test_items_of_every_kind() -> None:
         {"role": "system", "content": "It is Monday."},
     ]
     assert messages_of(request_of(instructions="Be kind.", input=items)) == [
-        {"role": "system", "content": text("Be kind.", "Be short.")},
-        {"role": "user", "content": text("Look")},
+        {"role": "system", "content": "Be kind.\nBe short."},
+        {"role": "user", "content": "Look"},
         {
             "role": "assistant",
-            "content": text("I do"),
+            "content": "I do",
             "reasoning": "Hm",
             "tool_calls": [{"id": "c1", "name": "look", "arguments": '{"a": 1}'}],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
-        {"role": "assistant", "content": text("No"), "reasoning": "So"},
-        {"role": "user", "content": text("It is Monday.")},
+        {"role": "assistant", "content": "No", "reasoning": "So"},
+        {"role": "user", "content": "It is Monday."},
     ]
 
 
 @pytest.mark.parametrize("empty", ["", []])
 def test_an_empty_input_is_an_empty_message(empty: object) -> None:
     """Clients try with one whether the endpoint is there."""
-    assert messages_of(request_of(input=empty)) == [{"role": "user", "content": text("")}]
+    assert messages_of(request_of(input=empty)) == [{"role": "user", "content": ""}]
 
 
 def test_options() -> None:

@@ -1,0 +1,106 @@
+"""The tables of docs/openai.md: every field of every request to the gateway, read off the declarations.
+
+``python -m tests.docs.api_fields`` writes them into the page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+
+from services.gateway.anthropic.request import CountRequest, MessageRequest
+from services.gateway.fields import Body, Field, Support, declared
+from services.gateway.openai.chat import ChatRequest
+from services.gateway.openai.completions import CompletionRequest
+from services.gateway.openai.responses.request import ResponseRequest
+from services.gateway.openai.sampling_fields import SamplingFields
+from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
+from tests.docs.documents import ROOT
+
+PAGE = ROOT / "docs" / "openai.md"
+ENDPOINTS: Mapping[str, type[Body]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/messages": MessageRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+"""The bodies of requests, by path."""
+_SHARED: Mapping[type[Body], str] = {
+    SamplingFields: "Chats and completions",
+    CountRequest: "`/v1/messages/count_tokens`, and `/v1/messages`",
+}
+"""Bodies whose fields others have too: they have a table of their own."""
+_BEGIN, _END = "<!-- By `python -m tests.docs.api_fields`, which a test runs. -->\n", "<!-- End of the tables. -->"
+_ORDER = (Support.SUPPORTED, Support.IGNORED, Support.REFUSED)
+
+
+def tables() -> str:
+    """A table for each body, shared ones before those that have more."""
+    sections: list[str] = []
+    seen: set[type[Body]] = set()
+    for path, body in ENDPOINTS.items():
+        shared = next((base for base in body.__mro__ if base in _SHARED), None)
+        if shared is not None and shared not in seen:
+            seen.add(shared)
+            sections.append(_section(_SHARED[shared], _fields(shared)))
+        if body is not shared:
+            own = {name: field for name, field in _fields(body).items() if not shared or name not in _fields(shared)}
+            sections.append(_section(f"`{path}`" + (", besides" if shared else ""), own))
+    return "\n".join(sections)
+
+
+def written() -> str:
+    """The tables as the page has them."""
+    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", PAGE.read_text(), re.DOTALL)
+    assert found is not None, f"{PAGE} has no place for tables"
+    return found[1]
+
+
+def write() -> None:
+    """Put the tables into their place in the page."""
+    PAGE.write_text(PAGE.read_text().replace(f"{_BEGIN}{written()}{_END}", f"{_BEGIN}{tables()}{_END}"))
+
+
+def _fields(body: type[Body]) -> dict[str, Field]:
+    """The fields of a body, and of the objects in it whose fields are declared."""
+    return dict(_walk(body, ""))
+
+
+def _walk(body: type[Body], prefix: str) -> Iterator[tuple[str, Field]]:
+    hints = get_type_hints(body)
+    attributes = {one.encode_name: one.name for one in msgspec.structs.fields(body)}
+    for name, field in declared(body).items():
+        yield prefix + name, field
+        for inner in _bodies_in(hints[attributes[name]]):
+            yield from _walk(inner, f"{prefix}{name}.")
+
+
+def _bodies_in(hint: Any) -> Iterator[type[Body]]:
+    if isinstance(hint, type) and issubclass(hint, Body):
+        yield hint
+    for part in get_args(hint):
+        yield from _bodies_in(part)
+
+
+def _section(title: str, fields: Mapping[str, Field]) -> str:
+    rows = [f"### {title}", "", "| field | | |", "|---|---|---|"]
+    ordered = sorted(fields.items(), key=lambda one: _ORDER.index(one[1].support))
+    return "\n".join([*rows, *(f"| `{name}` | {field.support} | {_cell(field)} |" for name, field in ordered)]) + "\n"
+
+
+def _cell(field: Field) -> str:
+    if field.support is not Support.REFUSED:
+        return field.note
+    note = field.note[:1].upper() + field.note[1:] + "."
+    neutral = [f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral]
+    return note + (f" Accepted: {', '.join(neutral)}." if neutral else "")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,146 @@
+"""The chunks of a chat's stream: whatever a delta brings, clients put the same answer together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+from ringline.types.v1 import output_pb2, part_pb2
+
+from services.gateway.openai.chat import ChatRequest, DeltaChunks
+from services.gateway.openai.chunks import Chunks
+from services.gateway.openai.sampling_fields import UsageMode
+from tests.clients.scripted_server import admitted, delta, ended, play, started, status
+from tests.services.gateway.answers import answers, blocks, deltas, finished
+from tests.services.gateway.http_harness import CHAT, running
+
+HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+LOST = ended(output_pb2.FINISH_REASON_ERROR, error=status(grpc.StatusCode.INTERNAL, "broken"), completion=1)
+
+
+def written(events: Sequence[Event], request: ChatRequest, mode: UsageMode) -> list[dict[str, Any]]:
+    chunks = DeltaChunks(Chunks(HEAD, mode, 3), request)
+    data = b"".join(
+        chunks.delta(one) if isinstance(one, Delta) else chunks.finished(one)
+        for one in events
+        if isinstance(one, Delta | Finished)
+    ) + chunks.chunks.end(Usage(3, 2, len(events)))
+    *told, done = data.decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in told]
+
+
+def runs(chunks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What a client understands: each run of one kind with its text, each call on its own."""
+    parts: list[Part] = []
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        one = choice["delta"]
+        if one.get("content"):
+            parts.append(Content(one["content"]))
+        if "reasoning_content" in one:
+            parts.append(Reasoning(one["reasoning_content"]))
+        for call in one.get("tool_calls", ()):
+            assert ("id" in call) == ("name" in call["function"])
+            parts.append(ToolCallPiece(call["index"], "", "", call["function"]["arguments"]))
+    return blocks(parts)
+
+
+@given(answers())
+def test_parts_one_by_one_and_all_at_once_are_the_same_answer(parts: list[Part]) -> None:
+    at_once = [Delta(0, 0, "", (1, 2), None, tuple(parts))]
+    for events in (deltas(*parts), at_once):
+        chunks = written([*events, finished()], ChatRequest(), UsageMode())
+        assert runs(chunks) == blocks(parts)
+        assert ["role" in chunk["choices"][0]["delta"] for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+        called = any(isinstance(part, ToolCallPiece) for part in parts)
+        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+        assert reasons == [None] * (len(chunks) - 1) + ["tool_calls" if called else "stop"]
+        assert all({**chunk, "choices": []} == {**HEAD, "choices": []} for chunk in chunks)
+
+
+def test_a_call_that_was_cut_off_says_so() -> None:
+    *_, last = written(
+        [*deltas(ToolCallPiece(0, "c", "f", "{")), finished(FinishReason.LENGTH)], ChatRequest(), UsageMode()
+    )
+    assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_reasoning_can_be_left_out() -> None:
+    events = [*deltas(Reasoning("why"), Content("so")), finished()]
+    assert runs(written(events, ChatRequest(include_reasoning=False), UsageMode())) == [("content", "so")]
+
+
+def test_a_stop_is_told_if_the_request_named_it() -> None:
+    for request, stop, told in (
+        (ChatRequest(), 2, None),
+        (ChatRequest(stop_token_ids=[2]), 2, 2),
+        (ChatRequest(), "x", "x"),
+    ):
+        *_, last = written([finished(stop=stop)], request, UsageMode())
+        assert last["choices"][0]["stop_reason"] == told
+
+
+def test_usage() -> None:
+    events = [*deltas(Content("a"), Content("b")), finished()]
+    whole = {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    *chunks, last = written(events, ChatRequest(), UsageMode(last=True))
+    assert [chunk["usage"] for chunk in chunks] == [None, None, None]
+    assert last == {**HEAD, "choices": [], "usage": whole}
+    *chunks, last = written(events, ChatRequest(), UsageMode(last=True, always=True))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2]
+    assert last["usage"] == whole
+    assert all("usage" not in chunk for chunk in written(events, ChatRequest(), UsageMode()))
+
+
+async def test_a_late_failure_is_an_event_and_no_normal_end() -> None:
+    async with running() as gateway:
+        gateway.processor.plays(
+            play(admitted(), started(), delta(0, [7], "a", parts=[part_pb2.Part(content="a")]), LOST)
+        )
+        reply = await gateway.ask("POST", "/v1/chat/completions", {**CHAT, "stream": True})
+        first, last = reply.body.decode().removesuffix("\n\n").split("\n\n")
+        assert reply.status == 200
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["delta"]["content"] == "a"
+        assert json.loads(last.removeprefix("data: "))["error"]["message"] == "broken"
+
+        gateway.processor.plays(play(admitted(), started(), delta(0, [7], "a"), LOST))
+        reply = await gateway.ask("POST", "/v1/chat/completions", CHAT)
+        assert (reply.status, reply.error["message"]) == (500, "broken")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_client_that_goes_away_cancels_its_requests(path: str) -> None:
+    cancelled = asyncio.Event()
+
+    async def endless(_request: object) -> Any:
+        yield admitted()
+        yield started()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    body = {**CHAT, "prompt": "Hi", "stream": True}
+    async with running() as gateway:
+        gateway.processor.plays(endless)
+        async with gateway.connection() as connection:
+            data = json.dumps(body).encode()
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
+            connection.send(head.encode() + b"\r\n\r\n" + data)
+            assert (await connection.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+            assert not cancelled.is_set()
+        async with asyncio.timeout(20):
+            await cancelled.wait()

@@ -1,0 +1,86 @@
+"""HTTPS: the certificate is replaced without a restart, and clients may have to show theirs."""
+
+import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from services.cli.commands.certs import replace_file
+from services.common.security.certificate_authority import CertificateAuthority
+from tests.services.gateway.http_harness import Running, request, running
+
+HOUR = timedelta(hours=1)
+
+
+class Files:
+    """An authority, and what it issued, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = CertificateAuthority.make("test", valid=HOUR)
+        (folder / "ca.pem").write_bytes(self.authority.certificate)
+
+    def issue(self, name: str) -> None:
+        now = datetime.now(UTC)
+        issued = self.authority.issue(
+            name, hosts=["127.0.0.1"], uri=f"ringline:{name}", begin=now - HOUR, end=now + HOUR
+        )
+        for kind, pem in (("crt", issued.certificate), ("key", issued.key)):
+            replace_file(self.folder / f"{name}.{kind}", pem, mode=0o600)
+
+    def path(self, name: str) -> str:
+        return str(self.folder / name)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    made = Files(tmp_path)
+    made.issue("gateway")
+    return made
+
+
+async def served(gateway: Running, context: ssl.SSLContext) -> tuple[int, str | None]:
+    """The serial number of the certificate shown, and the protocol chosen; asks a request, too."""
+    host, _, port = gateway.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(request("GET", "/live", headers={"connection": "close"}))
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    shown = writer.get_extra_info("ssl_object")
+    writer.close()
+    return int(shown.getpeercert()["serialNumber"], 16), shown.selected_alpn_protocol()
+
+
+async def test_a_new_certificate_is_shown_to_new_connections(files: Files) -> None:
+    context = ssl.create_default_context(cafile=files.path("ca.pem"))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    options = {"tls_cert_file": files.path("gateway.crt"), "tls_key_file": files.path("gateway.key")}
+    async with running(**options) as gateway:
+        first, protocol = await served(gateway, context)
+        assert protocol == "http/1.1"
+        files.issue("gateway")
+        second, _ = await served(gateway, context)
+        assert second != first
+        (files.folder / "gateway.key").write_text("nonsense")
+        assert await served(gateway, context) == (second, "http/1.1"), "an unusable file changes nothing"
+        async with gateway.connection() as plain:
+            plain.send(request("GET", "/live"))
+            assert b"HTTP" not in await plain.ended()
+
+
+async def test_clients_show_a_certificate_where_that_is_asked(files: Files) -> None:
+    files.issue("client")
+    options = {
+        "tls_cert_file": files.path("gateway.crt"),
+        "tls_key_file": files.path("gateway.key"),
+        "tls_ca_file": files.path("ca.pem"),
+        "tls_client_auth": "require",
+    }
+    async with running(**options) as gateway:
+        nobody = ssl.create_default_context(cafile=files.path("ca.pem"))
+        with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+            await served(gateway, nobody)
+        known = ssl.create_default_context(cafile=files.path("ca.pem"))
+        known.load_cert_chain(files.path("client.crt"), files.path("client.key"))
+        await served(gateway, known)
