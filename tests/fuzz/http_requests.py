@@ -173,7 +173,8 @@ class HttpFuzzer:
             if one.end in ("read", "half-close"):
                 code = await _status(reader)
             elif one.end == "reset":
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with contextlib.suppress(OSError):
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         finally:
             writer.transport.abort()
         self.codes[code] += 1

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from services.common.config.addresses import host_and_port
+from tests.fuzz.http_requests import HttpFuzzer
 from tests.fuzz.targets import fuzzing
 from tests.orders import carrying_out, serve
 
@@ -32,7 +34,7 @@ class Order:
 class SendResult:
     sent: int
     codes: dict[str, int]
-    """Number of calls by status code."""
+    """Number of calls by status code, of HTTP for a gateway."""
     failures: list[str]
 
     def __add__(self, other: Self) -> SendResult:
@@ -53,6 +55,10 @@ async def sender(niceness: int) -> AsyncIterator[Callable[[Order], Awaitable[Sen
 
 async def _carry_out(given: dict[str, Any]) -> dict[str, Any]:
     order = Order(**given)
+    if order.service == "gateway":
+        http = HttpFuzzer(*host_and_port(order.addresses["gateway"]))
+        await http.run(order.inputs, order.seed, streams=order.streams, rate=order.rate)
+        return asdict(SendResult(http.sent, dict(http.codes), http.failures))
 
     async def share(number: int) -> SendResult:
         async with fuzzing(order.addresses, order.seed * order.streams + number) as fuzzer:

@@ -10,7 +10,7 @@ from tests.fuzz.http_requests import HttpFuzzer, streamed
 from tests.ring import Ring
 from tests.waiting import until
 
-INPUTS = 300
+INPUTS = 200
 OPEN = ("ringline_http_open_requests", "ringline_http_connections")
 
 

@@ -54,6 +54,8 @@ class Connections:
     max_unsent_bytes: int
     """That all clients together may leave unread."""
     error_body: Callable[[ApiError, str], bytes]
+    valid_certificate: Callable[[bytes], bool] | None = None
+    """Whether a client's certificate, in DER form, is valid now; None: clients show none."""
     on_request: Callable[[Peer, int], None] = lambda _peer, _size: None
     """Told the size of each complete request."""
     on_refusal: Callable[[HTTPStatus], None] = lambda _status: None
@@ -87,6 +89,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(shared.config, shared.state, {})
         self._shared = shared
         self._peer: Peer = ("", 0)
+        self._certificate: bytes | None = None
         self._since = self.loop.time()
         """When the connection began, or the present head or the wait for the next."""
         self._in_message = False
@@ -108,7 +111,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER)
         self._peer = peer_of(self.client)
-        if len(self.connections) > self._shared.max_connections:
+        if len(self.connections) > self._shared.max_connections or not self._certificate_is_valid():
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,10 +119,18 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._deaf = True
 
+    def _certificate_is_valid(self) -> bool:
+        if self._shared.valid_certificate is None:
+            return True
+        if self._certificate is None:
+            self._certificate = self.transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return self._certificate is not None and self._shared.valid_certificate(self._certificate)
+
     def check(self, now: float) -> None:
-        """Close the connection if its client takes too long."""
+        """Close the connection if its client takes too long, or may not have it any more."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        if self._unread_since is not None and now - self._unread_since > self._shared.stall_seconds:
+        unread = self._unread_since is not None and now - self._unread_since > self._shared.stall_seconds
+        if unread or not self._certificate_is_valid():
             self.transport.abort()
         elif self.transport.is_closing() or (self._in_message and self._head_complete and not answering):
             self._rest_since = self._rest_since or now

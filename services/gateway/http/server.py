@@ -72,6 +72,7 @@ class HttpServer:
             settings.stall_timeout,
             settings.memory_budget // _SHARE_OF_UNSENT,
             error_body,
+            None if tls is None or tls.clients is None else tls.clients.valid,
             on_request=self._on_request,
             on_refusal=on_refusal,
         )

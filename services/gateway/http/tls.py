@@ -1,27 +1,69 @@
-"""TLS of the HTTP server: certificates that may be replaced without a restart, and clients that must show theirs."""
+"""TLS of the HTTP server: certificates that may be replaced without a restart, and clients that must show theirs.
+
+As with gRPC (``services.common.security.certificate_checker``), a client's certificate is checked during its
+connection, too: where it expires or is revoked, the connection ends.
+"""
 
 from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from cryptography import x509
 
 from services.common.config.security_settings import requires_client_certificate
 from services.common.config.settings import ServiceSettings
+from services.common.security.certificate_checker import (
+    TrustedAuthorities,
+    Verdict,
+    check_chain,
+    reloaded_authorities,
+)
 from services.common.security.certificates import TlsFiles
 from services.common.security.credentials import reloaded_tls_files
 from services.common.security.file_reload import ReloadedFile
 
 _PROTOCOLS = ["http/1.1"]
+_MAX_VERDICTS = 4096
+_LOOK_SECONDS = 0.2
+"""Between two looks at the files: every open connection asks twice a second."""
+
+
+class ClientCertificates:
+    """Checks the certificates of clients against the authorities and revocation lists as they are now."""
+
+    def __init__(self, authorities: ReloadedFile[TrustedAuthorities]) -> None:
+        self._authorities = authorities
+        self._verdicts: dict[bytes, Verdict] = {}
+        """By certificate, for this version of the files."""
+        self._version = authorities.version
+        self._present = authorities.value
+        self._looked_at = time.monotonic()
+
+    def valid(self, certificate: bytes) -> bool:
+        """Whether a certificate, in DER form, is valid now. Its chain was verified when the connection began."""
+        if (now := time.monotonic()) > self._looked_at + _LOOK_SECONDS:
+            self._present, self._looked_at = self._authorities.value, now
+        if self._version != self._authorities.version or len(self._verdicts) > _MAX_VERDICTS:
+            self._version = self._authorities.version
+            self._verdicts.clear()
+        if (verdict := self._verdicts.get(certificate)) is None:
+            chain = [x509.load_der_x509_certificate(certificate)]
+            verdict = self._verdicts[certificate] = check_chain(chain, self._present)
+        return verdict.problem is None and datetime.now(UTC) <= verdict.expires
 
 
 class ServerTls:
     """Hands each new connection the certificate that the files have now; open ones keep theirs."""
 
-    def __init__(self, files: ReloadedFile[TlsFiles], *, require_client_certificate: bool) -> None:
+    def __init__(self, files: ReloadedFile[TlsFiles], clients: ClientCertificates | None) -> None:
+        """``clients``: must show a certificate; None: need none."""
         self._files = files
-        self._require = require_client_certificate
+        self.clients = clients
         self._made_of = files.value
         self._current = self._context(self._made_of)
         self.context = self._context(self._made_of)
@@ -41,7 +83,7 @@ class ServerTls:
         context.set_alpn_protocols(_PROTOCOLS)
         with _in_memory(files.chain) as chain, _in_memory(files.key) as key:
             context.load_cert_chain(chain, key)
-        if self._require and files.authorities is not None:
+        if self.clients is not None and files.authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=files.authorities.decode("ascii", "replace"))
         return context
@@ -56,7 +98,9 @@ def server_tls(settings: ServiceSettings) -> ServerTls | None:
     files = reloaded_tls_files(
         cert_file=tls.tls_cert_file, key_file=tls.tls_key_file, ca_file=tls.tls_ca_file if required else None
     )
-    return ServerTls(files, require_client_certificate=required)
+    if tls.tls_ca_file is None or not required:
+        return ServerTls(files, None)
+    return ServerTls(files, ClientCertificates(reloaded_authorities(tls.tls_ca_file, tls.tls_crl_file)))
 
 
 @contextmanager

@@ -6,6 +6,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from services.cli.commands.certs import replace_file
 from services.common.security.certificate_authority import CertificateAuthority
@@ -29,6 +32,19 @@ class Files:
         )
         for kind, pem in (("crt", issued.certificate), ("key", issued.key)):
             replace_file(self.folder / f"{name}.{kind}", pem, mode=0o600)
+
+    def revoke(self, *names: str) -> None:
+        """List the present certificates of these as revoked, and no others."""
+        issuer = x509.load_pem_x509_certificate(self.authority.certificate)
+        now = datetime.now(UTC)
+        builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
+        builder = builder.last_update(now - HOUR).next_update(now + HOUR)
+        for name in names:
+            serial = x509.load_pem_x509_certificate((self.folder / f"{name}.crt").read_bytes()).serial_number
+            revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now - HOUR).build()
+            builder = builder.add_revoked_certificate(revoked)
+        signed = builder.sign(load_pem_private_key(self.authority.key, None), hashes.SHA256())  # type: ignore[arg-type]
+        replace_file(self.folder / "crl.pem", signed.public_bytes(Encoding.PEM), mode=0o600)
 
     def path(self, name: str) -> str:
         return str(self.folder / name)
@@ -69,13 +85,18 @@ async def test_a_new_certificate_is_shown_to_new_connections(files: Files) -> No
             assert b"HTTP" not in await plain.ended()
 
 
-async def test_clients_show_a_certificate_where_that_is_asked(files: Files) -> None:
+async def test_clients_show_a_certificate_where_that_is_asked(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is revoked meanwhile ends their connections."""
+    monkeypatch.setattr("services.gateway.http.server._SWEEP_SECONDS", 0.05)
     files.issue("client")
+    files.issue("other")
+    files.revoke("other")
     options = {
         "tls_cert_file": files.path("gateway.crt"),
         "tls_key_file": files.path("gateway.key"),
         "tls_ca_file": files.path("ca.pem"),
         "tls_client_auth": "require",
+        "tls_crl_file": files.path("crl.pem"),
     }
     async with running(**options) as gateway:
         nobody = ssl.create_default_context(cafile=files.path("ca.pem"))
@@ -84,3 +105,12 @@ async def test_clients_show_a_certificate_where_that_is_asked(files: Files) -> N
         known = ssl.create_default_context(cafile=files.path("ca.pem"))
         known.load_cert_chain(files.path("client.crt"), files.path("client.key"))
         await served(gateway, known)
+        host, _, port = gateway.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=known)
+        writer.write(request("GET", "/live"))
+        await reader.readuntil(b"SERVING\n")
+        files.revoke("other", "client")
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.transport.abort()
+        with pytest.raises((ssl.SSLError, ConnectionError, AssertionError)):
+            await served(gateway, known)
