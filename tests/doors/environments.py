@@ -87,7 +87,7 @@ def of_node(name: str) -> Environment:
     folder = HERE / "node" / name
     wanted = json.loads((folder / "package.json").read_text())
     packages = {**wanted.get("dependencies", {}), **wanted.get("optionalDependencies", {})}
-    return Environment(f"{name} (Node)", folder / "package-lock.json", folder / "node_modules", tuple(packages.items()))
+    return Environment(name, "Node", folder / "package-lock.json", folder / "node_modules", tuple(packages.items()))
 
 
 def environments() -> list[Environment]:
