@@ -43,9 +43,9 @@ class Answer:
         call: Call,
         streams: Sequence[AsyncStream],
         events: Sequence[AsyncIterator[Event]],
-        first: Sequence[Event | None],
+        first: Event | None,
     ) -> None:
-        """Made by ``begin``: ``first`` events after Started, where they were taken, and the ``events`` after these."""
+        """Made by ``begin``: ``first`` event of the first ask, if it was taken, and the ``events`` after that."""
         self._call = call
         self._streams = streams
         self._events = events
@@ -54,24 +54,26 @@ class Answer:
 
     @classmethod
     async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is computed; else cancels all and raises the error of the first that failed.
+        """The answers once every ask is admitted, and the first begun; else cancels all and raises the first error.
 
-        Not as soon as all are admitted: a full engine refuses after that, and the refusal must keep its status.
+        Not as soon as it is admitted: a full engine refuses after that, and the refusal must keep its status. But not
+        when all have begun either: of many, the last may wait until the first have ended.
         """
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
         if len(events) == 1:
-            return cls(call, streams, events, [await _wait_for_start(events[0])])
-        waiting = [asyncio.ensure_future(_wait_for_start(one)) for one in events]
+            await _wait_for_admission(events[0])
+            return cls(call, streams, events, await _wait_for_start(events[0]))
+        waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
         try:
-            first = await asyncio.gather(*waiting)
+            await asyncio.gather(*waiting)
+            return cls(call, streams, events, await _wait_for_start(events[0]))
         except BaseException:
             for task, stream in zip(waiting, streams, strict=True):
                 task.cancel()
                 await stream.close()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise
-        return cls(call, streams, events, first)
 
     @property
     def admitted(self) -> Sequence[Admitted]:
@@ -79,10 +81,9 @@ class Answer:
         return [request for stream in self._streams if (request := stream.request) is not None]
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events after Started, each with the index of its ask. Raises the RingError of the first that fails."""
-        for index, first in enumerate(self._first):
-            if first is not None:
-                yield index, first
+        """The events after Admitted, each with the index of its ask. Raises the RingError of the first that fails."""
+        if self._first is not None:
+            yield 0, self._first
         if len(self._events) == 1:
             async for event in self._events[0]:
                 yield 0, event
@@ -138,13 +139,17 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
 
 
-async def _wait_for_start(events: AsyncIterator[Event]) -> Event | None:
-    """Take Admitted, the first event, and Started, with which an engine begins; or return what came in its place."""
+async def _wait_for_admission(events: AsyncIterator[Event]) -> None:
+    """Take Admitted, the first event."""
     first = await anext(events, None)
     if first is None:
         raise Cancelled("the request was cancelled before it was admitted")
     if not isinstance(first, Admitted):
         raise ProtocolError(f"the first event was {type(first).__name__}, not Admitted")
+
+
+async def _wait_for_start(events: AsyncIterator[Event]) -> Event | None:
+    """Take Started, with which an engine begins; or return what came in its place."""
     async for event in events:
         if isinstance(event, Started):
             return None

@@ -20,6 +20,6 @@ failover           when a request moves: retry, resubmit, redirect, replay, rout
 in_flight          ends it
 
 Both use served_models (models, their limits, tokenizers and checked_grammars). Not on the way: main (start, drain),
-authentication and json_web_tokens (principal), inference_messages (protobuf), and for operators metrics, request_log,
-tracing, dashboard/.
+authentication and json_web_tokens (principal), inference_messages (protobuf), vllm_engine_api/ (vLLM's contract, where
+it is asked for), and for operators metrics, request_log, tracing, dashboard/.
 """

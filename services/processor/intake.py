@@ -158,7 +158,7 @@ class Intake:
     def check_not_draining(self) -> None:
         """Raise ``Refused`` for a call that comes while the processor drains.
 
-        Where that is all that a call is answered with, gRPC itself can send it elsewhere (docs/protocol.md).
+        Where that is all that a call is answered with, gRPC itself can send it elsewhere (docs/channels.md).
         """
         if self.draining:
             problem = "this processor is draining: try another"

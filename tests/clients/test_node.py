@@ -105,7 +105,7 @@ async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: 
 
 
 async def test_its_retries_pass_over_a_processor_that_drains(ring, programs: Path) -> None:
-    """With the service config of docs/protocol.md."""
+    """With the service config of docs/channels.md."""
     async with draining_processor() as draining:
         node = await asyncio.create_subprocess_exec(
             "node",

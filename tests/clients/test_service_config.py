@@ -1,4 +1,4 @@
-"""Bare stubs with the service config of docs/protocol.md: what a draining processor refuses, another one answers."""
+"""Bare stubs with the service config of docs/channels.md: what a draining processor refuses, another one answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringline.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from tests.clients.service_config import draining_processor, service_config
 
-CALLS = 8
+CALLS = 4
 
 
 @pytest.fixture

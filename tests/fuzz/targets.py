@@ -15,6 +15,7 @@ from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import link_pb2, sampling_pb2
+from smg_grpc_proto import vllm_engine_pb2
 
 from services.common.links.channels import Endpoint
 from services.common.rpc.shared_messages import hello_message
@@ -30,13 +31,14 @@ PATIENCE = 60.0
 READ_ONE, READ_STREAM = 0.05, 2.0
 """Seconds for which an answer is read before the call is cancelled."""
 
-INFERENCE, ENGINE, DETOKENIZER = (
+INFERENCE, VLLM, ENGINE, DETOKENIZER = (
     "/ringline.inference.v1.InferenceService/",
+    "/vllm.grpc.engine.VllmEngine/",
     "/ringline.engine.v1.EngineService/",
     "/ringline.detokenizer.v1.DetokenizerService/",
 )
 
-_PREFIXES = {"processor": INFERENCE, "engine": ENGINE, "detokenizer": DETOKENIZER}
+_SERVICES = {INFERENCE: "processor", VLLM: "processor", ENGINE: "engine", DETOKENIZER: "detokenizer"}
 DETOKENIZER_NAME = "detokenizer-0"
 """As ``ringline serve`` names it."""
 
@@ -59,6 +61,15 @@ _GENERATE = (
         ),
         stopping=_STOPPING,
         resume=inference_pb2.Resume(choices=[sampling_pb2.ResumedChoice(choice=0, token_ids=[5])], model_digest="m"),
+    ),
+)
+_VLLM_PARAMS = vllm_engine_pb2.SamplingParams(temperature=0.5, top_p=0.9, max_tokens=3, stop=["x"], logprobs=2)
+_VLLM_GENERATE = (
+    vllm_engine_pb2.GenerateRequest(request_id="f", text="Once", stream=True, sampling_params=_VLLM_PARAMS),
+    vllm_engine_pb2.GenerateRequest(
+        request_id="f",
+        tokenized={"input_ids": [5, 6, 7]},
+        sampling_params={"n": 2, "max_tokens": 3, "prompt_logprobs": 1, "structural_tag": '{"structures": []}'},
     ),
 )
 _SUBMIT = engine_pb2.Submit(
@@ -260,6 +271,8 @@ _TARGETS: dict[str, list[_Round]] = {
         ),
         lambda fuzzer: fuzzer.send_one(INFERENCE + "Detokenize", inference_pb2.DetokenizeRequest(token_ids=[5, 6])),
         lambda fuzzer: fuzzer.send_one(INFERENCE + "ListModels", inference_pb2.ListModelsRequest()),
+        lambda fuzzer: fuzzer.send_one(VLLM + "Generate", *_VLLM_GENERATE),
+        lambda fuzzer: fuzzer.send_one(VLLM + "Abort", vllm_engine_pb2.AbortRequest(request_ids=["f"])),
     ],
     "engine": [
         _attach,
@@ -282,6 +295,6 @@ async def fuzzing(addresses: Mapping[str, str], seed: int) -> AsyncIterator[Fuzz
     """``addresses``: of a ring's services, by name. Concurrent fuzzers must have different seeds."""
     async with AsyncExitStack() as stack:
         channels = {}
-        for service, prefix in _PREFIXES.items():
+        for prefix, service in _SERVICES.items():
             channels[prefix] = await stack.enter_async_context(Endpoint(addresses[service]).open())
         yield Fuzzer(channels, seed)

@@ -18,7 +18,7 @@ from services.gateway.openai.chunks import Chunks
 from services.gateway.openai.sampling_fields import UsageMode
 from tests.clients.scripted_server import admitted, delta, ended, play, started, status
 from tests.services.gateway.answers import answers, blocks, deltas, finished
-from tests.services.gateway.http_harness import CHAT, running
+from tests.services.gateway.http_harness import CHAT, request, running
 
 HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 LOST = ended(output_pb2.FINISH_REASON_ERROR, error=status(grpc.StatusCode.INTERNAL, "broken"), completion=1)
@@ -78,12 +78,12 @@ def test_reasoning_can_be_left_out() -> None:
 
 
 def test_a_stop_is_told_if_the_request_named_it() -> None:
-    for request, stop, told in (
+    for asked, stop, told in (
         (ChatRequest(), 2, None),
         (ChatRequest(stop_token_ids=[2]), 2, 2),
         (ChatRequest(), "x", "x"),
     ):
-        *_, last = written([finished(stop=stop)], request, UsageMode())
+        *_, last = written([finished(stop=stop)], asked, UsageMode())
         assert last["choices"][0]["stop_reason"] == told
 
 
@@ -137,10 +137,23 @@ async def test_a_client_that_goes_away_cancels_its_requests(path: str) -> None:
     async with running() as gateway:
         gateway.processor.plays(endless)
         async with gateway.connection() as connection:
-            data = json.dumps(body).encode()
-            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}"
-            connection.send(head.encode() + b"\r\n\r\n" + data)
+            connection.send(request("POST", path, body))
             assert (await connection.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
             assert not cancelled.is_set()
         async with asyncio.timeout(20):
             await cancelled.wait()
+
+
+async def test_prompts_that_wait_for_an_engine_hold_up_no_others() -> None:
+    ahead = asyncio.Event()
+    async with running() as gateway:
+        first = [started(), delta(0, [7], "first"), *ended(completion=1)]
+        gateway.processor.plays(play(admitted(), *first), play(admitted(), ahead, *first))
+        async with gateway.connection() as connection:
+            body = {"prompt": ["a", "b"], "stream": True}
+            connection.send(request("POST", "/v1/completions", body))
+            async with asyncio.timeout(20):
+                await connection.reader.readuntil(b'"text":"first"')
+                ahead.set()
+                await connection.reader.readuntil(b'"index":1,"text":"first"')
+                await connection.reader.readuntil(b"data: [DONE]")

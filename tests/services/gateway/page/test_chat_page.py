@@ -186,7 +186,7 @@ class MadeUp:
                 {"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in ('{"city":', '"Ulm"}')
             ]
         elif text == "long":
-            deltas += [{"content": f"word {i} " + "\n\n" * (i % 50 == 49)} for i in range(5000)]
+            deltas += [{"content": f"word {i} " + "\n\n" * (i % 50 == 49)} for i in range(2000)]
         else:
             deltas += [{"reasoning_content": "so "}, {"reasoning_content": HOSTILE}]
             deltas += [{"content": MARKDOWN[i : i + 3]} for i in range(0, len(MARKDOWN), 3)]
@@ -288,7 +288,7 @@ def test_it_fits_a_phone_by_day_and_night_and_bears_long_answers(browser: Browse
     assert shades[True] < 100 < 600 < shades[False]
     say(browser, "long")
     browser.wait(FOOT, lambda foot: browser.run(IDLE))
-    assert browser.run(TEXT)[0].count("word") == 5000
+    assert browser.run(TEXT)[0].count("word") == 2000
     assert browser.run("document.querySelectorAll('.answer .text *').length") < 200
     for opened in ("Chats", "Settings"):
         click(browser, opened)
