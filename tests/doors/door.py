@@ -85,6 +85,6 @@ def _answers(url: str) -> bool:
 
 @contextmanager
 def running_door(directory: Path, *flags: str) -> Iterator[Door]:
-    """A ring with ``flags`` of ``ringline serve``, and a gateway in front of it."""
-    with running_ring(directory, *flags) as ring, running_gateway(directory, ring.address) as url:
-        yield Door(url, ring)
+    """``ringline serve`` with ``flags``."""
+    with running_ring(directory, *flags, http=True) as ring:
+        yield Door(ring.http, ring)

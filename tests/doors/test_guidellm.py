@@ -14,7 +14,7 @@ from tests.doors.environments import of_python
 from tests.programs import output_of
 from tests.ring import MODEL
 
-pytestmark = pytest.mark.doors
+pytestmark = [pytest.mark.doors, pytest.mark.long]
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])

@@ -14,7 +14,7 @@ from tests.doors.door import Door
 from tests.doors.environments import of_python
 from tests.programs import output_of
 
-pytestmark = pytest.mark.doors
+pytestmark = [pytest.mark.doors, pytest.mark.long]
 CLIENT = versions(of_python("lm-eval"))
 
 QUESTIONS = [

@@ -19,6 +19,7 @@ import pytest
 from services.cli.supervise.runtime_directory import running_stacks
 from tests.ring import Ring, running_ring
 
+pytestmark = pytest.mark.doors
 STREAMS = 8
 TOKENS = 500
 SECONDS = 120.0

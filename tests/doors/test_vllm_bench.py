@@ -17,7 +17,7 @@ from tests.doors.environments import HERE
 from tests.programs import output_of
 from tests.ring import MODEL
 
-pytestmark = pytest.mark.doors
+pytestmark = [pytest.mark.doors, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
