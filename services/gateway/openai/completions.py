@@ -79,9 +79,11 @@ async def completions(call: Call) -> Response:
         answer = await Answer.begin(call, asks)
     except RingError as error:
         raise api_error_from(error, openai_naming(_names(request), CompletionRequest)) from None
-    names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
+    wants_logprobs = request.logprobs is not None
+    names = await answer.needing(token_names(call, request, answer.admitted[0], logprobs=wants_logprobs))
     echoes = [
-        await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
+        await answer.needing(_echo(call, request, prompt, admitted))
+        for prompt, admitted in zip(prompts, answer.admitted, strict=True)
     ]
     head = ResponseHead.new("cmpl-", call, answer.admitted[0].model)
     if request.stream:
