@@ -162,6 +162,10 @@ class _Path:
             except AnsweredError as answered:
                 caller.failed(answered.error)
                 response = answered.response
+            except ApiError as error:
+                if error.ring_error is not None:
+                    caller.failed(error.ring_error)
+                raise
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None

@@ -67,6 +67,8 @@ class ApiError(Exception):
     final: bool = False
     """Whether a retry is of no use, although the status is one that clients retry."""
     more_headers: Mapping[str, str] = field(default_factory=dict)
+    ring_error: RingError | None = None
+    """Of which it is made, if it is."""
 
     @property
     def type(self) -> str:
@@ -96,6 +98,7 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
+    failed.ring_error = error
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
