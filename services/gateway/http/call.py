@@ -16,6 +16,8 @@ from services.gateway.http.api_error import ApiError, invalid
 
 _Body = TypeVar("_Body")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""What a request may be called by its caller."""
 JSON = ("application/json",)
 
 

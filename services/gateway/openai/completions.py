@@ -195,7 +195,11 @@ class _Texts:
         }
         if self.request.logprobs is not None:
             body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
-        elif self.names is not None and generation.prompt_logprobs is not None:
+        if (
+            self.request.prompt_logprobs is not None
+            and self.names is not None
+            and generation.prompt_logprobs is not None
+        ):
             loaded = await loaded_prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
             body["prompt_logprobs"] = loaded
         if self.request.return_token_ids:
