@@ -56,6 +56,7 @@ async def test_a_client_that_leaves_before_an_engine_begins_cancels_the_request(
     async with asyncio.timeout(5):
         await gateway.processor.service.cancelled.wait()
     await until(lambda: gateway.process.load.num_requests == 0)
+    assert gateway.process.metrics._requests == {("/v1/completions", "499"): 1}
 
 
 @pytest.mark.parametrize(("path", "body"), _GENERATING)
