@@ -25,7 +25,7 @@ CONVERSATION = "Hello!\n/exit\n"
 GREEDY = " --temperature 0"
 """Else an answer may be empty: its first token may be the end."""
 SMALL_LOAD = " --input-len 8 --output-len 4"
-NOT_OURS = {"--api-key", "--scale", "--scheduling-policy"}
+NOT_OURS = {"--api-key", "--model-path", "--scale", "--scheduling-policy", "--worker-urls"}
 OF_RAY_AND_DOCKER = {
     "--address",
     "--disable-usage-stats",
@@ -87,7 +87,8 @@ def is_answered(line: str) -> bool:
 
 
 def test_nothing_is_left_out() -> None:
-    assert {program(line) for line in LINES} == {"ringline", "make", "pip", "python", "curl"}
+    others = {"smg"}  # installed for `make test-doors` alone, which starts it like this
+    assert {program(line) for line in LINES} - others == {"ringline", "make", "pip", "python", "curl"}
 
 
 @pytest.mark.parametrize("line", [line for line in lines_of("ringline") if not is_answered(line)])

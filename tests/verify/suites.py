@@ -82,7 +82,15 @@ SUITES = (
         what="stubs of Go, Java and C#, against a ring",
         arguments=("-m", "tests.stubs"),
         minutes=2,
-        inputs=(*_PRODUCT, "tests/stubs", "tests/contract", ":(glob)tests/*.py"),
+        inputs=(
+            *_PRODUCT,
+            "tests/stubs",
+            "tests/clients",
+            "tests/contract",
+            "tests/services/processor",
+            ":(glob)tests/services/*.py",
+            ":(glob)tests/*.py",
+        ),
         figures={"answers": r"compiled, and answered", "generated": r"  generated$"},
     ),
     Suite(

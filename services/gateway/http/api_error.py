@@ -96,7 +96,7 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
-    failed.final = reason in _FINAL or status is HTTPStatus.GATEWAY_TIMEOUT
+    failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}

@@ -21,6 +21,7 @@ CASES = {
     (Code.RESOURCE_EXHAUSTED, Reason.TOO_LARGE): (413, "invalid_request_error", "too_large", True),
     (Code.FAILED_PRECONDITION, Reason.CAPABILITY_MISSING): (400, "invalid_request_error", "capability_missing", True),
     (Code.FAILED_PRECONDITION, Reason.UNSUPPORTED): (400, "invalid_request_error", "unsupported", True),
+    (Code.UNIMPLEMENTED, Reason.UNSUPPORTED): (501, "server_error", "unsupported", True),
     (Code.FAILED_PRECONDITION, Reason.VERSION_MISMATCH): (502, "server_error", "version_mismatch", True),
     (Code.NOT_FOUND, Reason.MODEL_NOT_FOUND): (404, "invalid_request_error", "model_not_found", True),
     (Code.NOT_FOUND, Reason.UNKNOWN_REQUEST): (404, "invalid_request_error", "unknown_request", True),
@@ -45,6 +46,7 @@ CASES = {
 }
 """By code and reason: status, type, code, and whether no ``retry-after`` comes with it."""
 FINAL = {Reason.VERSION_MISMATCH, Reason.DEADLINE, Reason.POISON}
+"""And what is not implemented."""
 
 
 def error_of(code: Code, reason: Reason | None, *details, message: str = "why") -> ApiError:
@@ -56,7 +58,7 @@ def error_of(code: Code, reason: Reason | None, *details, message: str = "why") 
 def test_each_error_of_the_ring(given, expected) -> None:
     error = error_of(*given)
     assert (int(error.status), error.type, error.code, "retry-after" not in error.headers) == expected
-    assert (error.headers.get("x-should-retry") == "false") == (given[1] in FINAL)
+    assert (error.headers.get("x-should-retry") == "false") == (given[1] in FINAL or given[0] is Code.UNIMPLEMENTED)
     assert error.message == "why"
     assert error.param == ("model" if error.code == "model_not_found" else None)
 
