@@ -43,6 +43,8 @@ _TYPES = {
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_INVALID_FIELD = "invalid_field"
+"""The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would meet again."""
 _RETRY_SECONDS = 1.0
@@ -89,7 +91,9 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used."""
+    """The error of a field that cannot be used; ``param`` None: of the whole request."""
+    if param is not None and code is None:
+        code = _INVALID_FIELD
     return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
 
 
@@ -104,6 +108,8 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}
     if isinstance(error, InvalidRequest) and error.field is not None:
+        if not reason:  # from the client library
+            failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
         if too_long := _TOO_LONG.search(failed.message):
