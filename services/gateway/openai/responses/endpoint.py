@@ -97,7 +97,13 @@ async def stored_response(_call: Call) -> Response:
 
 
 _DIALECT = openai_dialect(
-    {"json_schema": "text.format.schema", "json_object": "text.format", "logprobs": "top_logprobs"}, ResponseRequest
+    {
+        "prompt": "input",
+        "json_schema": "text.format.schema",
+        "json_object": "text.format",
+        "logprobs": "top_logprobs",
+    },
+    ResponseRequest,
 )
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
