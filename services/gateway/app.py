@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections import defaultdict
@@ -21,14 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from, invalid
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
-from services.gateway.http.call import AnsweredError, Call, Dialect, Endpoint
+from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of answers that pages of allowed origins may read."""
 _UNKNOWN = "(unknown)"
@@ -195,7 +193,7 @@ class _Exchange:
     def __init__(self, send: Send, headers: Headers) -> None:
         """``headers``: the request's."""
         given_id = headers.get("x-request-id", "")
-        self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
+        self.request_id = given_id if REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
         self.id_headers = OPENAI.id_headers
         self._send = send
         self.status = HTTPStatus.OK

@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
-from services.gateway.http.call import Call
+from services.gateway.http.call import REQUEST_ID, Call
 from services.gateway.openai.answer_form import (
     ResponseFormat,
     StructuredOutputs,
@@ -152,8 +152,12 @@ def _form_options(request: SamplingFields) -> dict[str, Any]:
 
 
 def call_of(call: Call, request: SamplingFields) -> Call:
-    """The call, by the id that the body gives it, if it does."""
-    return call if request.request_id is None else replace(call, request_id=request.request_id)
+    """The call, by the id that the body gives it, if it does. Raises ``ApiError``."""
+    if request.request_id is None:
+        return call
+    if not REQUEST_ID.fullmatch(request.request_id):
+        raise invalid("request_id", "expected printable ASCII characters without spaces, 1 to 128")
+    return replace(call, request_id=request.request_id)
 
 
 def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:
