@@ -97,7 +97,8 @@ async def stored_response(_call: Call) -> Response:
 
 
 _DIALECT = openai_dialect(
-    {"json_schema": "text.format.schema", "json_object": "text.format", "logprobs": "top_logprobs"}, ResponseRequest
+    {"json_schema": "text.format.schema", "json_object": "text.format", "logprobs": "top_logprobs", "chat": "input"},
+    ResponseRequest,
 )
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
