@@ -20,6 +20,7 @@ _TRAILERS = 0x80
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_MAX_BASE64_PARTS = 1024
 _BASE64_PART = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 
 
@@ -57,8 +58,10 @@ def _sent(data: bytes, text: bool) -> bytes:
 
 def _from_base64(body: bytes) -> bytes:
     """Clients may encode a body in several parts, each with its padding."""
-    parts = [part for part in _BASE64_PART.findall(body) if part]
     try:
+        if body.count(b"=") > 2 * _MAX_BASE64_PARTS:
+            raise binascii.Error(f"more than {_MAX_BASE64_PARTS} padded parts")
+        parts = [part for part in _BASE64_PART.findall(body) if part]
         if sum(map(len, parts)) != len(body):
             raise binascii.Error("other characters than those of base64")
         return b"".join(base64.b64decode(part, validate=True) for part in parts)
