@@ -57,11 +57,12 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
-        raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
+        param = path.rstrip("`").rpartition("$")[2].lstrip(".") or None
+        raise invalid(param, problem if param else f"the body: {problem}", "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"the body is not JSON: {error}") from None
+        raise invalid(None, f"the body is not JSON: {error}", "invalid_json") from None
     except RecursionError:
-        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
 
 
 @dataclass(slots=True)

@@ -136,7 +136,7 @@ def _options(request: ChatRequest) -> Options:
 def _names(request: ChatRequest) -> dict[str, str]:
     """What the request calls fields of the ring."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
-    names |= {"chat": "messages"}
+    names |= {"chat": "messages", "prompt": "messages"}
     return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
 
 

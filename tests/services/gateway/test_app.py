@@ -27,11 +27,13 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
         ("GET", "/nothing", None, {}, (404, "invalid_request_error", None, "not_found")),
         ("DELETE", CHATS, None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
         ("POST", "/health", None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
-        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", None)),
+        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"[]", {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", "invalid_field")),
+        ("POST", CHATS, CHAT | {"max_tokens": -1}, {}, (400, "invalid_request_error", "max_tokens", "invalid_field")),
         ("POST", CHATS, b" " * (5 << 20), {}, (413, "invalid_request_error", None, "too_large")),
         (
             "POST",
@@ -61,7 +63,7 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
             CHATS,
             CHAT,
             {"x-ringline-tenant": "two words"},
-            (400, "invalid_request_error", "x-ringline-tenant", None),
+            (400, "invalid_request_error", "x-ringline-tenant", "invalid_field"),
         ),
     ],
     ids=itertools.count(),
@@ -75,6 +77,18 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
         assert reply.headers["x-request-id"] == "mine-1"
     if expected[0] == 405:
         assert "GET" in reply.headers["allow"] or "POST" in reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/chat/completions", "the base URL ends with /v1"),
+        ("/v1/v1/messages", "leave it out of the base URL"),
+        ("/v1/embeddings", "docs/openai.md"),
+    ],
+)
+async def test_a_wrong_base_url_is_told(gateway: Running, path: str, advice: str) -> None:
+    assert advice in (await gateway.ask("POST", path, CHAT)).error["message"]
 
 
 async def test_a_refusal_keeps_its_status_even_where_a_stream_was_asked_for(gateway: Running) -> None:
