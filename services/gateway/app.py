@@ -105,9 +105,7 @@ class _Path:
 
     def _without_endpoint(self, scope: Scope) -> Response:
         if not self._methods:
-            problem = (
-                f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; docs/openai.md says what there is"
-            )
+            problem = f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; {_path_advice(scope['path'])}"
             raise ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
         if scope["method"] == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": self._allowed})
@@ -163,15 +161,12 @@ class _Path:
                 caller.failed(answered.error)
                 response = answered.response
             except ApiError as error:
-                if error.ring_error is not None:
+                if error.ring_error is not None:  # in the endpoint's own words
                     caller.failed(error.ring_error)
                 raise
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
-            except ApiError as error:  # an endpoint's own words for an error of the ring
-                caller.refused |= error.status is HTTPStatus.UNAUTHORIZED
-                raise
             except TypeError as error:  # from the client library: a value of a wrong type
                 raise invalid(None, str(error), "invalid_field") from None
             try:
@@ -236,6 +231,15 @@ async def _cancel_when_gone(request: Request, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     request.task.cancel()
+
+
+def _path_advice(path: str) -> str:
+    """For clients whose base URL is wrong: OpenAI's ends with /v1, Anthropic's does not."""
+    if path.startswith("/v1/v1/"):
+        return "the client adds /v1 itself: leave it out of the base URL"
+    if path.startswith(("/chat/", "/completions", "/responses", "/models")):
+        return "the base URL ends with /v1"
+    return "docs/openai.md says what there is"
 
 
 def _wrong_method(scope: Scope, allowed: str) -> ApiError:

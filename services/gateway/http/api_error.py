@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import grpc
+from ringline.connect_errors import CONNECT_ADVICE
 from ringline.errors import InvalidRequest, Overloaded, RingError
 
 _STATUS = {
@@ -36,6 +37,14 @@ _STATUS_OF_REASON = {
 """Where the reason says more than the code."""
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "RATE_LIMIT": "rate_limit_exceeded", "DEADLINE": "timeout"}
 """OpenAI's names of reasons; the others are the ring's."""
+_CODES_WITHOUT_REASON = {
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid_field",
+    grpc.StatusCode.UNAVAILABLE: "not_ready",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "overload",
+    grpc.StatusCode.UNIMPLEMENTED: "unsupported",
+}
+"""Where the client library or gRPC itself failed; the others are called ``internal``."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -91,17 +100,18 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used; ``param`` None: of the whole request."""
-    if param is not None and code is None:
-        code = _INVALID_FIELD
-    return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
+    """The error of a field that cannot be used, or of a request as a whole."""
+    if param is None:
+        return ApiError(HTTPStatus.BAD_REQUEST, problem, code=code)
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {problem}", param, code or _INVALID_FIELD)
 
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     """The answer for an error of the ring; ``name_of``: what the API calls a field of the ring."""
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
+    code = _CODES.get(reason, reason.lower()) or _CODES_WITHOUT_REASON.get(error.code, "internal")
+    failed = ApiError(status, str(error).removesuffix(f"; {CONNECT_ADVICE}"), code=code)
     failed.ring_error = error
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:

@@ -60,14 +60,15 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
-        raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
+        param = path.rstrip("`").rpartition("$")[2].lstrip(".") or None
+        raise invalid(param, problem if param else f"the body: {problem}", "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         problem = f"the body is not JSON: {error}"
         if half := _HALF_PAIR.search(body):  # as JavaScript writes a text that was cut within a character
             problem = f"the body has half a character, {half[0][:6].decode('latin-1')}: cut texts between characters"
-        raise invalid(None, problem) from None
+        raise invalid(None, problem, "invalid_json") from None
     except RecursionError:
-        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
 
 
 @dataclass(slots=True)

@@ -27,11 +27,13 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
         ("GET", "/nothing", None, {}, (404, "invalid_request_error", None, "not_found")),
         ("DELETE", CHATS, None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
         ("POST", "/health", None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
-        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, None)),
+        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"[]", {}, (400, "invalid_request_error", None, "invalid_field")),
         ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", "invalid_field")),
+        ("POST", CHATS, CHAT | {"max_tokens": -1}, {}, (400, "invalid_request_error", "max_tokens", "invalid_field")),
         ("POST", CHATS, b" " * (5 << 20), {}, (413, "invalid_request_error", None, "too_large")),
         (
             "POST",
@@ -75,6 +77,18 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
         assert reply.headers["x-request-id"] == "mine-1"
     if expected[0] == 405:
         assert "GET" in reply.headers["allow"] or "POST" in reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/chat/completions", "the base URL ends with /v1"),
+        ("/v1/v1/messages", "leave it out of the base URL"),
+        ("/v1/embeddings", "docs/openai.md"),
+    ],
+)
+async def test_a_wrong_base_url_is_told(gateway: Running, path: str, advice: str) -> None:
+    assert advice in (await gateway.ask("POST", path, CHAT)).error["message"]
 
 
 async def test_a_refusal_keeps_its_status_even_where_a_stream_was_asked_for(gateway: Running) -> None:
@@ -210,11 +224,19 @@ async def test_operators_learn_what_there_is(gateway: Running) -> None:
     assert 'ringline_http_request_seconds_count{model_name=""} 3.0' in text
 
 
-@pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/v1/messages", "/v1/responses", "/tokenize"])
-async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", CHAT | {"max_tokens": 1}),
+        ("/v1/responses", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path, body) -> None:
     async with running() as gateway:
         gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
         gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
-        body = {**CHAT, "prompt": "a", "input": "a"}
         reply = await gateway.ask("POST", path, body, {"authorization": "Bearer guess"})
         assert (reply.status, len(gateway.process.callers)) == (401, 0)
