@@ -215,6 +215,6 @@ async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path) -> No
     async with running() as gateway:
         gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
         gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
-        body = {**CHAT, "prompt": "a", "input": "a"}
+        body = {"model": "tiny", "input": "a"} if path == "/v1/responses" else {**CHAT, "prompt": "a"}
         reply = await gateway.ask("POST", path, body, {"authorization": "Bearer guess"})
         assert (reply.status, len(gateway.process.callers)) == (401, 0)
