@@ -238,5 +238,5 @@ async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path, body)
     async with running() as gateway:
         gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
         gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
-        reply = await gateway.ask("POST", path, body, {"authorization": "Bearer guess"})
+        reply = await gateway.ask("POST", path, {"model": "tiny", **body}, {"authorization": "Bearer guess"})
         assert (reply.status, len(gateway.process.callers)) == (401, 0)
