@@ -140,7 +140,7 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
 
 
 def _form_options(request: SamplingFields) -> dict[str, Any]:
-    guided = {
+    guided: dict[str, dict[str, Any]] = {
         "guided_json": {"json_schema": request.guided_json},
         "guided_regex": {"regex": request.guided_regex},
         "guided_choice": {"choice": request.guided_choice},
