@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from services.gateway.http.api_error import ENDED
 from tests.clients.scripted_server import play, refusal
 from tests.services.gateway.http_harness import CHAT, Reply, Running, begun, hello, running
 from tests.waiting import until
@@ -178,7 +179,8 @@ async def test_what_outlasts_the_drain_is_told_so(gateway: Running) -> None:
     await gateway.process._finish(0.0)
     await gateway.process.callers.close()
     reply = await asking
-    assert told(reply)[0] == 503
+    assert told(reply) == (503, "server_error", None, "cancelled")
+    assert reply.error["message"] == ENDED
     assert "retry-after" in reply.headers
 
 
