@@ -111,7 +111,9 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}
-    if isinstance(error, InvalidRequest) and error.field is not None:
+    if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's; here it is no field
+        failed.message = failed.message.replace("message", "the request", 1)
+    elif isinstance(error, InvalidRequest) and error.field is not None:
         if not reason:  # from the client library
             failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)

@@ -210,3 +210,13 @@ async def test_operators_learn_what_there_is(gateway: Running) -> None:
     assert 'ringline_http_malformed_total{model_name="",status="400"} 1.0' in text
     assert 'ringline_http_callers{model_name=""} 1.0' in text
     assert 'ringline_http_request_seconds_count{model_name=""} 3.0' in text
+
+
+@pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/v1/messages", "/v1/responses", "/tokenize"])
+async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path) -> None:
+    async with running() as gateway:
+        gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
+        gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
+        body = {**CHAT, "prompt": "a", "input": "a"}
+        reply = await gateway.ask("POST", path, body, {"authorization": "Bearer guess"})
+        assert (reply.status, len(gateway.process.callers)) == (401, 0)

@@ -99,6 +99,7 @@ async def stored_response(_call: Call) -> Response:
 _DIALECT = openai_dialect(
     {
         "prompt": "input",
+        "chat": "input",
         "json_schema": "text.format.schema",
         "json_object": "text.format",
         "logprobs": "top_logprobs",

@@ -107,7 +107,7 @@ def test_base64_comes_in_parts() -> None:
     frame = enclose(0, b"hello")
     parts = base64.b64encode(frame[:4]) + base64.b64encode(frame[4:6]) + base64.b64encode(frame[6:])
     assert grpc_web.request_data(parts, text=True) == b"hello"
-    for damaged in (b"AAAA!", b"AAA", "é".encode(), b"=="):
+    for damaged in (b"AAAA!", b"AAA", "é".encode(), b"==", b"AA==" * 2000):
         with pytest.raises(InvalidRequest, match="message"):
             grpc_web.request_data(damaged, text=True)
 
@@ -126,3 +126,11 @@ def test_messages_that_cannot_be_read() -> None:
     many = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * (MAX_FIELDS + 1)))
     with pytest.raises(InvalidRequest, match="messages"):
         decode(pb.GenerateRequest, many.SerializeToString(), json=False)
+    ids = b'{"tokenIds": {"ids": [%b]}}'
+    assert decode(pb.GenerateRequest, ids % b",".join([b"1"] * (MAX_FIELDS - 2)), json=True).token_ids.ids
+    commas = json.dumps({"text": "," * 2 * MAX_FIELDS}).encode()
+    assert decode(pb.TokenizeRequest, commas, json=True).text
+    with pytest.raises(InvalidRequest, match="too many fields: expected at most"):
+        decode(pb.GenerateRequest, ids % b",".join([b"1"] * 2 * MAX_FIELDS), json=True)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        decode(pb.GenerateRequest, b"{" + b"," * MAX_FIELDS, json=True)
