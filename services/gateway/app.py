@@ -169,9 +169,6 @@ class _Path:
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
-            except ApiError as error:  # an endpoint's own words for an error of the ring
-                caller.refused |= error.status is HTTPStatus.UNAUTHORIZED
-                raise
             except TypeError as error:  # from the client library: a value of a wrong type
                 raise invalid(None, str(error), "invalid_field") from None
             try:

@@ -139,15 +139,10 @@ def _options(request: ChatRequest) -> Options:
 def _naming(request: ChatRequest) -> Callable[[str], str]:
     """What the request calls a field of the ring."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
-<<<<<<< HEAD
-    names |= {"chat": "messages"}
+    names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
         names["max_tokens"] = "max_tokens"
     return openai_naming(names, ChatRequest)
-=======
-    names |= {"chat": "messages", "prompt": "messages"}
-    return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
->>>>>>> main
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
