@@ -139,7 +139,7 @@ def _options(request: ChatRequest) -> Options:
 def _naming(request: ChatRequest) -> Callable[[str], str]:
     """What the request calls a field of the ring."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
-    names |= {"chat": "messages"}
+    names |= {"chat": "messages", "prompt": "messages"}
     if request.max_completion_tokens is None:
         names["max_tokens"] = "max_tokens"
     return openai_naming(names, ChatRequest)

@@ -97,7 +97,13 @@ async def stored_response(_call: Call) -> Response:
 
 
 _DIALECT = openai_dialect(
-    {"json_schema": "text.format.schema", "json_object": "text.format", "logprobs": "top_logprobs", "chat": "input"},
+    {
+        "prompt": "input",
+        "chat": "input",
+        "json_schema": "text.format.schema",
+        "json_object": "text.format",
+        "logprobs": "top_logprobs",
+    },
     ResponseRequest,
 )
 _STORED = (

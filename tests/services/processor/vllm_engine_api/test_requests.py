@@ -178,7 +178,10 @@ def _tagged(document: object) -> Any:
             "'any_text' is not supported: expected json_schema",
         ),
         (_tagged({"structures": [{"begin": 1}]}), "sampling_params.structural_tag", "must be texts"),
+        (_tagged({"structures": [{"begin": "\ud800"}]}), "sampling_params.structural_tag", "must be texts"),
+        (_tagged({"structures": [{"begin": "a", "end": "\ud800"}]}), "sampling_params.structural_tag", "must be texts"),
         (_tagged({"structures": [{}] * 257}), "sampling_params.structural_tag", "257 tags"),
+        (_tagged({"structures": [], "triggers": ["a"] * 257}), "sampling_params.structural_tag", "257 triggers"),
         (
             _tagged({"structures": [{"begin": "a", "end": ""}], "triggers": ["b"]}),
             "sampling_params.structural_tag",

@@ -9,6 +9,7 @@ import json
 import sys
 import zipfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,7 +22,7 @@ from services.common.config.errors import ExitCode, FatalError
 from services.processor import main
 from services.processor.linked_peers import LinkedEngine
 from services.processor.served_models import ServedModels, TextCodec
-from services.processor.vllm_engine_api.facts import ServerFacts, tokenizer_chunks
+from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts
 from services.processor.vllm_engine_api.service import DESCRIPTION, VllmEngineService
 from services.ring.identity import PeerId
 from services.text.chat_templates import ChatTemplates
@@ -155,10 +156,15 @@ def test_the_tokenizer_is_a_zip_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     models.add(served_model().model, codec)
     assert models.newest is not None
     monkeypatch.setattr("services.processor.vllm_engine_api.facts._CHUNK_BYTES", 100)
-    chunks = list(tokenizer_chunks(models.newest))
+    packed = PackedTokenizer()
+    chunks, kept = list(packed.chunks(models.newest)), packed._data
     data = b"".join(chunk.data for chunk in chunks)
     assert [len(chunk.data) for chunk in chunks[:-1]] == [100] * (len(chunks) - 1)
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
+    others = packed.chunks(models.newest)
+    assert (next(others), packed._data is kept) == (chunks[0], True), "it is made once"
+    next(packed.chunks(replace(models.newest)))
+    assert (list(others), packed._data is kept) == (chunks[1:], False), "a call goes on with what it began"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
     config = json.loads(found.pop("config.json"))
