@@ -29,6 +29,8 @@ from services.gateway.operations import Operation
 
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of answers that pages of allowed origins may read."""
+_CLIENT_GONE = 499
+"""What metrics call the status of an answer that its client did not wait for; nginx has it."""
 _UNKNOWN = "(unknown)"
 """Label of the metrics of requests for no endpoint."""
 
@@ -160,14 +162,15 @@ class _Path:
             except AnsweredError as answered:
                 caller.failed(answered.error)
                 response = answered.response
+            except ApiError as error:
+                if error.ring_error is not None:
+                    caller.failed(error.ring_error)
+                raise
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
-            except ApiError as error:  # an endpoint's own words for an error of the ring
-                caller.refused |= error.status is HTTPStatus.UNAUTHORIZED
-                raise
             except TypeError as error:  # from the client library: a value of a wrong type
-                raise invalid(None, str(error)) from None
+                raise invalid(None, str(error), "invalid_field") from None
             try:
                 await response(scope, receive, exchange.send)
             finally:
@@ -199,7 +202,8 @@ class _Exchange:
         self.request_id = given_id if REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
         self.id_headers = OPENAI.id_headers
         self._send = send
-        self.status = HTTPStatus.OK
+        self.status = _CLIENT_GONE
+        """Until the answer begins."""
         self.began = False
         self.first_byte_seconds: float | None = None
         self._begun_at = time.perf_counter()
@@ -213,7 +217,7 @@ class _Exchange:
         """As ASGI's ``send``, with what every answer has."""
         if not self.began:
             self.began = True
-            self.status = HTTPStatus(message["status"])
+            self.status = message["status"]
             headers = MutableHeaders(raw=message["headers"])
             for name in self.id_headers:
                 headers[name] = self.request_id

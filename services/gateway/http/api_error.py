@@ -43,6 +43,8 @@ _TYPES = {
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_INVALID_FIELD = "invalid_field"
+"""The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would meet again."""
 _RETRY_SECONDS = 1.0
@@ -67,6 +69,8 @@ class ApiError(Exception):
     final: bool = False
     """Whether a retry is of no use, although the status is one that clients retry."""
     more_headers: Mapping[str, str] = field(default_factory=dict)
+    ring_error: RingError | None = None
+    """Of which it is made, if it is."""
 
     @property
     def type(self) -> str:
@@ -87,7 +91,9 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used."""
+    """The error of a field that cannot be used; ``param`` None: of the whole request."""
+    if param is not None and code is None:
+        code = _INVALID_FIELD
     return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
 
 
@@ -96,6 +102,7 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
+    failed.ring_error = error
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
@@ -103,6 +110,8 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's; here it is no field
         failed.message = failed.message.replace("message", "the request", 1)
     elif isinstance(error, InvalidRequest) and error.field is not None:
+        if not reason:  # from the client library
+            failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
         if too_long := _TOO_LONG.search(failed.message):

@@ -92,7 +92,7 @@ async def chat_completions(call: Call) -> Response:
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
     admitted = answer.admitted[0]
-    names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
+    names = await answer.needing(token_names(call, request, admitted, logprobs=bool(request.logprobs)))
     head = ResponseHead.new("chatcmpl-", call, admitted.model)
     if request.stream:
         chunks = Chunks(head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)

@@ -79,9 +79,11 @@ async def completions(call: Call) -> Response:
         answer = await Answer.begin(call, asks)
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
-    names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
+    wants_logprobs = request.logprobs is not None
+    names = await answer.needing(token_names(call, request, answer.admitted[0], logprobs=wants_logprobs))
     echoes = [
-        await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
+        await answer.needing(_echo(call, request, prompt, admitted))
+        for prompt, admitted in zip(prompts, answer.admitted, strict=True)
     ]
     head = ResponseHead.new("cmpl-", call, answer.admitted[0].model)
     if request.stream:
@@ -196,7 +198,11 @@ class _Texts:
         }
         if self.request.logprobs is not None:
             body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
-        elif self.names is not None and generation.prompt_logprobs is not None:
+        if (
+            self.request.prompt_logprobs is not None
+            and self.names is not None
+            and generation.prompt_logprobs is not None
+        ):
             loaded = await loaded_prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
             body["prompt_logprobs"] = loaded
         if self.request.return_token_ids:

@@ -84,7 +84,9 @@ class SamplingFields(Body):
         StructuredOutputs | None,
         supported("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`."),
     ] = None
-    guided_json: Annotated[Any, supported("Older form of `structured_outputs.json`.")] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | bool | None, supported("Older form of `structured_outputs.json`.")
+    ] = None
     guided_regex: Annotated[str | None, supported("Older form of `structured_outputs.regex`.")] = None
     guided_choice: Annotated[list[str] | None, supported("Older form of `structured_outputs.choice`.")] = None
     guided_grammar: Annotated[str | None, supported("Older form of `structured_outputs.grammar`.")] = None
@@ -152,11 +154,11 @@ def _form_options(request: SamplingFields) -> dict[str, Any]:
 
 
 def call_of(call: Call, request: SamplingFields) -> Call:
-    """The call, by the id that the body gives it, if it does. Raises ``ApiError``."""
-    if request.request_id is None:
+    """The call, by the id that the body gives it, if it does. Raises ``ApiError`` for one that no header could have."""
+    if not request.request_id:
         return call
-    if not REQUEST_ID.fullmatch(request.request_id):
-        raise invalid("request_id", "expected printable ASCII characters without spaces, 1 to 128")
+    if not REQUEST_ID.fullmatch(request.request_id):  # every chunk repeats it
+        raise invalid("request_id", "expected at most 128 printable ASCII characters without spaces")
     return replace(call, request_id=request.request_id)
 
 

@@ -31,7 +31,7 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
         ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, None)),
         ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, None)),
         ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", None)),
+        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", "invalid_field")),
         ("POST", CHATS, b" " * (5 << 20), {}, (413, "invalid_request_error", None, "too_large")),
         (
             "POST",
@@ -61,7 +61,7 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
             CHATS,
             CHAT,
             {"x-ringline-tenant": "two words"},
-            (400, "invalid_request_error", "x-ringline-tenant", None),
+            (400, "invalid_request_error", "x-ringline-tenant", "invalid_field"),
         ),
     ],
     ids=itertools.count(),
