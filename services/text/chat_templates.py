@@ -26,7 +26,7 @@ Message = Mapping[str, Any]
 
 MAX_TEMPLATE_CHARS = 1 << 20
 
-_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys that a message may use for its reasoning; the first one present is used."""
 _CONTINUE_MARKER = "RINGLINE-CONTINUES-HERE "
@@ -143,10 +143,11 @@ class ChatTemplates:
         A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
         missing content and JSON text for arguments, on which other templates fail.
 
-        ``tools`` and ``documents`` are passed to the template unchanged. ``template_name`` defaults to ``tool_use`` if
-        there are tools and the model has such a template, else to ``default``. ``add_generation_prompt`` opens the
-        assistant's message; ``continue_final_message`` instead leaves the last message open. ``template_args`` are
-        further variables. Raises ``ChatTemplateError``, also if the text is longer than ``max_chars``.
+        ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
+        ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
+        ``default``. ``add_generation_prompt`` opens the assistant's message; ``continue_final_message`` instead leaves
+        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, also if the text
+        is longer than ``max_chars``.
         """
         arguments = template_args or {}
         if not messages:
@@ -165,10 +166,10 @@ class ChatTemplates:
         continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         variables = {
             **self._special_tokens,
+            "documents": documents,
             **arguments,
             "messages": chat,
             "tools": tools,
-            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = self._render(name, variables, max_chars)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.doors
 
 REFUSALS = {
     "wrong key": ("AuthenticationError", 401, None, "invalid_api_key"),
-    "model of others": ("PermissionDeniedError", 403, "model", None),
+    "model of others": ("PermissionDeniedError", 403, None, None),
     "unknown model": ("NotFoundError", 404, "model", "model_not_found"),
     "temperature": ("BadRequestError", 400, "temperature", None),
     "temperature of a wrong type": ("BadRequestError", 400, "temperature", None),

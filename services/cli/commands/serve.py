@@ -14,6 +14,7 @@ from engine_core.config import EngineConfig
 from services.cli.commands.engine import INSTEAD_OF_VLLM_OPTIONS, engine_config, with_model
 from services.cli.supervise.child_logs import ChildLogs
 from services.cli.supervise.stack import ReadyStack, StackOptions, choose_http_port, choose_ports, run_stack
+from services.common.config.errors import FatalError
 from services.common.config.flags import SettingsCommand, build_settings, given_options, with_settings
 from services.common.config.options import Setting, settings_of
 from services.common.config.settings import (
@@ -81,6 +82,8 @@ def serve(checkpoint: str | None, **options: Any) -> int:
     if stack.http:
         build_settings(GatewaySettings(), values)
         if stack.http_port is not None:
+            if stack.http_port == settings.server.port != 0:
+                raise FatalError(f"port {stack.http_port} is the processor's: choose another with --http-port")
             check_bindable(replace(settings.server, port=stack.http_port), "--http-port")
     logs = ChildLogs(as_json=as_json)
     if as_json:
@@ -112,14 +115,17 @@ def stack_options(settings: ProcessorSettings, stack: StackSettings, values: dic
     """The options of a stack whose processor has ``settings``."""
     server, telemetry = settings.server, settings.telemetry
     port, metrics_port = choose_ports(server.host, server.port, telemetry.metrics_port)
-    return StackOptions(
+    options = StackOptions(
         host=server.host,
         port=port,
         metrics_port=metrics_port if telemetry.metrics else None,
         engine_settings=ENGINE_SETTINGS,
         values=values,
-        http_port=choose_http_port(server.host, stack.http_port) if stack.http else None,
     )
+    if not stack.http:
+        return options
+    taken = (port, *options.metrics_ports.values())
+    return replace(options, http_port=choose_http_port(server.host, stack.http_port, taken))
 
 
 async def _announce(ready: ReadyStack, logs: ChildLogs, as_json: bool) -> None:

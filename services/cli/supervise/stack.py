@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -174,10 +174,14 @@ def choose_ports(host: str, port: int, metrics_port: int | None) -> tuple[int, i
     return chosen, metrics
 
 
-def choose_http_port(host: str, port: int | None) -> int:
-    """Choose the gateway's port: None stands for the default one, or the next that is free; 0 for a free one."""
+def choose_http_port(host: str, port: int | None, taken: Collection[int] = ()) -> int:
+    """Choose the gateway's port: None stands for the default one, or the next that is free; 0 for a free one.
+
+    ``taken``: by other services of the stack, which do not listen yet.
+    """
     if port is None:
-        return next((each for each in range(GATEWAY_PORT, 65536) if _is_free(host, each, reuse=True)), GATEWAY_PORT)
+        after = (each for each in range(GATEWAY_PORT, 65536) if each not in taken)
+        return next((each for each in after if _is_free(host, each, reuse=True)), GATEWAY_PORT)
     return port or _free_port(host)
 
 

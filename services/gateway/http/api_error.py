@@ -52,6 +52,8 @@ _TYPES = {
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_INVALID_FIELD = "invalid_field"
+"""The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would meet again."""
 _RETRY_SECONDS = 1.0
@@ -76,6 +78,8 @@ class ApiError(Exception):
     final: bool = False
     """Whether a retry is of no use, although the status is one that clients retry."""
     more_headers: Mapping[str, str] = field(default_factory=dict)
+    ring_error: RingError | None = None
+    """Of which it is made, if it is."""
 
     @property
     def type(self) -> str:
@@ -96,10 +100,10 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used, or of a request as a whole."""
-    if param is None:
-        return ApiError(HTTPStatus.BAD_REQUEST, problem, code=code)
-    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {problem}", param, code or "invalid_field")
+    """The error of a field that cannot be used; ``param`` None: of the whole request."""
+    if param is not None and code is None:
+        code = _INVALID_FIELD
+    return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
 
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
@@ -108,11 +112,16 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     code = _CODES.get(reason, reason.lower()) or _CODES_WITHOUT_REASON.get(error.code, "internal")
     failed = ApiError(status, str(error).removesuffix(f"; {CONNECT_ADVICE}"), code=code)
+    failed.ring_error = error
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}
-    if isinstance(error, InvalidRequest) and error.field is not None:
+    if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's; here it is no field
+        failed.message = failed.message.replace("message", "the request", 1)
+    elif isinstance(error, InvalidRequest) and error.field is not None:
+        if not reason:  # from the client library
+            failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
         if too_long := _TOO_LONG.search(failed.message):

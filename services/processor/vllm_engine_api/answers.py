@@ -25,6 +25,24 @@ _ID_BYTES = 5
 _DEADLINE = Status(Code.DEADLINE_EXCEEDED, "the call's deadline passed before the answer was complete")
 
 
+class HeldBytes:
+    """Bytes of all answers that wait for their ends at this processor."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+
+    def add(self, size: int) -> None:
+        """Raises ``Refused`` if it becomes too much."""
+        if self._held + size > self._limit:
+            problem = f"answers that are awaited whole have more than {self._limit} bytes: set stream, or retry later"
+            raise Refused(Code.RESOURCE_EXHAUSTED, problem, retry_after_ms=1000, reason=Reason.OVERLOAD)
+        self._held += size
+
+    def release(self, size: int) -> None:
+        self._held -= size
+
+
 class _Choice:
     """What was delivered of one choice, or waits for its end."""
 
@@ -38,7 +56,9 @@ class _Choice:
 class Answer:
     """The answer to one request, made of the frames of its stream."""
 
-    def __init__(self, message: Any, eos_token_ids: Collection[int], max_message_bytes: int) -> None:
+    def __init__(
+        self, message: Any, eos_token_ids: Collection[int], max_message_bytes: int, held_by_all: HeldBytes
+    ) -> None:
         """``message``: the ``vllm.grpc.engine.GenerateRequest``. ``max_message_bytes``: of an answer as a whole."""
         params = message.sampling_params
         self._streams: bool = message.stream
@@ -48,9 +68,12 @@ class Answer:
         self._stop_token_ids = frozenset(params.stop_token_ids).difference(eos)
         self._max_bytes = max_message_bytes
         self._held_bytes = 0
+        self._held_by_all = held_by_all
         self._prompt_tokens = 0
         self._prompt_ids = array("I")
         self._prompt_logprobs: PackedLogprobs | None = None
+        self._input_logprobs: Any | None = None
+        """Those as every choice shows them, once one has."""
         self._cached_tokens: int | None = None
         self._choices: dict[int, _Choice] = {}
 
@@ -64,9 +87,9 @@ class Answer:
                 case "prefill" if self._cached_tokens is None:
                     self._cached_tokens = response.prefill.cached_tokens
                 case "prompt_logprobs":
-                    self._prompt_logprobs = _joined(
-                        self._prompt_logprobs, read_logprobs(response.prompt_logprobs.logprobs)
-                    )
+                    scores = read_logprobs(response.prompt_logprobs.logprobs)
+                    self._hold(len(scores), scores, "prompt_logprobs of a shorter prompt")
+                    self._prompt_logprobs = _joined(self._prompt_logprobs, scores)
                 case "delta":
                     if (chunk := self._delta(response.delta)) is not None:
                         yield chunk.SerializeToString(), None
@@ -84,13 +107,10 @@ class Answer:
         choice.count += len(delta.token_ids)
         scores = read_logprobs(delta.logprobs) if delta.HasField("logprobs") else None
         if not self._streams:
+            self._hold(len(delta.token_ids), scores, "stream")
             choice.ids.extend(delta.token_ids)
             if scores is not None:
                 choice.logprobs = _joined(choice.logprobs, scores)
-            self._held_bytes += len(delta.token_ids) * (_ID_BYTES + (scores.entry_bytes if scores is not None else 0))
-            if self._held_bytes > self._max_bytes:
-                problem = f"the answer has more than {self._max_bytes} bytes, the limit for one message: set stream"
-                raise Refused(Code.RESOURCE_EXHAUSTED, problem, reason=Reason.TOO_LARGE)
             return None
         response = vllm_engine_pb2.GenerateResponse()
         chunk = response.chunk
@@ -104,6 +124,20 @@ class Answer:
         if is_first:
             self._write_prompt_logprobs(chunk)
         return response
+
+    def _hold(self, count: int, scores: PackedLogprobs | None, instead: str) -> None:
+        """Charge for ``count`` tokens that wait. Raises ``Refused``, which names what to ask for ``instead``."""
+        size = count * (_ID_BYTES + (scores.entry_bytes if scores is not None else 0))
+        if self._held_bytes + size > self._max_bytes:
+            problem = f"the answer has more than {self._max_bytes} bytes, the limit for one message: ask for {instead}"
+            raise Refused(Code.RESOURCE_EXHAUSTED, problem, reason=Reason.TOO_LARGE)
+        self._held_by_all.add(size)
+        self._held_bytes += size
+
+    def close(self) -> None:
+        """It is over."""
+        self._held_by_all.release(self._held_bytes)
+        self._held_bytes = 0
 
     def _end(self, finished: inference_pb2.ChoiceFinished) -> tuple[bytes | None, Status | None]:
         if finished.HasField("error"):
@@ -132,10 +166,14 @@ class Answer:
 
     def _write_prompt_logprobs(self, message: Any) -> None:
         """Fill in ``input_logprobs`` of a choice's first message; the prompt's first token has none."""
-        scores = self._prompt_logprobs
-        if scores is None:
+        if self._prompt_logprobs is None:
             return
-        found = message.input_logprobs
+        if self._input_logprobs is None:
+            self._input_logprobs = self._made_input_logprobs(self._prompt_logprobs)
+        message.input_logprobs.CopyFrom(self._input_logprobs)
+
+    def _made_input_logprobs(self, scores: PackedLogprobs) -> Any:
+        found = vllm_engine_pb2.InputLogProbs()
         found.token_ids.extend(self._prompt_ids)
         found.token_logprobs.add()
         for value in scores.logprobs:
@@ -143,6 +181,7 @@ class Answer:
         if self._top_count_of_prompt:
             found.top_logprobs.add()
             _write_alternatives(found, scores)
+        return found
 
 
 def _joined(before: PackedLogprobs | None, more: PackedLogprobs) -> PackedLogprobs:

@@ -49,21 +49,33 @@ def model_info(served: ServedModel) -> Any:
     )
 
 
-def tokenizer_chunks(served: ServedModel) -> Iterator[Any]:
-    """``GetTokenizerChunk`` by chunk: a ZIP of the tokenizer's files, and the SHA-256 of it in the last one.
+class PackedTokenizer:
+    """The ZIP of a tokenizer's files, of the model that was asked for last: calls in progress share its bytes.
 
     A ``config.json`` says what ends a text: other files need not name every eos token.
     """
+
+    def __init__(self) -> None:
+        self._packed: ServedModel | None = None
+        self._data, self._sha256 = b"", ""
+
+    def chunks(self, served: ServedModel) -> Iterator[Any]:
+        """``GetTokenizerChunk`` by chunk, with the SHA-256 of all in the last one."""
+        if self._packed is not served:
+            self._packed, self._data = served, _packed(served)
+            self._sha256 = hashlib.sha256(self._data).hexdigest()
+        data, sha256 = self._data, self._sha256
+        for start in range(0, len(data), _CHUNK_BYTES):
+            end = start + _CHUNK_BYTES
+            yield common_pb2.GetTokenizerChunk(data=data[start:end], sha256=sha256 if end >= len(data) else "")
+
+
+def _packed(served: ServedModel) -> bytes:
     model, packed = served.model, io.BytesIO(served.tokenizer_archive)
     with zipfile.ZipFile(packed, "a") as archive:
         config = {"architectures": [model.architecture], "eos_token_id": list(model.eos_token_ids)}
         archive.writestr(zipfile.ZipInfo("config.json"), json.dumps(config))
-    data = packed.getvalue()
-    for start in range(0, len(data), _CHUNK_BYTES):
-        chunk = common_pb2.GetTokenizerChunk(data=data[start : start + _CHUNK_BYTES])
-        if start + _CHUNK_BYTES >= len(data):
-            chunk.sha256 = hashlib.sha256(data).hexdigest()
-        yield chunk
+    return packed.getvalue()
 
 
 class ServerFacts:

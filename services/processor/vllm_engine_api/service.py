@@ -19,12 +19,14 @@ from services.processor.linked_peers import LinkedPeers
 from services.processor.metrics import ProcessorMetrics
 from services.processor.served_models import ServedModel, ServedModels
 from services.processor.service import InferenceService
-from services.processor.vllm_engine_api.answers import Answer
-from services.processor.vllm_engine_api.facts import ServerFacts, model_info, tokenizer_chunks
+from services.processor.vllm_engine_api.answers import Answer, HeldBytes
+from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts, model_info
 from services.processor.vllm_engine_api.requests import as_named_here, read_request
 from services.ring.errors import Code, Refused
 
 DESCRIPTION = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"]
+_MAX_HELD_BYTES = 128 << 20
+"""Of all answers that wait for their ends, or as many as one may have."""
 _PROFILES = "engines are profiled through their own contract, by Profile"
 
 
@@ -48,13 +50,15 @@ class VllmEngineService:
         self._policies = policies
         self._metrics = metrics
         self._facts = ServerFacts(peers)
+        self._tokenizer = PackedTokenizer()
+        self._held = HeldBytes(max(_MAX_HELD_BYTES, inference.limits.max_message_bytes))
         self._open: dict[tuple[str, str], list[ClientStream]] = {}
         """The streams of requests in progress, by tenant and the client's id, which it may give twice."""
 
     async def Generate(self, data: bytes, context: Context) -> None:
         principal = await self._inference.principal(context)
         stream = self._intake.open(principal, context.invocation_metadata() or ())
-        key = None
+        answer = key = None
         try:
             answer, key = await self._begin(stream, data, context)
             del data
@@ -62,7 +66,8 @@ class VllmEngineService:
         except TimeoutError:
             error = self._inference.stalled(stream)
         finally:
-            if key is not None:
+            if answer is not None and key is not None:
+                answer.close()
                 self._forget(key, stream)
             self._intake.close(stream)
         if error is not None:
@@ -83,7 +88,7 @@ class VllmEngineService:
         key = stream.tenant, request.request_id
         self._open.setdefault(key, []).append(stream)
         eos = model.model.eos_token_ids if model else ()
-        return Answer(message, eos, self._inference.limits.max_message_bytes), key
+        return Answer(message, eos, self._inference.limits.max_message_bytes, self._held), key
 
     def _forget(self, key: tuple[str, str], stream: ClientStream) -> None:
         self._open[key].remove(stream)
@@ -92,7 +97,7 @@ class VllmEngineService:
 
     async def Abort(self, data: bytes, context: Context) -> Any:
         tenant = (await self._inference.principal(context)).tenant
-        for request_id in parse(vllm_engine_pb2.AbortRequest, data, SMALL_MESSAGE).request_ids:
+        for request_id in set(parse(vllm_engine_pb2.AbortRequest, data, SMALL_MESSAGE).request_ids):
             for stream in self._open.get((tenant, request_id), ()):
                 self._intake.cancel(stream)
         return vllm_engine_pb2.AbortResponse()
@@ -113,7 +118,7 @@ class VllmEngineService:
 
     async def GetTokenizer(self, data: bytes, context: Context) -> None:
         model = await self._model(context)
-        for chunk in tokenizer_chunks(model):
+        for chunk in self._tokenizer.chunks(model):
             await write_in_time(context, chunk, self._inference.limits.stall_timeout)
 
     async def _model(self, context: Context) -> ServedModel:

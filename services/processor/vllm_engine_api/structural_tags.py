@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from ringline.types.v1 import constraint_pb2
 
@@ -52,17 +52,26 @@ def _tag(tag: dict[str, Any]) -> tuple[object, object, object]:
 
 
 def _tags(tags: list[tuple[object, object, object]], triggers: list[Any]) -> constraint_pb2.StructuralTags:
-    if len(tags) > MAX_TAGS:
-        raise refuse(FIELD, f"has {len(tags)} tags: expected at most {MAX_TAGS}")
+    for count, what in ((len(tags), "tags"), (len(triggers), "triggers")):
+        if count > MAX_TAGS:
+            raise refuse(FIELD, f"has {count} {what}: expected at most {MAX_TAGS}")
     found = constraint_pb2.StructuralTags()
     for begin, schema, end in tags:
-        if not isinstance(begin, str) or not isinstance(end, str):
+        if not _is_text(begin) or not _is_text(end):
             raise refuse(FIELD, "begin and end of a tag must be texts")
-        trigger = next((each for each in triggers if isinstance(each, str) and each and begin.startswith(each)), None)
+        trigger = next((each for each in triggers if _is_text(each) and each and begin.startswith(each)), None)
         if trigger is None and triggers:
             raise refuse(FIELD, f"no trigger begins {begin[:80]!r}: expected one for every tag")
         found.tags.add(begin=begin, json_schema=json.dumps(schema), end=end, trigger=trigger or "")
     return found
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether it is a string that UTF-8 can write: JSON may name half of a surrogate pair."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _object(value: object, what: str) -> dict[str, Any]:

@@ -90,6 +90,10 @@ def test_rendering_equals_transformers(load, style):
         expected = outcome(theirs.apply_chat_template, chat, tokenize=False, **same, **arguments)
         got = outcome(ours.render, chat, **same, template_args=arguments)
         assert got == expected, (name, tools, prompt, arguments)
+        if documents:
+            del same["documents"]
+            got = outcome(ours.render, chat, **same, template_args={**arguments, "documents": documents})
+            assert got == expected, "documents may be among the arguments"
         rendered.add(got)
     assert len(rendered - {"refused"}) >= 6
 

@@ -34,7 +34,7 @@ async def create_response(call: Call) -> Response:
     events = ResponseEvents(call.request_id, _fields(request, answer))
     names = None
     if wants_logprobs(request):
-        names = TokenNames(await TokenTexts.of_model(call.client, answer.admitted[0].model))
+        names = TokenNames(await answer.needing(TokenTexts.of_model(call.client, answer.admitted[0].model)))
     if request.stream:
         return EventStream(_stream(answer, events, names))
     async with aclosing(answer):

@@ -189,6 +189,14 @@ def test_a_taken_port_is_said_before_anything_is_started(flag, environment):
     assert done.stderr == f"error: port {port} is in use: choose another with {flag}\n"
 
 
+def test_the_gateway_cannot_have_the_processors_port(environment):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = ringline("serve", str(MODEL), "--port", str(port), "--http-port", str(port), env=environment)
+    assert done.returncode == 3
+    assert done.stderr == f"error: port {port} is the processor's: choose another with --http-port\n"
+
+
 def test_the_demo_streams_an_answer_and_shows_what_ran_where(environment):
     done = ringline("demo", "--prompt", "hello", env=environment)
     assert done.returncode == 0, done.stderr + done.stdout

@@ -29,6 +29,8 @@ def test_the_next_http_port_is_taken_only_where_none_was_asked_for(monkeypatch: 
         assert choose_http_port(HOST, None) > port
         assert choose_http_port(HOST, port) == port
         assert choose_http_port(HOST, 0) not in (0, port)
+        following = choose_http_port(HOST, None)
+        assert choose_http_port(HOST, None, {following}) > following
         with socket.create_connection((HOST, port)), taken.accept()[0] as accepted:
             accepted.shutdown(socket.SHUT_WR)  # so that the server's side lingers
     assert choose_http_port(HOST, None) == port

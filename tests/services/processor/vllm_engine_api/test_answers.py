@@ -10,7 +10,7 @@ from ringline.types.v1 import output_pb2
 from smg_grpc_proto import vllm_engine_pb2
 
 from services.processor.inference_messages import refusal
-from services.processor.vllm_engine_api.answers import Answer
+from services.processor.vllm_engine_api.answers import Answer, HeldBytes
 from services.ring.errors import Code, Reason, Refused, Status
 
 EOS, STOP_ID = 2, 0
@@ -43,9 +43,9 @@ def ended(reason: output_pb2.FinishReason.ValueType, choice: int = 0, **stop: An
 STOP, LENGTH = output_pb2.FINISH_REASON_STOP, output_pb2.FINISH_REASON_LENGTH
 
 
-def answer(*, stream: bool = False, max_bytes: int = 1 << 20, **params: Any) -> Answer:
+def answer(*, stream: bool = False, max_bytes: int = 1 << 20, held: HeldBytes | None = None, **params: Any) -> Answer:
     asked = vllm_engine_pb2.GenerateRequest(stream=stream, sampling_params=params)
-    return Answer(asked, [EOS], max_bytes)
+    return Answer(asked, [EOS], max_bytes, held or HeldBytes(1 << 20))
 
 
 def packed(given: Answer, *events: dict[str, Any]) -> tuple[list[Any], list[Status]]:
@@ -119,6 +119,8 @@ def test_prompt_logprobs_come_once_and_leave_out_the_first_token(stream: bool) -
     assert values == [None, -1.5, -1.5]
     assert [list(top.token_ids) for top in shown.top_logprobs] == [[], [8], [8]]
     assert not any(other.HasField("input_logprobs") for other in others)
+    (beside,), _ = packed(given, *([delta([6], choice=1)] if stream else [ended(LENGTH, 1)]))
+    assert beside.input_logprobs == shown, "of each choice"
 
 
 def test_the_end_of_an_aborted_choice() -> None:
@@ -140,8 +142,30 @@ def test_failures_are_the_calls_status_and_no_end() -> None:
 def test_a_whole_answer_is_bounded() -> None:
     given = answer(max_bytes=1000, logprobs=2)
     list(given.pack(frame(ADMITTED, delta([4] * 10, top=2))))
-    with pytest.raises(Refused, match="set stream") as refused:
+    with pytest.raises(Refused, match="ask for stream") as refused:
         list(given.pack(frame(delta([4] * 20, top=2))))
     assert refused.value.status.reason is Reason.TOO_LARGE
     streamed = answer(stream=True, max_bytes=1000, logprobs=2)
     assert len(list(streamed.pack(frame(ADMITTED, *[delta([4] * 20, top=2)] * 4)))) == 4
+
+
+def test_prompt_logprobs_are_bounded_in_a_stream_too() -> None:
+    scores = {"logprobs": [-1.5] * 30, "ranks": [1] * 30}
+    given = answer(stream=True, max_bytes=1000, prompt_logprobs=0)
+    parts = [{"prompt_logprobs": {"offset": offset, "logprobs": scores}} for offset in (0, 30)]
+    list(given.pack(frame(ADMITTED, parts[0])))
+    with pytest.raises(Refused, match="prompt_logprobs of a shorter prompt") as refused:
+        list(given.pack(frame(parts[1])))
+    assert refused.value.status.reason is Reason.TOO_LARGE
+
+
+def test_whole_answers_are_bounded_together() -> None:
+    held = HeldBytes(1000)
+    one, other = (answer(held=held) for _ in range(2))
+    assert packed(one, ADMITTED, delta([4] * 40))[1] == []
+    with pytest.raises(Refused, match="retry later") as refused:
+        packed(other, ADMITTED, delta([4] * 40))
+    assert (refused.value.status.reason, refused.value.status.retry_after_ms) == (Reason.OVERLOAD, 1000)
+    other.close()
+    one.close()
+    assert packed(answer(held=held), ADMITTED, delta([4] * 40))[1] == []

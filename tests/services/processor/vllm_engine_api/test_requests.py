@@ -178,7 +178,10 @@ def _tagged(document: object) -> Any:
             "'any_text' is not supported: expected json_schema",
         ),
         (_tagged({"structures": [{"begin": 1}]}), "sampling_params.structural_tag", "must be texts"),
+        (_tagged({"structures": [{"begin": "\ud800"}]}), "sampling_params.structural_tag", "must be texts"),
+        (_tagged({"structures": [{"begin": "a", "end": "\ud800"}]}), "sampling_params.structural_tag", "must be texts"),
         (_tagged({"structures": [{}] * 257}), "sampling_params.structural_tag", "257 tags"),
+        (_tagged({"structures": [], "triggers": ["a"] * 257}), "sampling_params.structural_tag", "257 triggers"),
         (
             _tagged({"structures": [{"begin": "a", "end": ""}], "triggers": ["b"]}),
             "sampling_params.structural_tag",
@@ -199,3 +202,12 @@ def test_errors_without_a_field_stay() -> None:
     assert as_named_here(status) is status
     prompt = Status(Code.INVALID_ARGUMENT, "prompt: empty", field="prompt")
     assert as_named_here(prompt) is prompt
+
+
+def test_texts_to_choose_are_named_as_this_contract_has_them() -> None:
+    problem = Status(Code.INVALID_ARGUMENT, "constraint.choice.texts[1]: empty", field="constraint.choice.texts[1]")
+    named = as_named_here(problem)
+    assert (named.field, named.message) == (
+        "sampling_params.choice.choices[1]",
+        "sampling_params.choice.choices[1]: empty",
+    )
