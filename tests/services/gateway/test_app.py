@@ -8,6 +8,7 @@ import secrets
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from structlog.testing import capture_logs
 
 from tests.clients.scripted_server import play, refusal
 from tests.services.gateway.http_harness import CHAT, Reply, Running, begun, hello, running
@@ -222,6 +223,16 @@ async def test_operators_learn_what_there_is(gateway: Running) -> None:
     assert 'ringline_http_malformed_total{model_name="",status="400"} 1.0' in text
     assert 'ringline_http_callers{model_name=""} 1.0' in text
     assert 'ringline_http_request_seconds_count{model_name=""} 3.0' in text
+
+
+async def test_the_log_says_that_no_processor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.main._SILENCE", 0.0)
+    async with running(processors=("127.0.0.1:1",)) as gateway:
+        with capture_logs() as logged:
+            work = asyncio.create_task(gateway.process._work())
+            await until(lambda: logged)
+            work.cancel()
+    assert logged == [{"event": "no processor serves yet", "log_level": "warning", "processors": ["127.0.0.1:1"]}]
 
 
 @pytest.mark.parametrize(
