@@ -106,7 +106,12 @@ class Answer:
 
     async def generations(self) -> Sequence[Generation]:
         """The whole answer to each ask. Raises the RingError of the first that failed."""
-        return [await stream.result() for stream in self._streams]
+        results = [asyncio.ensure_future(stream.result()) for stream in self._streams]
+        try:
+            return await asyncio.gather(*results)
+        finally:
+            for one in results:
+                one.cancel()
 
     async def needing(self, work: Awaitable[_T]) -> _T:
         """What ``work`` returns, without which there is nothing to answer: if it fails, so do the asks."""

@@ -161,7 +161,7 @@ class _Path:
                 caller.failed(answered.error)
                 response = answered.response
             except ApiError as error:
-                if error.ring_error is not None:  # an endpoint's own words for an error of the ring
+                if error.ring_error is not None:  # in the endpoint's own words
                     caller.failed(error.ring_error)
                 raise
             except RingError as error:

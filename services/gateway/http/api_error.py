@@ -54,6 +54,8 @@ _TYPES = {
 }
 _INVALID_FIELD = "invalid_field"
 """The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
+ENDED = "the gateway ended while it was answering: send the request again"
+"""In place of what the client library says of itself when it is closed."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would meet again."""
 _RETRY_SECONDS = 1.0
@@ -100,10 +102,10 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used; ``param`` None: of the whole request."""
-    if param is not None and code is None:
-        code = _INVALID_FIELD
-    return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
+    """The error of a field that cannot be used, or of a request as a whole."""
+    if param is None:
+        return ApiError(HTTPStatus.BAD_REQUEST, problem, code=code)
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {problem}", param, code or _INVALID_FIELD)
 
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
@@ -113,6 +115,8 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     code = _CODES.get(reason, reason.lower()) or _CODES_WITHOUT_REASON.get(error.code, "internal")
     failed = ApiError(status, str(error).removesuffix(f"; {CONNECT_ADVICE}"), code=code)
     failed.ring_error = error
+    if error.code is grpc.StatusCode.CANCELLED and not reason:  # by the client library
+        failed.message = ENDED
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]

@@ -4,8 +4,9 @@ import asyncio
 
 import grpc
 import pytest
+from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted_server import admitted, play, refusal
+from tests.clients.scripted_server import admitted, ended, play, refusal, started, status
 from tests.services.gateway.http_harness import CHAT, Running, begun, request
 from tests.waiting import until
 
@@ -57,6 +58,22 @@ async def test_a_client_that_leaves_before_an_engine_begins_cancels_the_request(
         await gateway.processor.service.cancelled.wait()
     await until(lambda: gateway.process.load.num_requests == 0)
     assert gateway.process.metrics._requests == {("/v1/completions", "499"): 1}
+
+
+async def test_the_first_of_many_that_fails_ends_the_others(gateway: Running) -> None:
+    async def fails(asked):
+        yield admitted()
+        yield started()
+        for response in ended(
+            output_pb2.FINISH_REASON_ERROR, completion=0, error=status(grpc.StatusCode.INTERNAL, "x")
+        ):
+            yield response
+
+    gateway.processor.plays(begun, fails)
+    async with asyncio.timeout(5):
+        reply = await gateway.ask("POST", "/v1/completions", {"prompt": ["Hi", "Ho"]})
+        assert reply.status == 500
+        await gateway.processor.service.cancelled.wait()
 
 
 @pytest.mark.parametrize(("path", "body"), _GENERATING)

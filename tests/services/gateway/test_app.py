@@ -235,11 +235,19 @@ async def test_the_log_says_that_no_processor_serves(monkeypatch: pytest.MonkeyP
     assert logged == [{"event": "no processor serves yet", "log_level": "warning", "processors": ["127.0.0.1:1"]}]
 
 
-@pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/v1/messages", "/v1/responses", "/tokenize"])
-async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", CHAT | {"max_tokens": 1}),
+        ("/v1/responses", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path, body) -> None:
     async with running() as gateway:
         gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
         gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
-        body = {**CHAT, "prompt": "a", "input": "a"}
-        reply = await gateway.ask("POST", path, body, {"authorization": "Bearer guess"})
+        reply = await gateway.ask("POST", path, {"model": "tiny", **body}, {"authorization": "Bearer guess"})
         assert (reply.status, len(gateway.process.callers)) == (401, 0)
