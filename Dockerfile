@@ -21,7 +21,7 @@ ENV PIP_CONSTRAINT=/build/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO
 WORKDIR /build
 RUN python -m venv --without-pip /opt/ringline
 COPY constraints.txt pyproject.toml ./
-RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["tracing"], sep="\n")' \
+RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *(line for name in ("tracing", "smg") for line in p["optional-dependencies"][name]), sep="\n")' \
       | grep -v '^ringline' > packages.txt \
     && pip --python /opt/ringline install -r packages.txt
 

@@ -83,7 +83,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
         "is not an option: llguidance holds answers to the form that requests ask for, such as json_schema"
     ),
     ("reasoning_parser", "enable_reasoning", "tool_call_parser", "enable_auto_tool_choice"): (
-        "is not an option: a request has its answer divided (parse), as the chat template writes reasoning and calls"
+        "is not needed: answers are divided into reasoning, calls and text as the model's chat template writes them"
     ),
     ("logits_processors", "logits_processor_pattern"): (
         "is not supported: requests have logit_bias, allowed_token_ids and bad_words"

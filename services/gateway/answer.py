@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
 from ringline.errors import Cancelled, ProtocolError
@@ -18,6 +18,7 @@ MAX_ID_CHARACTERS = 90
 _QUEUED_EVENTS = 64
 """Of several requests, until they are taken; the others wait in the client library."""
 
+_T = TypeVar("_T")
 _Queue = asyncio.Queue[tuple[int, Event | None, Exception | None]]
 """Of events with the index of their ask; of an ask's end, without or with the error that ended it."""
 
@@ -33,10 +34,7 @@ class Ask:
 
 
 class Answer:
-    """The answers to the asks of one call, each of which an engine computes. ``close`` ends what has not ended.
-
-    So does dropping it: a stream that nothing refers to is cancelled.
-    """
+    """The answers to the asks of one call, each of which an engine computes. ``close`` ends what has not ended."""
 
     def __init__(
         self,
@@ -61,16 +59,18 @@ class Answer:
         """
         streams = [_stream(call, ask) for ask in asks]
         events = [stream.events() for stream in streams]
-        if len(events) == 1:
-            await _wait_for_admission(events[0])
-            return cls(call, streams, events, await _wait_for_start(events[0]))
-        waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
+        waiting: list[asyncio.Future[None]] = []
         try:
-            await asyncio.gather(*waiting)
+            if len(events) == 1:
+                await _wait_for_admission(events[0])
+            else:
+                waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
+                await asyncio.gather(*waiting)
             return cls(call, streams, events, await _wait_for_start(events[0]))
         except BaseException:
-            for task, stream in zip(waiting, streams, strict=True):
+            for task in waiting:
                 task.cancel()
+            for stream in streams:
                 await stream.close()
             await asyncio.gather(*waiting, return_exceptions=True)
             raise
@@ -106,7 +106,20 @@ class Answer:
 
     async def generations(self) -> Sequence[Generation]:
         """The whole answer to each ask. Raises the RingError of the first that failed."""
-        return [await stream.result() for stream in self._streams]
+        results = [asyncio.ensure_future(stream.result()) for stream in self._streams]
+        try:
+            return await asyncio.gather(*results)
+        finally:
+            for one in results:
+                one.cancel()
+
+    async def needing(self, work: Awaitable[_T]) -> _T:
+        """What ``work`` returns, without which there is nothing to answer: if it fails, so do the asks."""
+        try:
+            return await work
+        except BaseException:
+            await self.close()
+            raise
 
     @property
     def usage(self) -> Usage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections import defaultdict
@@ -21,16 +20,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.callers import Callers
 from services.gateway.http.api_error import ApiError, api_error_from, invalid
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
-from services.gateway.http.call import AnsweredError, Call, Dialect, Endpoint
+from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
 from services.gateway.operations import Operation
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry")
 """Headers of answers that pages of allowed origins may read."""
+_CLIENT_GONE = 499
+"""What metrics call the status of an answer that its client did not wait for; nginx has it."""
 _UNKNOWN = "(unknown)"
 """Label of the metrics of requests for no endpoint."""
 
@@ -105,9 +105,7 @@ class _Path:
 
     def _without_endpoint(self, scope: Scope) -> Response:
         if not self._methods:
-            problem = (
-                f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; docs/openai.md says what there is"
-            )
+            problem = f"there is no {scope['method'][:20]} {scope['path'][:200]!r} here; {_path_advice(scope['path'])}"
             raise ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
         if scope["method"] == "OPTIONS":
             return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": self._allowed})
@@ -162,11 +160,15 @@ class _Path:
             except AnsweredError as answered:
                 caller.failed(answered.error)
                 response = answered.response
+            except ApiError as error:
+                if error.ring_error is not None:  # in the endpoint's own words
+                    caller.failed(error.ring_error)
+                raise
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
             except TypeError as error:  # from the client library: a value of a wrong type
-                raise invalid(None, str(error)) from None
+                raise invalid(None, str(error), "invalid_field") from None
             try:
                 await response(scope, receive, exchange.send)
             finally:
@@ -195,10 +197,11 @@ class _Exchange:
     def __init__(self, send: Send, headers: Headers) -> None:
         """``headers``: the request's."""
         given_id = headers.get("x-request-id", "")
-        self.request_id = given_id if _REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
+        self.request_id = given_id if REQUEST_ID.fullmatch(given_id) else secrets.token_hex(16)
         self.id_headers = OPENAI.id_headers
         self._send = send
-        self.status = HTTPStatus.OK
+        self.status = _CLIENT_GONE
+        """Until the answer begins."""
         self.began = False
         self.first_byte_seconds: float | None = None
         self._begun_at = time.perf_counter()
@@ -212,7 +215,7 @@ class _Exchange:
         """As ASGI's ``send``, with what every answer has."""
         if not self.began:
             self.began = True
-            self.status = HTTPStatus(message["status"])
+            self.status = message["status"]
             headers = MutableHeaders(raw=message["headers"])
             for name in self.id_headers:
                 headers[name] = self.request_id
@@ -228,6 +231,15 @@ async def _cancel_when_gone(request: Request, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     request.task.cancel()
+
+
+def _path_advice(path: str) -> str:
+    """For clients whose base URL is wrong: OpenAI's ends with /v1, Anthropic's does not."""
+    if path.startswith("/v1/v1/"):
+        return "the client adds /v1 itself: leave it out of the base URL"
+    if path.startswith(("/chat/", "/completions", "/responses", "/models")):
+        return "the base URL ends with /v1"
+    return "docs/openai.md says what there is"
 
 
 def _wrong_method(scope: Scope, allowed: str) -> ApiError:

@@ -89,10 +89,10 @@ class Callers:
 
     def _identity(self, headers: Headers) -> _Identity:
         token, tenant = headers.get("authorization", ""), headers.get(self._tenant_header, "")
-        if not token and (key := headers.get("x-api-key")):
-            token = f"Bearer {key}"
         if token.strip().lower() == "bearer":  # what an SDK without a key sends
             token = ""
+        if not token and (key := headers.get("x-api-key")):
+            token = f"Bearer {key}"
         if token and not _TOKEN.fullmatch(token):
             problem = "authorization: expected Bearer and a key of printable ASCII characters, at most 8192"
             raise ApiError(HTTPStatus.UNAUTHORIZED, problem, code="invalid_api_key")

@@ -114,7 +114,7 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
     return {option: value for name, option in _options(type(request)) if (value := getattr(request, name)) is not None}
 
 
-_PARTS = ("sampling.", "stopping.", "output.", "chat.", "constraint.")
+_PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.")
 """Of the ring's request; HTTP's APIs have one level."""
 
 

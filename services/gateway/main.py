@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 
 import structlog
 from ringline import AsyncClient
@@ -33,6 +35,8 @@ _SHARE_OF_BODIES = 4
 _STATUS_GRACE = 0.5
 """Seconds after the drain for answers that say that they were ended."""
 _TICK = 0.1
+_SILENCE = 5.0
+"""Seconds without a processor, after the start, until the log says so."""
 
 
 def run(settings: GatewaySettings) -> int:
@@ -109,13 +113,17 @@ class GatewayProcess:
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._readiness.run())
-            serving = False
+            serving, told_at = False, time.monotonic() + _SILENCE
             while True:
                 if self._is_serving() != serving:
                     if serving := not serving:
                         freeze_loaded_objects()
+                        told_at = math.inf
                     self.metrics.serving = serving
                     log.info("serving" if serving else "not serving", address=self.server.address)
+                if not serving and time.monotonic() > told_at:
+                    log.warning("no processor serves yet", processors=list(self._settings.processors))
+                    told_at = math.inf
                 await asyncio.sleep(_TICK)
 
     async def _finish(self, grace: float) -> None:

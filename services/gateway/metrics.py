@@ -41,9 +41,7 @@ class GatewayMetrics(ServiceMetrics):
         self.callers: Callable[[], int] = lambda: 0
         super().__init__()
 
-    def request_ended(
-        self, endpoint: str, status: HTTPStatus, first_byte_seconds: float | None, seconds: float
-    ) -> None:
+    def request_ended(self, endpoint: str, status: int, first_byte_seconds: float | None, seconds: float) -> None:
         """A request was answered, or its client went away."""
         self._requests[endpoint, str(int(status))] += 1
         if first_byte_seconds is not None:

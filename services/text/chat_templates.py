@@ -146,7 +146,8 @@ class ChatTemplates:
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
         ``default``. ``add_generation_prompt`` opens the assistant's message; ``continue_final_message`` instead leaves
-        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, also if the text is longer than ``max_chars``.
+        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, also if the text
+        is longer than ``max_chars``.
         """
         arguments = template_args or {}
         if not messages:

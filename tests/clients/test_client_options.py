@@ -258,6 +258,17 @@ async def test_metadata_goes_with_every_call(server, kind):
     assert [sent["authorization"] for sent in server.service.metadata] == ["Bearer x"]
 
 
+async def test_other_metadata_takes_the_place_of_the_clients_own(server):
+    async with ringline.AsyncClient(server.address, token="own", metadata={"x-a": "1", "x-b": "1"}) as client:
+        other = client.with_metadata({"X-B": "2"})
+        caller = other.with_metadata({"Authorization": "Bearer theirs"})
+        pairs = [sorted(each._metadata()) for each in (client, other, caller)]
+    own = ("authorization", "Bearer own")
+    assert pairs[0] == [own, ("x-a", "1"), ("x-b", "1")]
+    assert pairs[1] == [own, ("x-a", "1"), ("x-b", "2")]
+    assert pairs[2] == [("authorization", "Bearer theirs"), ("x-a", "1"), ("x-b", "2")]
+
+
 @CLIENTS
 async def test_the_unary_calls(server, kind):
     chat = [{"role": "user", "content": "Hi"}]

@@ -144,10 +144,10 @@ def test_a_cpu_tier_takes_nothing_of_the_engine(kind: str) -> None:
 
 
 def test_everything_is_installed_at_its_one_version() -> None:
-    """What services need, that of tracing with it, as their options may ask for that."""
+    """What services need, that of tracing and of vLLM's contract with it, as their options may ask for them."""
     wanted = [extra for line in stages()["packages"].all("RUN") for extra in re.findall(r'p\["([\w-]+)"\]', line)]
     assert wanted == ["dependencies", "optional-dependencies"]
-    assert any('["tracing"]' in line for line in stages()["packages"].all("RUN"))
+    assert any('("tracing", "smg")' in line for line in stages()["packages"].all("RUN"))
     environment = " ".join(stages()["packages"].all("ENV"))
     assert "PIP_CONSTRAINT=/build/constraints.txt" in environment
     for stage in stages().values():

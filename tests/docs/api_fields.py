@@ -37,6 +37,8 @@ _SHARED: Mapping[type[Body], str] = {
 }
 """Bodies whose fields others have too: they have a table of their own."""
 _BEGIN, _END = "<!-- By `python -m tests.docs.api_fields`, which a test runs. -->\n", "<!-- End of the tables. -->"
+_NAMES = re.compile(r"\bn(?= gives)|(?<!/)\b[a-z]+(?:_[a-z]+)+(?:\.[a-z_]+)?\b")
+"""Of fields, in what is said of others."""
 _ORDER = (Support.SUPPORTED, Support.IGNORED, Support.REFUSED)
 
 
@@ -97,7 +99,8 @@ def _section(title: str, fields: Mapping[str, Field]) -> str:
 def _cell(field: Field) -> str:
     if field.support is not Support.REFUSED:
         return field.note
-    note = field.note[:1].upper() + field.note[1:] + "."
+    note = _NAMES.sub(r"`\g<0>`", field.note) + "."
+    note = note[:1].upper() + note[1:]
     neutral = [f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral]
     return note + (f" Accepted: {', '.join(neutral)}." if neutral else "")
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from ringline import Client, Generation
 
+from tests.clients.node_programs import NODE_CLIENT
+from tests.docs.documents import Block, blocks
 from tests.doors.clients import ASKED, Shown, run_node
 from tests.doors.door import Door
+from tests.doors.environments import NODE, of_node
+from tests.programs import output_of
 
 pytestmark = pytest.mark.doors
 
@@ -79,3 +84,14 @@ def test_errors(shown: Shown) -> None:
 def test_disconnect(shown: Shown) -> None:
     """What was computed after the client went away is a few steps, not the 1,500 tokens of the answer."""
     assert 1 <= shown("disconnect") < 750
+
+
+@pytest.mark.parametrize("block", blocks("typescript"), ids=str)
+def test_programs_in_the_documents(block: Block, door: Door, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").symlink_to(of_node("openai").folder)
+    (tmp_path / "program.mts").write_text(block.code.replace("http://127.0.0.1:8000/v1", door.api))
+    compiler = NODE_CLIENT / "node_modules" / "typescript" / "bin" / "tsc"
+    output_of(NODE, compiler, "--noCheck", "--module", "nodenext", "--target", "es2022", "program.mts", cwd=tmp_path)
+    printed = output_of(NODE, "program.mjs", cwd=tmp_path)
+    assert printed.strip()
+    assert "null" not in printed

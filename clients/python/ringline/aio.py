@@ -78,6 +78,7 @@ class AsyncClient:
     def with_metadata(self, metadata: Mapping[str, str]) -> AsyncClient:
         """A client on the same connections, with further metadata on its calls, such as another caller's token.
 
+        It takes the place of metadata of the same names, and ``authorization`` that of the client's own token.
         Closing it ends its requests and its stream, and leaves the connections open.
         """
         child = copy.copy(self)

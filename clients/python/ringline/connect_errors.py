@@ -28,7 +28,8 @@ _REASONS = {
     "or a client certificate (cert and key)",
 }
 """What gRPC's texts mean."""
-_ADVICE = "`ringline serve` starts a server, wait_for_ready=True waits for one"
+CONNECT_ADVICE = "`ringline serve` starts a server, wait_for_ready=True waits for one"
+"""For the program; what a gateway's callers read has none of it."""
 
 
 def connection_failure(error: RingError) -> str | None:
@@ -48,6 +49,6 @@ def not_reached(reasons: Mapping[str, str]) -> Unavailable:
     absent = any(
         reason in (_UNKNOWN_NAME, _TIMED_OUT) or _SYSTEM_ERROR.fullmatch(reason) for reason in reasons.values()
     )
-    error = Unavailable(f"{text}; {_ADVICE}" if absent else text)
+    error = Unavailable(f"{text}; {CONNECT_ADVICE}" if absent else text)
     error.unreached = reasons
     return error

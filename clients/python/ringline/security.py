@@ -83,9 +83,11 @@ class CallMetadata:
         self._token = token
 
     def extended(self, metadata: Mapping[str, str]) -> CallMetadata:
-        """The same with further pairs."""
-        other = CallMetadata(metadata, self._token)
-        other._pairs = (*self._pairs, *other._pairs)
+        """The same with further pairs, instead of those of the same names; authorization instead of the token."""
+        other = CallMetadata(metadata, None)
+        given = {key for key, _ in other._pairs}
+        other._pairs += tuple(pair for pair in self._pairs if pair[0] not in given)
+        other._token = None if "authorization" in given else self._token
         return other
 
     def __call__(self) -> tuple[tuple[str, str], ...]:

@@ -20,6 +20,9 @@ from services.common.telemetry.metrics_endpoint import server_header
 if TYPE_CHECKING:
     from services.cli.commands._connection import Connection
 
+_HTTP = "this is an HTTP port, not a gRPC port; give the port of a processor"
+_PROTOCOLS = ["h2", "http/1.1"]
+"""A gRPC port takes the first, a gateway's the second."""
 _SECONDS = 2.0
 """Timeout of each step of a handshake; a slower server is not diagnosed."""
 
@@ -64,9 +67,9 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
     """``_tls_trouble`` of a client without TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    with context.wrap_socket(plain):
-        return (
+    context.set_alpn_protocols(_PROTOCOLS)
+    with context.wrap_socket(plain) as encrypted:
+        return _http_by_tls(encrypted) or (
             "the server requires TLS: give --tls if a public authority issued its certificate, else --tls-ca-file with "
             "the authority's own"
         )
@@ -75,12 +78,12 @@ def _answers_by_tls(plain: socket.socket) -> str | None:
 def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | None:
     """``_tls_trouble`` of a client with TLS."""
     context = ssl.create_default_context(cafile=connection.tls_ca_file)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(_PROTOCOLS)
     if connection.tls_cert_file is not None:
         context.load_cert_chain(connection.tls_cert_file, connection.tls_key_file)
     try:
         with context.wrap_socket(plain, server_hostname=connection.tls_server_name or host) as encrypted:
-            return None if _goes_on(encrypted) else _NOT_LET_IN
+            return _http_by_tls(encrypted) or (None if _goes_on(encrypted) else _NOT_LET_IN)
     except ssl.SSLCertVerificationError as error:
         return (
             f"the server's certificate is not trusted ({error.verify_message}): --tls-ca-file gives the authority that "
@@ -93,6 +96,10 @@ def _refusal(plain: socket.socket, host: str, connection: Connection) -> str | N
             f"the TLS handshake failed ({error.reason or error}): if the server does not use TLS, leave out --tls and "
             "--tls-ca-file"
         )
+
+
+def _http_by_tls(encrypted: ssl.SSLSocket) -> str | None:
+    return _HTTP if encrypted.selected_alpn_protocol() == "http/1.1" else None
 
 
 def _goes_on(encrypted: ssl.SSLSocket) -> bool:
@@ -115,7 +122,7 @@ def _http_trouble(host: str, port: int) -> str | None:
         web.close()
     service = _METRICS_OF.get(server)
     if service is None:
-        return "this is an HTTP port, not a gRPC port; give the port of a processor"
+        return _HTTP
     own = port - METRICS_PORT_OFFSET if port > METRICS_PORT_OFFSET else port + METRICS_PORT_OFFSET
     if service == "processor":
         return (

@@ -416,7 +416,9 @@ class GatewaySettings(ServiceSettings):
         check_section(self)
         check_addresses("processors", self.processors)
         check_listening(self.tls, self.server.host, self.server.uds, {}, internal=False)
-        check_dialling(self.tls, self.peers.service_token_file, hosts_of(self.processors))
+        if (token_file := self.peers.service_token_file) is not None:
+            problem = "none: processors ask for the tokens of the gateway's callers, and for its certificate"
+            raise SettingError("service_token_file", token_file, problem)
 
 
 def _check_internal(settings: ServiceSettings) -> None:

@@ -38,6 +38,6 @@ def error_body(error: ApiError, request_id: str) -> bytes:
 
 ANTHROPIC = Dialect(
     error_body,
-    naming([MessageRequest], {"json_schema": "output_config.format.schema"}),
+    naming([MessageRequest], {"json_schema": "output_config.format.schema", "chat": "messages"}),
     id_headers=("x-request-id", "request-id"),
 )

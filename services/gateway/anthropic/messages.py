@@ -84,7 +84,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
     try:
         msgspec.json.decode(call.arguments, type=dict)
         arguments = msgspec.Raw(call.arguments.encode())
-    except msgspec.DecodeError:  # max_tokens ended the answer within them
+    except (msgspec.DecodeError, RecursionError):  # max_tokens ended the answer within them
         arguments = msgspec.Raw(b"{}")
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 

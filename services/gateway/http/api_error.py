@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import grpc
+from ringline.connect_errors import CONNECT_ADVICE
 from ringline.errors import InvalidRequest, Overloaded, RingError
 
 _STATUS = {
@@ -36,6 +37,14 @@ _STATUS_OF_REASON = {
 """Where the reason says more than the code."""
 _CODES = {"UNAUTHENTICATED": "invalid_api_key", "RATE_LIMIT": "rate_limit_exceeded", "DEADLINE": "timeout"}
 """OpenAI's names of reasons; the others are the ring's."""
+_CODES_WITHOUT_REASON = {
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid_field",
+    grpc.StatusCode.UNAVAILABLE: "not_ready",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "overload",
+    grpc.StatusCode.UNIMPLEMENTED: "unsupported",
+}
+"""Where the client library or gRPC itself failed; the others are called ``internal``."""
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -43,6 +52,10 @@ _TYPES = {
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
+_INVALID_FIELD = "invalid_field"
+"""The ring's reason for a field that it refuses, for those that are refused on the way there, too."""
+ENDED = "the gateway ended while it was answering: send the request again"
+"""In place of what the client library says of itself when it is closed."""
 _FINAL = frozenset({"POISON", "VERSION_MISMATCH"})
 """Reasons of server errors that a retry would meet again."""
 _RETRY_SECONDS = 1.0
@@ -67,6 +80,8 @@ class ApiError(Exception):
     final: bool = False
     """Whether a retry is of no use, although the status is one that clients retry."""
     more_headers: Mapping[str, str] = field(default_factory=dict)
+    ring_error: RingError | None = None
+    """Of which it is made, if it is."""
 
     @property
     def type(self) -> str:
@@ -87,20 +102,30 @@ class ApiError(Exception):
 
 
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
-    """The error of a field that cannot be used."""
-    return ApiError(HTTPStatus.BAD_REQUEST, problem if param is None else f"{param}: {problem}", param, code)
+    """The error of a field that cannot be used, or of a request as a whole."""
+    if param is None:
+        return ApiError(HTTPStatus.BAD_REQUEST, problem, code=code)
+    return ApiError(HTTPStatus.BAD_REQUEST, f"{param}: {problem}", param, code or _INVALID_FIELD)
 
 
 def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
     """The answer for an error of the ring; ``name_of``: what the API calls a field of the ring."""
     reason = error.reason or ""
     status = _STATUS_OF_REASON.get(reason) or _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    failed = ApiError(status, str(error), code=_CODES.get(reason, reason.lower() or error.code.name.lower()))
+    code = _CODES.get(reason, reason.lower()) or _CODES_WITHOUT_REASON.get(error.code, "internal")
+    failed = ApiError(status, str(error).removesuffix(f"; {CONNECT_ADVICE}"), code=code)
+    failed.ring_error = error
+    if error.code is grpc.StatusCode.CANCELLED and not reason:  # by the client library
+        failed.message = ENDED
     failed.final = reason in _FINAL or status in (HTTPStatus.GATEWAY_TIMEOUT, HTTPStatus.NOT_IMPLEMENTED)
     if status is HTTPStatus.UNAUTHORIZED:
         failed.code = _CODES["UNAUTHENTICATED"]
         failed.more_headers = {"www-authenticate": "Bearer"}
-    if isinstance(error, InvalidRequest) and error.field is not None:
+    if isinstance(error, InvalidRequest) and error.field == "message":  # gRPC's; here it is no field
+        failed.message = failed.message.replace("message", "the request", 1)
+    elif isinstance(error, InvalidRequest) and error.field is not None:
+        if not reason:  # from the client library
+            failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
         if too_long := _TOO_LONG.search(failed.message):

@@ -15,7 +15,10 @@ from starlette.responses import Response
 from services.gateway.http.api_error import ApiError, invalid
 
 _Body = TypeVar("_Body")
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""Of a caller."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-bA-B]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89a-bA-B]..)\\u[dD][c-fC-F]")
 JSON = ("application/json",)
 
 
@@ -57,11 +60,15 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
-        raise invalid(path.rstrip("`").rpartition("$")[2].lstrip(".") or None, problem) from None
+        param = path.rstrip("`").rpartition("$")[2].lstrip(".") or None
+        raise invalid(param, problem if param else f"the body: {problem}", "invalid_field") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(None, f"the body is not JSON: {error}") from None
+        problem = f"the body is not JSON: {error}"
+        if half := _HALF_PAIR.search(body):  # as JavaScript writes a text that was cut within a character
+            problem = f"the body has half a character, {half[0][:6].decode('latin-1')}: cut texts between characters"
+        raise invalid(None, problem, "invalid_json") from None
     except RecursionError:
-        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels") from None
+        raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
 
 
 @dataclass(slots=True)

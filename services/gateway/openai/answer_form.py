@@ -109,15 +109,20 @@ def structured_options(given: StructuredOutputs | None) -> dict[str, Any]:
     return forms
 
 
+class _LegacyTags(msgspec.Struct):
+    structures: list[dict[str, Any]]
+    triggers: list[str] | None = None
+
+
 def _legacy_tags(given: str | dict[str, Any], path: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(given) if isinstance(given, str) else given
-    except msgspec.DecodeError as error:
+        tags = msgspec.convert(value, _LegacyTags)
+    except msgspec.ValidationError as error:
+        raise invalid(path, f"{error}: {_TAGS}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
         raise invalid(path, f"not JSON ({error}): {_TAGS}") from None
-    structures = value.get("structures") if isinstance(value, dict) else None
-    if not isinstance(structures, list):
-        raise invalid(path, f"has no structures: {_TAGS}")
-    return _tags(structures, value.get("triggers"), path)
+    return _tags(tags.structures, tags.triggers, path)
 
 
 def form_options(*given: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -90,17 +90,20 @@ async def chat_completions(call: Call) -> Response:
     try:
         answer = await Answer.begin(call, [ask])
     except RingError as error:
-        raise api_error_from(error, openai_naming(_names(request), ChatRequest)) from None
+        raise api_error_from(error, _naming(request)) from None
     admitted = answer.admitted[0]
-    names = await token_names(call, request, admitted, logprobs=bool(request.logprobs))
+    names = await answer.needing(token_names(call, request, admitted, logprobs=bool(request.logprobs)))
     head = ResponseHead.new("chatcmpl-", call, admitted.model)
     if request.stream:
         chunks = Chunks(head.members("chat.completion.chunk"), usage_mode(request), admitted.prompt_tokens)
         if request.return_token_ids:
             chunks.once = b',"prompt_token_ids":' + encode(admitted.prompt_token_ids)
         return EventStream(_events(call, answer, DeltaChunks(chunks, request), names))
-    async with aclosing(answer):
-        (generation,) = await answer.generations()
+    try:
+        async with aclosing(answer):
+            (generation,) = await answer.generations()
+    except RingError as error:
+        raise api_error_from(error, _naming(request)) from None
     body = head.members("chat.completion") | {
         "choices": [await _choice(choice, request, names) for choice in generation.choices],
         "usage": usage_object(generation.usage),
@@ -133,11 +136,13 @@ def _options(request: ChatRequest) -> Options:
     return options  # type: ignore[return-value]
 
 
-def _names(request: ChatRequest) -> dict[str, str]:
-    """What the request calls fields of the ring."""
+def _naming(request: ChatRequest) -> Callable[[str], str]:
+    """What the request calls a field of the ring."""
     names = form_names(request) | {"logprobs": "top_logprobs", "template_args": "chat_template_kwargs"}
     names |= {"chat": "messages", "prompt": "messages"}
-    return names if request.max_completion_tokens is not None else names | {"max_tokens": "max_tokens"}
+    if request.max_completion_tokens is None:
+        names["max_tokens"] = "max_tokens"
+    return openai_naming(names, ChatRequest)
 
 
 def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
@@ -178,7 +183,7 @@ class DeltaChunks:
 
     def __init__(self, chunks: Chunks, request: ChatRequest) -> None:
         self.chunks = chunks
-        self._request = request
+        self.request = request
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)
         self._begun: set[int] = set()
@@ -209,7 +214,7 @@ class DeltaChunks:
         """The last chunk of a choice."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
         reason = encode(finish_reason(event.reason, called=event.choice in self._called))
-        stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self._request))
+        stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self.request))
         return self.chunks.chunk(event.choice, delta, NULL, reason, stop)
 
 
@@ -248,7 +253,7 @@ async def _events(
                 yield deltas.finished(event)
         yield deltas.chunks.end(answer.usage)
     except RingError as error:
-        yield error_event(api_error_from(error, CHAT.name_of), call.request_id)
+        yield error_event(api_error_from(error, _naming(deltas.request)), call.request_id)
     finally:
         await answer.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
@@ -78,18 +78,23 @@ async def completions(call: Call) -> Response:
     try:
         answer = await Answer.begin(call, asks)
     except RingError as error:
-        raise api_error_from(error, openai_naming(_names(request), CompletionRequest)) from None
-    names = await token_names(call, request, answer.admitted[0], logprobs=request.logprobs is not None)
+        raise api_error_from(error, _naming(request)) from None
+    wants_logprobs = request.logprobs is not None
+    names = await answer.needing(token_names(call, request, answer.admitted[0], logprobs=wants_logprobs))
     echoes = [
-        await _echo(call, request, prompt, admitted) for prompt, admitted in zip(prompts, answer.admitted, strict=True)
+        await answer.needing(_echo(call, request, prompt, admitted))
+        for prompt, admitted in zip(prompts, answer.admitted, strict=True)
     ]
     head = ResponseHead.new("cmpl-", call, answer.admitted[0].model)
     if request.stream:
         prompt_tokens = sum(one.prompt_tokens for one in answer.admitted)
         chunks = Chunks(head.members("text_completion"), usage_mode(request), prompt_tokens)
         return EventStream(_events(call, answer, _Texts(request, names, echoes, answer.admitted), chunks))
-    async with aclosing(answer):
-        generations = await answer.generations()
+    try:
+        async with aclosing(answer):
+            generations = await answer.generations()
+    except RingError as error:
+        raise api_error_from(error, _naming(request)) from None
     texts = _Texts(request, names, echoes, answer.admitted)
     choices = [
         await texts.whole(number, generation, choice)
@@ -136,9 +141,9 @@ def _options(request: CompletionRequest) -> Options:
     return cast(Options, options)
 
 
-def _names(request: CompletionRequest) -> dict[str, str]:
-    """What the request calls fields of the ring."""
-    return form_names(request) | {"text": "prompt", "token_ids": "prompt"}
+def _naming(request: CompletionRequest) -> Callable[[str], str]:
+    """What the request calls a field of the ring."""
+    return openai_naming(form_names(request) | {"text": "prompt", "token_ids": "prompt"}, CompletionRequest)
 
 
 def _drops_token(request: CompletionRequest) -> bool:
@@ -193,7 +198,11 @@ class _Texts:
         }
         if self.request.logprobs is not None:
             body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
-        elif self.names is not None and generation.prompt_logprobs is not None:
+        if (
+            self.request.prompt_logprobs is not None
+            and self.names is not None
+            and generation.prompt_logprobs is not None
+        ):
             loaded = await loaded_prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
             body["prompt_logprobs"] = loaded
         if self.request.return_token_ids:
@@ -258,7 +267,7 @@ async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> 
                 yield chunks.chunk(texts.index(ask, event.choice), b'"text":""', NULL, encode(event.reason), stop)
         yield chunks.end(_usage(texts.request, answer.usage))
     except RingError as error:
-        yield error_event(api_error_from(error, COMPLETIONS.name_of), call.request_id)
+        yield error_event(api_error_from(error, _naming(texts.request)), call.request_id)
     finally:
         await answer.close()
 

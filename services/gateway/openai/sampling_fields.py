@@ -9,7 +9,7 @@ import msgspec
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
-from services.gateway.http.call import Call
+from services.gateway.http.call import REQUEST_ID, Call
 from services.gateway.openai.answer_form import (
     ResponseFormat,
     StructuredOutputs,
@@ -84,7 +84,9 @@ class SamplingFields(Body):
         StructuredOutputs | None,
         supported("One of `json`, `regex`, `choice`, `grammar`, `json_object`, `structural_tag`."),
     ] = None
-    guided_json: Annotated[Any, supported("Older form of `structured_outputs.json`.")] = None
+    guided_json: Annotated[
+        str | dict[str, Any] | bool | None, supported("Older form of `structured_outputs.json`.")
+    ] = None
     guided_regex: Annotated[str | None, supported("Older form of `structured_outputs.regex`.")] = None
     guided_choice: Annotated[list[str] | None, supported("Older form of `structured_outputs.choice`.")] = None
     guided_grammar: Annotated[str | None, supported("Older form of `structured_outputs.grammar`.")] = None
@@ -138,7 +140,7 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
 
 
 def _form_options(request: SamplingFields) -> dict[str, Any]:
-    guided = {
+    guided: dict[str, dict[str, Any]] = {
         "guided_json": {"json_schema": request.guided_json},
         "guided_regex": {"regex": request.guided_regex},
         "guided_choice": {"choice": request.guided_choice},
@@ -152,8 +154,12 @@ def _form_options(request: SamplingFields) -> dict[str, Any]:
 
 
 def call_of(call: Call, request: SamplingFields) -> Call:
-    """The call, by the id that the body gives it, if it does."""
-    return call if request.request_id is None else replace(call, request_id=request.request_id)
+    """The call, by the id that the body gives it, if it does. Raises ``ApiError`` for one that no header could have."""
+    if not request.request_id:
+        return call
+    if not REQUEST_ID.fullmatch(request.request_id):  # every chunk repeats it
+        raise invalid("request_id", "expected at most 128 printable ASCII characters without spaces")
+    return replace(call, request_id=request.request_id)
 
 
 def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | None:

@@ -20,7 +20,8 @@ _TRAILERS = 0x80
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-_BASE64_PART = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
+_MAX_BASE64_PARTS = 1024
+"""Of a body; each costs the event loop some time."""
 
 
 def request_data(body: bytes, *, text: bool) -> bytes:
@@ -57,10 +58,14 @@ def _sent(data: bytes, text: bool) -> bytes:
 
 def _from_base64(body: bytes) -> bytes:
     """Clients may encode a body in several parts, each with its padding."""
-    parts = [part for part in _BASE64_PART.findall(body) if part]
+    data, start = bytearray(), 0
     try:
-        if sum(map(len, parts)) != len(body):
-            raise binascii.Error("other characters than those of base64")
-        return b"".join(base64.b64decode(part, validate=True) for part in parts)
+        for _ in range(_MAX_BASE64_PARTS):
+            padding = body.find(b"=", start)
+            end = len(body) if padding < 0 else padding + (2 if body.startswith(b"==", padding) else 1)
+            data += base64.b64decode(body[start:end], validate=True)
+            if (start := end) == len(body):
+                return bytes(data)
     except binascii.Error as error:
         raise invalid("message", f"cannot be read as base64: {error}") from None
+    raise invalid("message", f"more than {_MAX_BASE64_PARTS} parts of base64: encode it as one")

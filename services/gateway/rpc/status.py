@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
-from ringline.errors import InvalidRequest, Overloaded, RingError
+from ringline.errors import Cancelled, InvalidRequest, Overloaded, RingError
+
+from services.gateway.http.api_error import ENDED
 
 _DOMAIN = "ringline"
 
@@ -13,6 +16,8 @@ def status_of(error: RingError) -> status_pb2.Status:
     """The status that a processor would have sent for ``error``, whether one did or the client library failed."""
     code: int = error.code.value[0]
     status = status_pb2.Status(code=code, message=str(error))
+    if isinstance(error, Cancelled):  # not by the caller, which is still there
+        status.code, status.message = grpc.StatusCode.UNAVAILABLE.value[0], ENDED
     if error.reason is not None:
         status.details.add().Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=_DOMAIN))
     if isinstance(error, InvalidRequest) and error.field is not None:

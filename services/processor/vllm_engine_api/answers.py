@@ -72,6 +72,8 @@ class Answer:
         self._prompt_tokens = 0
         self._prompt_ids = array("I")
         self._prompt_logprobs: PackedLogprobs | None = None
+        self._input_logprobs: Any | None = None
+        """Those as every choice shows them, once one has."""
         self._cached_tokens: int | None = None
         self._choices: dict[int, _Choice] = {}
 
@@ -164,10 +166,14 @@ class Answer:
 
     def _write_prompt_logprobs(self, message: Any) -> None:
         """Fill in ``input_logprobs`` of a choice's first message; the prompt's first token has none."""
-        scores = self._prompt_logprobs
-        if scores is None:
+        if self._prompt_logprobs is None:
             return
-        found = message.input_logprobs
+        if self._input_logprobs is None:
+            self._input_logprobs = self._made_input_logprobs(self._prompt_logprobs)
+        message.input_logprobs.CopyFrom(self._input_logprobs)
+
+    def _made_input_logprobs(self, scores: PackedLogprobs) -> Any:
+        found = vllm_engine_pb2.InputLogProbs()
         found.token_ids.extend(self._prompt_ids)
         found.token_logprobs.add()
         for value in scores.logprobs:
@@ -175,6 +181,7 @@ class Answer:
         if self._top_count_of_prompt:
             found.top_logprobs.add()
             _write_alternatives(found, scores)
+        return found
 
 
 def _joined(before: PackedLogprobs | None, more: PackedLogprobs) -> PackedLogprobs:

@@ -27,6 +27,7 @@ _SEED_BITS = (1 << 64) - 1
 _FIELDS = {
     "token_ids": "tokenized.input_ids",
     "constraint.structural_tags": "sampling_params.structural_tag",
+    "constraint.choice.texts": "sampling_params.choice.choices",
     **dict.fromkeys(("sampling", "stopping", "output", "constraint"), "sampling_params"),
     "truncate_prompt_tokens": "sampling_params.truncate_prompt_tokens",
 }

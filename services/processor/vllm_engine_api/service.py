@@ -97,7 +97,7 @@ class VllmEngineService:
 
     async def Abort(self, data: bytes, context: Context) -> Any:
         tenant = (await self._inference.principal(context)).tenant
-        for request_id in parse(vllm_engine_pb2.AbortRequest, data, SMALL_MESSAGE).request_ids:
+        for request_id in set(parse(vllm_engine_pb2.AbortRequest, data, SMALL_MESSAGE).request_ids):
             for stream in self._open.get((tenant, request_id), ()):
                 self._intake.cancel(stream)
         return vllm_engine_pb2.AbortResponse()

@@ -8,6 +8,7 @@ import secrets
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from structlog.testing import capture_logs
 
 from tests.clients.scripted_server import play, refusal
 from tests.services.gateway.http_harness import CHAT, Reply, Running, begun, hello, running
@@ -27,11 +28,13 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
         ("GET", "/nothing", None, {}, (404, "invalid_request_error", None, "not_found")),
         ("DELETE", CHATS, None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
         ("POST", "/health", None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
-        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, None)),
-        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", None)),
+        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, "invalid_json")),
+        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, b"[]", {}, (400, "invalid_request_error", None, "invalid_field")),
+        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", "invalid_field")),
+        ("POST", CHATS, CHAT | {"max_tokens": -1}, {}, (400, "invalid_request_error", "max_tokens", "invalid_field")),
         ("POST", CHATS, b" " * (5 << 20), {}, (413, "invalid_request_error", None, "too_large")),
         (
             "POST",
@@ -61,7 +64,7 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
             CHATS,
             CHAT,
             {"x-ringline-tenant": "two words"},
-            (400, "invalid_request_error", "x-ringline-tenant", None),
+            (400, "invalid_request_error", "x-ringline-tenant", "invalid_field"),
         ),
     ],
     ids=itertools.count(),
@@ -75,6 +78,18 @@ async def test_what_is_refused_before_a_processor_is_asked(gateway, method, path
         assert reply.headers["x-request-id"] == "mine-1"
     if expected[0] == 405:
         assert "GET" in reply.headers["allow"] or "POST" in reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/chat/completions", "the base URL ends with /v1"),
+        ("/v1/v1/messages", "leave it out of the base URL"),
+        ("/v1/embeddings", "docs/openai.md"),
+    ],
+)
+async def test_a_wrong_base_url_is_told(gateway: Running, path: str, advice: str) -> None:
+    assert advice in (await gateway.ask("POST", path, CHAT)).error["message"]
 
 
 async def test_a_refusal_keeps_its_status_even_where_a_stream_was_asked_for(gateway: Running) -> None:
@@ -208,3 +223,31 @@ async def test_operators_learn_what_there_is(gateway: Running) -> None:
     assert 'ringline_http_malformed_total{model_name="",status="400"} 1.0' in text
     assert 'ringline_http_callers{model_name=""} 1.0' in text
     assert 'ringline_http_request_seconds_count{model_name=""} 3.0' in text
+
+
+async def test_the_log_says_that_no_processor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.gateway.main._SILENCE", 0.0)
+    async with running(processors=("127.0.0.1:1",)) as gateway:
+        with capture_logs() as logged:
+            work = asyncio.create_task(gateway.process._work())
+            await until(lambda: logged)
+            work.cancel()
+    assert logged == [{"event": "no processor serves yet", "log_level": "warning", "processors": ["127.0.0.1:1"]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", CHAT | {"max_tokens": 1}),
+        ("/v1/responses", {"input": "a"}),
+        ("/tokenize", {"prompt": "a"}),
+    ],
+)
+async def test_a_caller_whom_processors_do_not_know_keeps_no_session(path, body) -> None:
+    async with running() as gateway:
+        gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
+        gateway.processor.service.unary_failures = [grpc.StatusCode.UNAUTHENTICATED]
+        reply = await gateway.ask("POST", path, {"model": "tiny", **body}, {"authorization": "Bearer guess"})
+        assert (reply.status, len(gateway.process.callers)) == (401, 0)

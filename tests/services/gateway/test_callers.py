@@ -87,3 +87,5 @@ async def test_a_token_that_expired_loses_its_session_when_it_is_idle(callers: C
 async def test_an_empty_key_is_none(callers: Callers, value: str) -> None:
     with callers.serving(Headers({"authorization": value})) as caller:
         assert not caller.client._metadata()
+    with callers.serving(Headers({"authorization": value, "x-api-key": "a"})) as caller:
+        assert dict(caller.client._metadata()) == {"authorization": "Bearer a"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
 import openai
 import pytest
 from pydantic import BaseModel
 from ringline import Client, Generation
 
 from tests.ring import Ring
+
+if TYPE_CHECKING:  # it takes seconds to import: only the process that runs these tests does
+    import anthropic
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -35,6 +37,8 @@ def answer(ring: Ring) -> Generation:
 
 @pytest.fixture(scope="module")
 def client(ring: Ring) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=ring.http, api_key="none", max_retries=0) as client:
         yield client
 
@@ -57,7 +61,7 @@ def test_messages(messages: anthropic.resources.Messages, answer: Generation) ->
         streamed = stream.get_final_message()
     for message in (whole, streamed):
         (block,) = message.content
-        assert isinstance(block, anthropic.types.TextBlock)
+        assert block.type == "text"
         assert (block.text, message.stop_reason) == (answer.content, "end_turn")
         usage = message.usage
         assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == answer.usage.prompt_tokens
@@ -90,6 +94,8 @@ def test_tools_of_messages(messages: anthropic.resources.Messages) -> None:
 
 
 def test_a_refused_message(messages: anthropic.resources.Messages) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as refused:
         messages.create(model="other", messages=HELLO, max_tokens=1)
     assert refused.value.type == "not_found_error"

@@ -10,6 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
+from services.cli.commands._connection import Connection
+from services.cli.commands._diagnosis import connection_trouble
 from services.cli.commands.certs import replace_file
 from services.common.security.certificate_authority import CertificateAuthority
 from tests.services.gateway.http_harness import Running, request, running
@@ -83,6 +85,16 @@ async def test_a_new_certificate_is_shown_to_new_connections(files: Files) -> No
         async with gateway.connection() as plain:
             plain.send(request("GET", "/live"))
             assert b"HTTP" not in await plain.ended()
+
+
+async def test_a_client_of_grpc_is_told_that_this_is_another_port(files: Files) -> None:
+    options = {"tls_cert_file": files.path("gateway.crt"), "tls_key_file": files.path("gateway.key")}
+    async with running(**options) as gateway:
+        for ca in (None, files.path("ca.pem")):
+            connection = Connection(False, ca, None, None, None, None)
+            trouble = await asyncio.to_thread(connection_trouble, gateway.address, connection)
+            assert trouble is not None
+            assert "HTTP port, not a gRPC port" in trouble
 
 
 async def test_clients_show_a_certificate_where_that_is_asked(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from services.gateway.answer import Answer, Ask
 from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError, api_error_from
-from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.call import Call, Dialect, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
-from services.gateway.openai.errors import openai_dialect
+from services.gateway.openai.errors import error_body, openai_naming
 from services.gateway.openai.logprobs import TokenNames, chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
 from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of, wants_logprobs
@@ -34,7 +34,7 @@ async def create_response(call: Call) -> Response:
     events = ResponseEvents(call.request_id, _fields(request, answer))
     names = None
     if wants_logprobs(request):
-        names = TokenNames(await TokenTexts.of_model(call.client, answer.admitted[0].model))
+        names = TokenNames(await answer.needing(TokenTexts.of_model(call.client, answer.admitted[0].model)))
     if request.stream:
         return EventStream(_stream(answer, events, names))
     async with aclosing(answer):
@@ -52,7 +52,7 @@ async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | No
                 if written := events.add(event, await _logprobs(event, names)):
                     yield written
         except RingError as error:
-            yield events.fail(api_error_from(error, _DIALECT.name_of))
+            yield events.fail(api_error_from(error, _NAMING))
         else:
             yield events.end(answer.usage)
 
@@ -96,8 +96,14 @@ async def stored_response(_call: Call) -> Response:
     raise ApiError(HTTPStatus.NOT_FOUND, problem, "response_id", "response_not_found")
 
 
-_DIALECT = openai_dialect(
+def _error_body(error: ApiError, request_id: str) -> bytes:
+    error.message = error.message.replace(" (truncate_prompt_tokens keeps the last ones)", "")  # no field of this API
+    return error_body(error, request_id)
+
+
+_NAMING = openai_naming(
     {
+        "chat": "input",
         "prompt": "input",
         "json_schema": "text.format.schema",
         "json_object": "text.format",
@@ -105,6 +111,7 @@ _DIALECT = openai_dialect(
     },
     ResponseRequest,
 )
+_DIALECT = Dialect(_error_body, _NAMING)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),

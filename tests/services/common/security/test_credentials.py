@@ -10,7 +10,12 @@ from ringline.engine.v1 import engine_pb2
 
 from services.common.config.errors import FatalError
 from services.common.config.options import SettingError, build
-from services.common.config.settings import DetokenizerSettings, EngineServiceSettings, ProcessorSettings
+from services.common.config.settings import (
+    DetokenizerSettings,
+    EngineServiceSettings,
+    GatewaySettings,
+    ProcessorSettings,
+)
 from services.common.security.certificate_authority import CertificateAuthority
 from services.common.security.credentials import dialling_credentials, listening_credentials, service_authorizers
 from services.common.security.file_reload import RETRY_INTERVAL, ReloadedFile, UnusableFile
@@ -38,6 +43,7 @@ ELSEWHERE = {"engines": ("engine-1:50061",)}
         (EngineServiceSettings, {**MUTUAL, "service_identities": ("processor=",)}, "service_identities"),
         (DetokenizerSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
         (ProcessorSettings, {"service_token_file": "t", **ELSEWHERE}, "service_token_file"),
+        (GatewaySettings, {"service_token_file": "t"}, "service_token_file"),
         (ProcessorSettings, {"tls_client_auth": "require"}, "tls_client_auth"),
         (ProcessorSettings, {**MUTUAL, "tls_crl_file": "r"}, "tls_crl_file"),
         (EngineServiceSettings, {**MUTUAL, "tls_client_auth": "none", "tls_crl_file": "r"}, "tls_crl_file"),

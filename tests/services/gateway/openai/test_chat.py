@@ -150,6 +150,8 @@ def test_a_form(door: openai.OpenAI) -> None:
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": None}, "messages"),
+        ({"request_id": "a\r\nb"}, "request_id"),
+        ({"request_id": "a" * 129}, "request_id"),
         ({"messages": [{"role": "", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"content": "a"}]}, "messages[0]"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
@@ -169,6 +171,25 @@ def test_errors_name_the_field_as_the_api_does(ring: Ring, changed: dict[str, An
     refused = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, **changed})
     error = refused.json()["error"]
     assert (refused.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+
+
+def test_a_text_cut_within_a_character_is_refused_as_that(ring: Ring) -> None:
+    for half in ("a\ud83d", "\ude00 a"):
+        refused = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "messages": [{"role": "user", "content": half}]})
+        assert refused.status == 400
+        assert "has half a character, \\ud" in refused.json()["error"]["message"]
+
+
+def test_documents_are_a_variable_of_the_template(ring: Ring) -> None:
+    assert post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "documents": [{"title": "T"}]}).status == 200
+
+
+def test_what_is_too_large_for_a_message_of_the_ring_is_told_of_the_request(ring: Ring) -> None:
+    fields = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "stop": ["x"] * 30_000})
+    whole = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "stop": ["x" * 2_000_000]})
+    assert (fields.status, fields.json()["error"]["param"]) == (413, "stop")
+    assert (whole.status, whole.json()["error"]["param"]) == (413, None)
+    assert whole.json()["error"]["message"].startswith("the request: ")
 
 
 def test_null_is_absent_and_the_model_need_not_be_named(ring: Ring) -> None:

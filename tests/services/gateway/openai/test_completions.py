@@ -95,6 +95,19 @@ def test_log_probabilities_of_the_prompt_as_evaluations_ask_for_them(
             assert len(top) <= 2
 
 
+def test_log_probabilities_of_the_prompt_come_beside_those_of_the_answer(ring: Ring, native: Client) -> None:
+    asked = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0, "logprobs": 1, "prompt_logprobs": 1}
+    (choice,) = post(f"{ring.http}/v1/completions", asked).json()["choices"]
+    expected = native.generate(PROMPTS[0], max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=1)
+    token_ids = native.tokenize(PROMPTS[0]).token_ids
+    assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in expected.logprobs or ()]
+    assert choice["prompt_logprobs"][0] is None
+    found = [
+        one[str(token)]["logprob"] for token, one in zip(token_ids[1:], choice["prompt_logprobs"][1:], strict=True)
+    ]
+    assert found == [one.logprob for one in expected.prompt_logprobs or ()]
+
+
 @pytest.mark.parametrize(
     ("changed", "param"),
     [
@@ -111,6 +124,9 @@ def test_log_probabilities_of_the_prompt_as_evaluations_ask_for_them(
         ({"logprobs": 21}, "logprobs"),
         ({"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_json": 3}, "guided_json"),
+        ({"request_id": "x" * 129}, "request_id"),
+        ({"request_id": "a\nb"}, "request_id"),
     ],
 )
 def test_errors_name_the_field_as_the_api_does(ring: Ring, changed: dict[str, Any], param: str) -> None:

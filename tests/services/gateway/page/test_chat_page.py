@@ -309,3 +309,23 @@ def test_nothing_but_the_page_is_allowed_and_it_is_sent_once(ring: Ring) -> None
     assert unchanged.value.code == HTTPStatus.NOT_MODIFIED
     with urllib.request.urlopen(urllib.request.Request(ring.http, method="HEAD"), timeout=30) as head:
         assert (head.headers["ETag"], head.read()) == (etag, b"")
+
+
+def test_what_is_kept_and_is_no_chat_breaks_nothing(browser: Browser, made_up: tuple[MadeUp, str]) -> None:
+    open_page(browser, made_up[1])
+    for number, kept in enumerate(
+        (
+            {"messages": []},
+            {"messages": [None]},
+            {"title": HOSTILE, "options": {}, "messages": [{"role": "assistant", "content": "a"}]},
+            {"title": HOSTILE, "options": None, "messages": []},
+            {"title": HOSTILE, "options": {}, "messages": [{"role": "user", "content": HOSTILE}]},
+        )
+    ):
+        key, text = f"ringline.chat.{number}", json.dumps({"id": str(number), **kept})
+        browser.run(f"localStorage.setItem({json.dumps(key)}, {json.dumps(text)})")
+        browser.run(f"sessionStorage.setItem('ringline.open', '{number}')")
+        open_page(browser, made_up[1])
+        say(browser, "hello")
+        browser.wait(FOOT, lambda foot: foot and browser.run(IDLE))
+    assert browser.run("document.querySelector('.user .text').textContent") == HOSTILE

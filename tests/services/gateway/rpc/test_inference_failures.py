@@ -13,7 +13,8 @@ from ringline.types.v1 import output_pb2
 
 from services.gateway.rpc.envelope import enclose
 from tests.clients.scripted_server import admitted, delta, ended, forever, play, refusal, status
-from tests.services.gateway.http_harness import SECONDS, Reply, Running, request, running
+from tests.services.gateway.http_harness import SECONDS, Reply, Running, begun, request, running
+from tests.waiting import until
 
 PATH = "/ringline.inference.v1.InferenceService/"
 ASKED = enclose(0, pb.GenerateRequest(text="Hi").SerializeToString())
@@ -63,6 +64,15 @@ async def test_an_unknown_caller_is_told_so_and_forgotten(gateway: Running) -> N
     reply = await gateway.ask("POST", PATH + "Tokenize", b'{"text": "Hi"}', given)
     assert (reply.status, json.loads(reply.body)["code"]) == (401, "unauthenticated")
     assert len(gateway.process.callers) == 0
+
+
+async def test_a_stream_that_outlasts_the_drain_may_be_sent_again(gateway: Running) -> None:
+    gateway.processor.plays(begun)
+    asking = asyncio.create_task(generate(gateway, "application/grpc-web"))
+    await until(lambda: gateway.processor.service.requests)
+    await gateway.process.callers.close()
+    reply = await asking
+    assert b"grpc-status: 14\r\ngrpc-message: the gateway ended" in reply.body
 
 
 async def test_a_client_that_goes_away_cancels(gateway: Running) -> None:

@@ -95,11 +95,19 @@ def test_bodies_that_are_not_one_message(body: bytes, problem: str) -> None:
         enclosed(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"), [(b"AA=A", "base64"), (b"====", "base64"), (b"AA*=", "base64"), (b"AA==" * 2000, "more than")]
+)
+def test_base64_that_is_none_or_has_too_many_parts_is_refused(body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        grpc_web.request_data(body, text=True)
+
+
 def test_base64_comes_in_parts() -> None:
     frame = enclose(0, b"hello")
     parts = base64.b64encode(frame[:4]) + base64.b64encode(frame[4:6]) + base64.b64encode(frame[6:])
     assert grpc_web.request_data(parts, text=True) == b"hello"
-    for damaged in (b"AAAA!", b"AAA", "é".encode(), b"=="):
+    for damaged in (b"AAAA!", b"AAA", "é".encode(), b"==", b"AA==" * 2000):
         with pytest.raises(InvalidRequest, match="message"):
             grpc_web.request_data(damaged, text=True)
 
@@ -118,3 +126,11 @@ def test_messages_that_cannot_be_read() -> None:
     many = pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage()] * (MAX_FIELDS + 1)))
     with pytest.raises(InvalidRequest, match="messages"):
         decode(pb.GenerateRequest, many.SerializeToString(), json=False)
+    ids = b'{"tokenIds": {"ids": [%b]}}'
+    assert decode(pb.GenerateRequest, ids % b",".join([b"1"] * (MAX_FIELDS - 2)), json=True).token_ids.ids
+    commas = json.dumps({"text": "," * 2 * MAX_FIELDS}).encode()
+    assert decode(pb.TokenizeRequest, commas, json=True).text
+    with pytest.raises(InvalidRequest, match="too many fields: expected at most"):
+        decode(pb.GenerateRequest, ids % b",".join([b"1"] * 2 * MAX_FIELDS), json=True)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        decode(pb.GenerateRequest, b"{" + b"," * MAX_FIELDS, json=True)

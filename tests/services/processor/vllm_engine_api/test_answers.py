@@ -119,6 +119,8 @@ def test_prompt_logprobs_come_once_and_leave_out_the_first_token(stream: bool) -
     assert values == [None, -1.5, -1.5]
     assert [list(top.token_ids) for top in shown.top_logprobs] == [[], [8], [8]]
     assert not any(other.HasField("input_logprobs") for other in others)
+    (beside,), _ = packed(given, *([delta([6], choice=1)] if stream else [ended(LENGTH, 1)]))
+    assert beside.input_logprobs == shown, "of each choice"
 
 
 def test_the_end_of_an_aborted_choice() -> None:

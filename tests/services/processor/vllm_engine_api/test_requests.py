@@ -202,3 +202,12 @@ def test_errors_without_a_field_stay() -> None:
     assert as_named_here(status) is status
     prompt = Status(Code.INVALID_ARGUMENT, "prompt: empty", field="prompt")
     assert as_named_here(prompt) is prompt
+
+
+def test_texts_to_choose_are_named_as_this_contract_has_them() -> None:
+    problem = Status(Code.INVALID_ARGUMENT, "constraint.choice.texts[1]: empty", field="constraint.choice.texts[1]")
+    named = as_named_here(problem)
+    assert (named.field, named.message) == (
+        "sampling_params.choice.choices[1]",
+        "sampling_params.choice.choices[1]: empty",
+    )
