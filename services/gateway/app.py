@@ -167,8 +167,6 @@ class _Path:
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
-            except TypeError as error:  # from the client library: a value of a wrong type
-                raise invalid(None, str(error), "invalid_field") from None
             try:
                 await response(scope, receive, exchange.send)
             finally:
