@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.callers import Callers
-from services.gateway.http.api_error import ApiError, api_error_from, invalid
+from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
