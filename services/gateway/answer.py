@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
 from ringline.errors import Cancelled, ProtocolError
 
-from services.gateway.http.call import Call
+from services.gateway.http.call import Call, types_checked
 
 MAX_ID_CHARACTERS = 90
 """Of the caller's request id in the ring's, which has room for what makes it unique."""
@@ -149,7 +149,8 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     options = ask.options.copy()
     options["request_id"] = f"{call.request_id[:MAX_ID_CHARACTERS]}-{secrets.token_hex(6)}"
     options["traceparent"] = call.traceparent
-    return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
+    with types_checked():
+        return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
 
 
 async def _wait_for_admission(events: AsyncIterator[Event]) -> None:

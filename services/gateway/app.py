@@ -18,7 +18,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.callers import Callers
-from services.gateway.http.api_error import ApiError, api_error_from, invalid
+from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
@@ -167,8 +167,6 @@ class _Path:
             except RingError as error:
                 caller.failed(error)
                 raise api_error_from(error, endpoint.dialect.name_of) from None
-            except TypeError as error:  # from the client library: a value of a wrong type
-                raise invalid(None, str(error), "invalid_field") from None
             try:
                 await response(scope, receive, exchange.send)
             finally:

@@ -5,6 +5,7 @@ One reader serves all attempts at a request: after a resume, what was delivered 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,8 @@ class _ChoiceLog:
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: list[bytes] | None = None
+    """Messages as they came, packed: as objects, 20 alternatives of a token would take 2 KB."""
     contents: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     calls: list[list[ToolCallPiece]] = field(default_factory=list)
@@ -73,6 +75,14 @@ class _ChoiceLog:
         else:
             return False
         return True
+
+    @property
+    def token_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """One per token; None if none came."""
+        if self.logprobs is None:
+            return None
+        parts = map(output_pb2.Logprobs.FromString, self.logprobs)
+        return tuple(itertools.chain.from_iterable(map(logprobs_from, parts)))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -284,7 +294,7 @@ class ResponseReader:
             if len(logprobs) != len(token_ids):
                 raise self._breach(f"log probabilities of {len(logprobs)} tokens with {len(token_ids)} tokens")
             log.logprobs = log.logprobs or []
-            log.logprobs.extend(logprobs)
+            log.logprobs.append(message.logprobs.SerializeToString())
         log.texts.append(message.text)
         log.token_ids.extend(token_ids)
         return Delta(message.choice, expected, message.text, token_ids, logprobs, self._read_parts(log, message.parts))
@@ -368,7 +378,7 @@ class ResponseReader:
                 tuple(log.token_ids),
                 log.finished.reason if log.finished else None,
                 log.finished.stop if log.finished else None,
-                None if log.logprobs is None else tuple(log.logprobs),
+                log.token_logprobs,
                 "".join(log.contents if parsed else log.texts),
                 "".join(log.reasonings) or None,
                 log.tool_calls,

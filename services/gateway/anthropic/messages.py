@@ -16,7 +16,7 @@ from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, st
 from services.gateway.anthropic.request import CountRequest, MessageRequest, all_options, messages_of, prompt_options
 from services.gateway.fields import checked
 from services.gateway.http.api_error import api_error_from
-from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.call import Call, Endpoint, parse, types_checked
 from services.gateway.http.event_stream import EventStream
 
 _MESSAGE = msgspec.json.Decoder(MessageRequest)
@@ -43,7 +43,8 @@ async def count_tokens(call: Call) -> Response:
     """The tokens of a prompt."""
     request = checked(parse(_COUNT, call.body))
     messages = messages_of(request)
-    tokens = await call.client.tokenize(messages=messages, **prompt_options(request))
+    with types_checked():
+        tokens = await call.client.tokenize(messages=messages, **prompt_options(request))
     return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -69,6 +70,15 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
         raise invalid(None, problem, "invalid_json") from None
     except RecursionError:
         raise invalid(None, "the body is nested too deeply: expected less than 1000 levels", "invalid_json") from None
+
+
+@contextmanager
+def types_checked() -> Iterator[None]:
+    """While the block runs, the client library's error for a value of a wrong type is the request's fault."""
+    try:
+        yield
+    except TypeError as error:
+        raise invalid(None, str(error), "invalid_field") from None
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from services.gateway.fields import Body, checked, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
-from services.gateway.http.call import Call, Endpoint, parse
+from services.gateway.http.call import Call, Endpoint, parse, types_checked
 from services.gateway.openai.errors import OPENAI, openai_dialect
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.models import model_of
@@ -56,12 +56,14 @@ async def tokenize(call: Call) -> Response:
     options = options_of(request)
     if request.messages is None:
         options = {name: value for name, value in options.items() if name not in _OF_MESSAGES}
-        found = await call.client.tokenize(request.prompt, **cast(TokenizeOptions, options))
+        with types_checked():
+            found = await call.client.tokenize(request.prompt, **cast(TokenizeOptions, options))
     else:
         options |= tool_options(request.tools, None, None)
         options.pop("parse")
         messages = ring_messages(request.messages)
-        found = await call.client.tokenize(messages=messages, **cast(TokenizeOptions, options))
+        with types_checked():
+            found = await call.client.tokenize(messages=messages, **cast(TokenizeOptions, options))
     body: dict[str, Any] = {
         "count": len(found.token_ids),
         "max_model_len": found.max_model_len,
