@@ -25,7 +25,7 @@ CONVERSATION = "Hello!\n/exit\n"
 GREEDY = " --temperature 0"
 """Else an answer may be empty: its first token may be the end."""
 SMALL_LOAD = " --input-len 8 --output-len 4"
-NOT_OURS = {"--api-key", "--model-path", "--scale", "--scheduling-policy", "--worker-urls"}
+NOT_OURS = {"--api-key", "--cacert", "--model-path", "--scale", "--scheduling-policy", "--worker-urls"}
 OF_RAY_AND_DOCKER = {
     "--address",
     "--disable-usage-stats",

@@ -85,7 +85,7 @@ SCENARIOS = {
     "engine_core/scheduling": "stages",
     "engine_core/structured_output": "schemas",
     "services/cli": "diagnosis secured",
-    "services/gateway": "dialects",
+    "services/gateway": "after_admission dialects",
     "services/processor": "cycles",
     "services/text": "calls_in_templates families suite",
 }

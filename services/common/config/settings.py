@@ -389,7 +389,7 @@ class GatewaySettings(ServiceSettings):
     service: ClassVar[str] = "gateway"
 
     server: ServerSettings = field(  # HTTP/1.1 has a connection for each request, where gRPC has one for all
-        default_factory=lambda: ServerSettings(port=GATEWAY_PORT, max_connections_per_client=2048)
+        default_factory=lambda: ServerSettings(port=GATEWAY_PORT, max_connections=8192, max_connections_per_client=2048)
     )
     processors: tuple[str, ...] = option(
         (f"127.0.0.1:{PROCESSOR_PORT}",),
