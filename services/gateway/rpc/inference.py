@@ -17,6 +17,7 @@ from google.rpc import status_pb2
 from ringline.errors import DeadlineExceeded, RingError, invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
+from ringline.types.v1 import output_pb2
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -122,19 +123,26 @@ async def generate(call: Call) -> Response:
         raise form.failed(error) from None
     request.request_id = f"{call.request_id[:MAX_ID_CHARACTERS]}-{secrets.token_hex(6)}"
     request.traceparent = request.traceparent or call.traceparent or ""
+    ends_call = timeout is not None and not (request.HasField("timeout_ms") and request.timeout_ms < timeout * 1000)
     responses = Relay(call.client).generate(request, timeout)
     try:
         first = await anext(responses)
     except RingError as error:
         refused = pb.GenerateResponse(request_id=name, refused=pb.Refused(status=status_of(error)))
         raise form.failed(error, form.message(refused)) from None
-    return _Stream(_sent(responses, first, name, call, form), form.media_type)
+    deadline = status_of(DeadlineExceeded("the call's timeout passed")) if ends_call else _OK
+    return _Stream(_sent(responses, first, name, call, form, deadline), form.media_type)
 
 
 async def _sent(
-    responses: AsyncGenerator[pb.GenerateResponse, None], first: pb.GenerateResponse, name: str, call: Call, form: _Form
+    responses: AsyncGenerator[pb.GenerateResponse, None],
+    first: pb.GenerateResponse,
+    name: str,
+    call: Call,
+    form: _Form,
+    deadline: status_pb2.Status,
 ) -> AsyncGenerator[bytes, None]:
-    """A stream as it is sent, from its first response to its status."""
+    """A stream as it is sent, from its first response to its status: ``deadline`` if its time was not enough."""
     status = _OK
     async with aclosing(responses):
         response: pb.GenerateResponse | None = first
@@ -143,6 +151,8 @@ async def _sent(
             if response.HasField("request_finished"):
                 call.tokens.prompt += response.request_finished.usage.prompt_tokens
                 call.tokens.output += response.request_finished.usage.completion_tokens
+            elif response.choice_finished.finish_reason == output_pb2.FINISH_REASON_DEADLINE:
+                status = deadline
             yield form.message(response)
             try:
                 response = await anext(responses, None)

@@ -54,6 +54,15 @@ async def test_a_failed_choice_is_an_event_that_json_can_show(gateway: Running) 
     assert reply.body.endswith(b"\x02\x00\x00\x00\x02{}")
 
 
+@pytest.mark.parametrize(("own_ms", "code"), [(None, 4), (70_000, 4), (50_000, 0)])
+async def test_a_call_whose_own_time_passed_ends_with_that_status(gateway: Running, own_ms, code) -> None:
+    gateway.processor.plays(play(admitted(), ended(output_pb2.FINISH_REASON_DEADLINE, completion=0)))
+    asked = enclose(0, pb.GenerateRequest(text="Hi", timeout_ms=own_ms).SerializeToString())
+    headers = {"content-type": "application/grpc-web", "grpc-timeout": "60S"}
+    reply = await gateway.ask("POST", PATH + "Generate", asked, headers)
+    assert f"grpc-status: {code}\r\n".encode() in reply.body
+
+
 async def test_an_unknown_caller_is_told_so_and_forgotten(gateway: Running) -> None:
     gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
     reply = await generate(gateway, "application/grpc-web", authorization="Bearer guess")
