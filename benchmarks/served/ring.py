@@ -59,7 +59,8 @@ def serve(
     address, log = f"127.0.0.1:{free_port()}", logs / "ringline-serve.log"
     command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
     command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--no-metrics"]
-    command += [] if "--http-port" in flags else ["--no-http"]
+    if "--http-port" not in flags:  # a variable, because earlier releases do not know the flag
+        environment = {"RINGLINE_HTTP": "false", **(environment or {})}
     begun = time.monotonic()
     with running(command, log, environment) as process:
         seconds = _first_token(address, process, begun, log)
