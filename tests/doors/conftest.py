@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from ringline import Client, Generation
 
-from tests.doors.clients import ASKED
+from tests.doors.clients import ASKED, Shown
 from tests.doors.door import Door, running_door
 from tests.doors.guarded_door import running_guarded_door
 
@@ -51,6 +51,13 @@ def tried(record_property, request: pytest.FixtureRequest):
         record_property("tried", request.node.name.removeprefix("test_").replace("_", " "))
 
     return note
+
+
+@pytest.fixture
+def shown(program: Shown, tried) -> Shown:
+    """What the module's ``program`` showed, noted for the table."""
+    tried(program.client)
+    return program
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

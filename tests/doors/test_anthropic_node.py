@@ -18,12 +18,6 @@ def program(door: Door, native: Client) -> Shown:
     return run_node("anthropic", "anthropic", door.url, native.models()[0].name)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_messages(shown: Shown, answer: Generation) -> None:
     message = shown("messages")
     assert [block["text"] for block in message["content"]] == [answer.content]

@@ -19,12 +19,6 @@ def program(door: Door, native: Client) -> Shown:
     return run_python("anthropic", "anthropic_python", door.url, native.models()[0].name, door.engine_metrics)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_messages(shown: Shown, answer: Generation) -> None:
     message = shown("messages")
     assert [(block["type"], block["text"]) for block in message["content"]] == [("text", answer.content)]

@@ -16,12 +16,6 @@ def program(door: Door) -> Shown:
     return run_python("langchain", "langchain_python", door.api)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_chat(shown: Shown, answer: Generation) -> None:
     chat = shown("chat")
     assert (chat["text"], chat["reason"]) == (answer.content, answer.finish_reason)

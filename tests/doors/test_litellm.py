@@ -16,12 +16,6 @@ def program(door: Door) -> Shown:
     return run_python("litellm", "litellm_python", door.url)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_chat(shown: Shown, answer: Generation) -> None:
     (choice,) = shown("chat")["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (answer.content, answer.finish_reason)

@@ -16,12 +16,6 @@ def program(door: Door) -> Shown:
     return run_python("openai-agents", "openai_agents_python", door.api)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 APIS = ("chat", "responses")
 
 

@@ -34,12 +34,6 @@ def program(guarded_door: Door, tmp_path_factory: pytest.TempPathFactory) -> Sho
         return run_python("openai", "openai_errors", guarded_door.api, f"{nowhere}/v1")
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 @pytest.mark.parametrize("what", REFUSALS)
 def test_refusal(what: str, shown: Shown) -> None:
     refused = shown("refusals")[what]

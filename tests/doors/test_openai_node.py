@@ -23,12 +23,6 @@ def program(door: Door) -> Shown:
     return run_node("openai", "openai", door.api, door.engine_metrics)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_chat(shown: Shown, answer: Generation) -> None:
     (choice,) = shown("chat")["choices"]
     assert choice["message"]["content"] == answer.content

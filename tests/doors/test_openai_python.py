@@ -20,12 +20,6 @@ def program(door: Door) -> Shown:
     return run_python("openai", "openai_python", door.api, door.engine_metrics)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 def test_models(shown: Shown, native: Client) -> None:
     (model,) = native.models()
     assert shown("models") == [model.name, model.name]

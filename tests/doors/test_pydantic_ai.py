@@ -18,12 +18,6 @@ def program(door: Door) -> Shown:
     return run_python("pydantic-ai", "pydantic_ai_python", door.url)
 
 
-@pytest.fixture
-def shown(program: Shown, tried) -> Shown:
-    tried(program.client)
-    return program
-
-
 APIS = ("chat", "responses", "messages")
 
 

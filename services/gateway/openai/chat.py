@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Part, Reasoning, RingError, ToolCallPiece
@@ -133,7 +133,7 @@ def _options(request: ChatRequest) -> Options:
         template_args.setdefault("documents", request.documents)
     if template_args:
         options["template_args"] = template_args
-    return options  # type: ignore[return-value]
+    return cast(Options, options)
 
 
 def _naming(request: ChatRequest) -> Callable[[str], str]:

@@ -56,13 +56,16 @@ class PackedTokenizer:
     """
 
     def __init__(self) -> None:
-        self._packed: ServedModel | None = None
+        self._packed_for: tuple[str, str, tuple[int, ...]] | None = None
+        """What the ZIP depends on, not the model itself: one that is replaced must be forgotten."""
         self._data, self._sha256 = b"", ""
 
     def chunks(self, served: ServedModel) -> Iterator[Any]:
         """``GetTokenizerChunk`` by chunk, with the SHA-256 of all in the last one."""
-        if self._packed is not served:
-            self._packed, self._data = served, _packed(served)
+        model = served.model
+        key = model.model_digest, model.tokenizer_digest, tuple(model.eos_token_ids)
+        if self._packed_for != key:
+            self._packed_for, self._data = key, _packed(served)
             self._sha256 = hashlib.sha256(self._data).hexdigest()
         data, sha256 = self._data, self._sha256
         for start in range(0, len(data), _CHUNK_BYTES):

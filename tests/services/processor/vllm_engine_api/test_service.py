@@ -21,7 +21,7 @@ from smg_grpc_proto.generated import common_pb2
 from services.common.config.errors import ExitCode, FatalError
 from services.processor import main
 from services.processor.linked_peers import LinkedEngine
-from services.processor.served_models import ServedModels, TextCodec
+from services.processor.served_models import ServedModel, ServedModels, TextCodec
 from services.processor.vllm_engine_api.facts import PackedTokenizer, ServerFacts
 from services.processor.vllm_engine_api.service import DESCRIPTION, VllmEngineService
 from services.ring.identity import PeerId
@@ -163,8 +163,12 @@ def test_the_tokenizer_is_a_zip_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
     assert [chunk.sha256 for chunk in chunks] == [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()]
     others = packed.chunks(models.newest)
     assert (next(others), packed._data is kept) == (chunks[0], True), "it is made once"
-    next(packed.chunks(replace(models.newest)))
+    other = type(models.newest.model)()
+    other.CopyFrom(models.newest.model)
+    other.tokenizer_digest = "another"
+    next(packed.chunks(replace(models.newest, model=other)))
     assert (list(others), packed._data is kept) == (chunks[1:], False), "a call goes on with what it began"
+    assert ServedModel not in map(type, vars(packed).values()), "a model that is replaced is forgotten"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
     config = json.loads(found.pop("config.json"))

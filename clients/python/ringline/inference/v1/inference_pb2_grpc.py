@@ -68,7 +68,8 @@ class InferenceServiceServicer(object):
 
     def Generate(self, request, context):
         """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost. While the
+        server drains, a call ends with UNAVAILABLE and no response: send the request elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,7 +77,8 @@ class InferenceServiceServicer(object):
 
     def Session(self, request_iterator, context):
         """Any number of requests on one stream; responses of many requests come batched. An error belongs to its request.
-        All requests share one HTTP/2 window: keep reading, or the session stalls and is ended.
+        All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
+        new session ends with UNAVAILABLE and no response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,8 @@ class InferenceServiceStub:
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
     """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost. While the
+    server drains, a call ends with UNAVAILABLE and no response: send the request elsewhere.
     """
 
     Session: grpc.StreamStreamMultiCallable[
@@ -34,7 +35,8 @@ class InferenceServiceStub:
         ringline.inference.v1.inference_pb2.SessionResponse,
     ]
     """Any number of requests on one stream; responses of many requests come batched. An error belongs to its request.
-    All requests share one HTTP/2 window: keep reading, or the session stalls and is ended.
+    All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
+    new session ends with UNAVAILABLE and no response.
     """
 
     Tokenize: grpc.UnaryUnaryMultiCallable[
@@ -63,7 +65,8 @@ class InferenceServiceAsyncStub:
         ringline.inference.v1.inference_pb2.GenerateResponse,
     ]
     """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
+    exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost. While the
+    server drains, a call ends with UNAVAILABLE and no response: send the request elsewhere.
     """
 
     Session: grpc.aio.StreamStreamMultiCallable[
@@ -71,7 +74,8 @@ class InferenceServiceAsyncStub:
         ringline.inference.v1.inference_pb2.SessionResponse,
     ]
     """Any number of requests on one stream; responses of many requests come batched. An error belongs to its request.
-    All requests share one HTTP/2 window: keep reading, or the session stalls and is ended.
+    All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
+    new session ends with UNAVAILABLE and no response.
     """
 
     Tokenize: grpc.aio.UnaryUnaryMultiCallable[
@@ -102,7 +106,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.inference.v1.inference_pb2.GenerateResponse], collections.abc.AsyncIterator[ringline.inference.v1.inference_pb2.GenerateResponse]]:
         """One request. The stream carries either Refused alone, and the call ends with the same status; or Admitted first,
-        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost.
+        exactly one ChoiceFinished per choice, and RequestFinished last. A stream that ends otherwise was lost. While the
+        server drains, a call ends with UNAVAILABLE and no response: send the request elsewhere.
         """
 
     @abc.abstractmethod
@@ -112,7 +117,8 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[ringline.inference.v1.inference_pb2.SessionResponse], collections.abc.AsyncIterator[ringline.inference.v1.inference_pb2.SessionResponse]]:
         """Any number of requests on one stream; responses of many requests come batched. An error belongs to its request.
-        All requests share one HTTP/2 window: keep reading, or the session stalls and is ended.
+        All requests share one HTTP/2 window: keep reading, or the session stalls and is ended. While the server drains, a
+        new session ends with UNAVAILABLE and no response.
         """
 
     @abc.abstractmethod
