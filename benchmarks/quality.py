@@ -36,7 +36,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import QuantMethod, Unquantized, take_bias, take_weight
+from engine_core.quantization.base import OneMethod, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int8 import Int8, Int8Linear
 
 CPU = torch.device("cpu")
@@ -122,7 +122,8 @@ def log_probabilities(
 ) -> list[torch.Tensor]:
     """Log probabilities [T, V] of the token after each position, for each text separately."""
     attention, layers = TorchAttention(), TorchBackend()
-    model = make_model(checkpoint, attention, layers, CPU, quant_method)
+    quantization = None if quant_method is None else OneMethod(quant_method)
+    model = make_model(checkpoint, attention, layers, CPU, quantization)
     load_weights(model, checkpoint, CPU)
     blocks = -(-max(map(len, texts)) // _BLOCK_SIZE)
     caches = attention.allocate(model.kv_cache_spec(_BLOCK_SIZE), blocks, CPU)

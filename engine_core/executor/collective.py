@@ -82,10 +82,10 @@ class CollectiveExecutor(Executor):
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             self.model = checkpoint.spec
             dtype = self.model.dtype
-            if checkpoint.expanded_quantization:
-                dtype += f" (weights in {checkpoint.expanded_quantization} are expanded)"
             if checkpoint.quantization:
                 dtype += f", {checkpoint.quantization} layers"
+            elif checkpoint.stored_quantization is not None:
+                dtype += f", {checkpoint.stored_quantization.describe()}"
             stage.detail = (
                 f"{self.model.architecture} {checkpoint.choice.reason}, {dtype}, max_model_len "
                 f"{self.model.max_model_len}"

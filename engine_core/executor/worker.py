@@ -184,7 +184,7 @@ class Worker:
             device.attention,
             device.ops,
             device.torch_device,
-            device.quant_method,
+            device.quantization,
             rank,
             self._collectives,
         )

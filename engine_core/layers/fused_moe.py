@@ -24,6 +24,9 @@ from engine_core.quantization.base import QuantMethod, Unquantized
 class ExpertTensors(ABC):
     """How a checkpoint keeps the tensors of experts."""
 
+    prefix: str
+    """What the names of all of them begin with: ``model.layers.0.mlp.experts``."""
+
     @abstractmethod
     def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor."""
@@ -40,7 +43,6 @@ class SeparateExperts(ExpertTensors):
     """Three tensors for each expert."""
 
     prefix: str
-    """In front of the expert's number: ``model.layers.0.mlp.experts``."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"

@@ -18,6 +18,7 @@ from engine_core.layers.features import Features
 from engine_core.layers.part import Part
 from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import GroupedLinearOp, HeadsShape, OpsBackend
+from engine_core.quantization.base import QuantMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,23 @@ class MLAShape:
 
 
 class MultiHeadLatentAttention(Part):
-    """Attention of one layer over its latents; takes ``kv_b_proj``, which stays in the model's type."""
+    """Attention of one layer over its latents; takes ``kv_b_proj``, which is in the model's type then."""
 
     def __init__(
-        self, name: str, shape: MLAShape, heads: range, scale: float, ops: OpsBackend, attention: AttentionBackend
+        self,
+        name: str,
+        shape: MLAShape,
+        heads: range,
+        scale: float,
+        ops: OpsBackend,
+        attention: AttentionBackend,
+        quant_method: QuantMethod,
     ) -> None:
         """Of ``heads``, this rank's of all that ``shape`` has."""
         of_head = shape.qk_nope_head_dim + shape.v_head_dim
         rows = range(heads.start * of_head, heads.stop * of_head)
-        self._rows = TensorRows(f"{name}.weight", shape.num_heads * of_head, rows)
+        self._rows = TensorRows(name, shape.num_heads * of_head, rows)
+        self._quant_method = quant_method
         shape = replace(shape, num_heads=len(heads))
         self.outputs_per_row = shape.num_heads * (2 * shape.kv_lora_rank + shape.qk_rope_head_dim)
         self._shape = shape
@@ -67,11 +76,12 @@ class MultiHeadLatentAttention(Part):
         return self._ops.rotary(HeadsShape(num_heads, 0, width, width, self._shape.interleaved), None)
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {self._rows.name: (self._rows.count, self._shape.kv_lora_rank)}
+        return self._quant_method.tensors_of(self._rows, self._shape.kv_lora_rank)
 
     def load(self, weights: Weights) -> None:
         shape = self._shape
-        of_heads = weights.take(self._rows).view(shape.num_heads, -1, shape.kv_lora_rank)
+        taken = self._quant_method.take_expanded(self._rows, shape.kv_lora_rank, weights)
+        of_heads = taken.view(shape.num_heads, -1, shape.kv_lora_rank)
         keys, values = torch.split(of_heads, [shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
         self._keys = self._ops.grouped_linear(self._padded(keys).transpose(1, 2))
         self._values = self._ops.grouped_linear(self._padded(values))

@@ -22,7 +22,7 @@ from engine_core.layers.part import Part
 from engine_core.layers.shares import Shares
 from engine_core.layers.weights import TensorRows
 from engine_core.ops.base import ExpertsShape, HeadsShape, OpsBackend, Routing
-from engine_core.quantization.base import QuantMethod, Unquantized
+from engine_core.quantization.base import OneMethod, QuantizationConfig, Unquantized
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -36,11 +36,11 @@ class PartFactory:
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
-        quant_method: QuantMethod | None = None,
+        quantization: QuantizationConfig | None = None,
         rank: Rank | None = None,
         collectives: TensorCollectives | None = None,
     ) -> None:
-        """``quant_method`` of all linear layers; None: they keep the model's type.
+        """``quantization`` of the linear layers; None: they keep the model's type.
 
         Parts are those of ``rank``, if given; then ``collectives`` are needed to compute with them.
         """
@@ -52,7 +52,7 @@ class PartFactory:
         self.parts: list[Part] = []
         """In the order in which they were made, and will be loaded."""
         self.attention_backend = attention
-        self._quant_method = quant_method or Unquantized()
+        self._quantization = quantization or OneMethod(Unquantized())
 
     def linear(
         self,
@@ -123,7 +123,7 @@ class PartFactory:
         names = (names,) if isinstance(names, str) else names
         pieces = rows_of(names, rows or (count // len(names),) * len(names), taken)
         shape = LinearShape(pieces, _features(inputs), outputs, bias)
-        return self._add(ColumnParallelLinear(shape, self.backend, self._quant_method))
+        return self._add(ColumnParallelLinear(shape, self.backend, self._quantization.method(names)))
 
     def parallel_lm_head(self, name: str, vocab_size: int, hidden_size: int, bias: bool = False) -> ParallelLMHead:
         """The output projection; ``name`` is that of the embedding where the two are tied."""
@@ -134,7 +134,8 @@ class PartFactory:
             Features(1, len(tokens), fixed=True),
             bias,
         )
-        return self._add(ParallelLMHead(shape, self.backend, self._quant_method, self.shares.of_tokens(vocab_size)))
+        method = self._quantization.method((name,))
+        return self._add(ParallelLMHead(shape, self.backend, method, self.shares.of_tokens(vocab_size)))
 
     def sigmoid_gate(self, name: str, hidden_size: int) -> SigmoidGate:
         """The projection to one logit per row, whose sigmoid another block's output is multiplied by; it is never
@@ -210,16 +211,17 @@ class PartFactory:
         """Attention of this rank's heads over latents; ``name`` is that of the projection from latents to keys and
         values, ``shape`` that of all heads.
         """
-        heads = self.shares.groups(shape.num_heads)
-        return self._add(MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend))
+        heads, method = self.shares.groups(shape.num_heads), self._quantization.method((name,))
+        return self._add(
+            MultiHeadLatentAttention(name, shape, heads, scale, self.backend, self.attention_backend, method)
+        )
 
     def fused_moe(
         self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
     ) -> FusedMoE:
         """A router and its experts."""
-        return self._add(
-            FusedMoE(shape, routing, router, tensors, self.backend, self._quant_method, self.dtype, self.shares)
-        )
+        method = self._quantization.method((tensors.prefix,))
+        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, method, self.dtype, self.shares))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

@@ -31,6 +31,10 @@ class TensorRows:
 class Weights(Protocol):
     """Where weights come from."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's type."""
+
     def take(self, *tensors: str | TensorRows) -> torch.Tensor:
         """A tensor, or several joined along the first dimension, where one may recur.
 
@@ -46,6 +50,12 @@ class Weights(Protocol):
 
     def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
         """Like ``take_row``, from a tensor of bytes, which are not converted."""
+
+    def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
+        """That ``place`` of a tensor, as it is stored: of any type, on CPU; valid until one of another layer is taken.
+
+        A method reads the tensors of a layer in turns, a few rows of each at a time; each counts as taken whole.
+        """
 
     def take_float32(self, name: str) -> torch.Tensor:
         """A copy in float32 of the tensor as it is stored: what must not be rounded to the model's type."""

@@ -25,6 +25,8 @@ from engine_core.model_loader.location import find_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
+from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -49,8 +51,8 @@ class Checkpoint:
     """The type of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
-    expanded_quantization: str | None
-    """How its weights are quantized, which are expanded to ``dtype`` when they are loaded."""
+    stored_quantization: QuantizationConfig | None
+    """How its weights are quantized; None: they are not."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
@@ -85,10 +87,10 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    expanded = _expanded_quantization(path, raw, choice)
+    stored = _stored_quantization(path, raw, config.quantization)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
-    dtype_name = _dtype_name(path, config, load, hf_config, expanded)
+    dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
     spec = ModelSpec(
         name=config.served_model_name or served_name(config.model),
         architecture=choice.architecture,
@@ -107,7 +109,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
         _DTYPES[dtype_name],
         config.quantization,
-        expanded,
+        stored,
         load.load_format,
         config.seed,
     )
@@ -170,16 +172,18 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     return named[0]
 
 
-def _expanded_quantization(path: Path, raw: dict[str, Any], choice: ModelChoice) -> str | None:
-    """How the checkpoint is quantized, if it is, by a method that the model expands."""
+def _stored_quantization(path: Path, raw: dict[str, Any], quantization: str | None) -> QuantizationConfig | None:
+    """How the checkpoint is quantized, if it is."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized
-    if method is not None and method in choice.model.expanded_quantizations:
-        return method
+    if quantization is not None:
+        raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
+    if method is not None and method in STORED:
+        return STORED[method](raw["quantization_config"])
     raise UnsupportedModelError(
-        f"{path} is quantized with {name}, which is not supported for {choice.architecture}: choose the checkpoint "
-        "that is not quantized; --quantization int8 makes its weights smaller"
+        f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
+        f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
     )
 
 
@@ -254,18 +258,18 @@ def _reason(error: Exception) -> str:
 
 
 def _dtype_name(
-    path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig, expanded: str | None
+    path: Path, config: ModelConfig, load: LoadConfig, hf_config: PretrainedConfig, is_quantized: bool
 ) -> str:
     """The type asked for, else the one config.json names, else that of the stored tensors.
 
-    Where there are none, because weights are made up, float32, or bfloat16 for what is quantized ``expanded``.
+    Where there are none, because weights are made up, float32, or bfloat16 for what is quantized.
     """
     if config.dtype != "auto":
         return config.dtype
     dtype = hf_config.dtype
     if dtype is None:
         has_weights = load.load_format != "dummy" or any(path.glob("*.safetensors"))
-        dtype = _first_dtype(path) if has_weights else torch.bfloat16 if expanded else torch.float32
+        dtype = _first_dtype(path) if has_weights else torch.bfloat16 if is_quantized else torch.float32
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
         raise UnsupportedModelError(

@@ -32,6 +32,7 @@ class DummyWeights:
         """``shapes`` are the tensors that will be taken; equal arguments make equal weights."""
         generator = torch.Generator().manual_seed(seed)
         pool = (torch.randn(_POOL_SIZE, generator=generator) * _STANDARD_DEVIATION).to(dtype)
+        self.dtype = dtype
         self._pool = pool.to(device).repeat(2)
         self._shapes = shapes
         self._staging = Staging(dtype, device)
@@ -74,6 +75,9 @@ class DummyWeights:
         row = row if rows is None else row[rows.start : rows.stop]
         self._done += row.numel() * self._pool.itemsize
         return row
+
+    def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
+        raise NotImplementedError("dummy weights of quantized checkpoints")
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self.take(name).to(torch.float32, copy=True)

@@ -20,9 +20,9 @@ from engine_core.model_loader.dummy import DummyWeights
 from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
+from engine_core.ops.selector import outline_quantization
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import QuantMethod
-from engine_core.quantization.int8 import Int8
+from engine_core.quantization.base import QuantizationConfig
 
 
 def make_model(
@@ -30,7 +30,7 @@ def make_model(
     attention: AttentionBackend,
     ops: OpsBackend,
     device: torch.device,
-    quant_method: QuantMethod | None = None,
+    quantization: QuantizationConfig | None = None,
     rank: Rank | None = None,
     collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
@@ -38,14 +38,14 @@ def make_model(
 
     ``collectives`` are those of the ranks of its stage; None: there are none, or nothing will be computed.
     """
-    factory = PartFactory(ops, attention, checkpoint.dtype, device, quant_method, rank or Rank(), collectives)
+    factory = PartFactory(ops, attention, checkpoint.dtype, device, quantization, rank or Rank(), collectives)
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 
 def model_outline(checkpoint: Checkpoint, rank: Rank | None = None) -> LanguageModel:
     """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known."""
-    quant_method = None if checkpoint.quantization is None else Int8(None)
-    return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quant_method, rank)
+    quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+    return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quantization, rank)
 
 
 def load_weights(

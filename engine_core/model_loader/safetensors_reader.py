@@ -26,7 +26,17 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _BYTE_TYPES = {"U8": torch.uint8}
-_TYPES = _FLOAT_TYPES | _BYTE_TYPES
+_TYPES = (
+    _FLOAT_TYPES
+    | _BYTE_TYPES
+    | {
+        "I8": torch.int8,
+        "I32": torch.int32,
+        "I64": torch.int64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+)
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
 _SHORT = 2
@@ -117,7 +127,7 @@ class SafetensorsWeights:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {_some(twice)}")
         _check(directory, self._tensors, expected)
         self._expected = expected
-        self._dtype = dtype
+        self.dtype = dtype
         self._staging = Staging(dtype, device)
         self._device = device
         self._on_progress = on_progress
@@ -193,7 +203,7 @@ class SafetensorsWeights:
             for part, place in zip(parts, torch.split(joined, rows), strict=True):
                 place.copy_(part)
             parts = [joined]
-        elif parts[0].dtype != self._dtype or parts[0].device != self._device:
+        elif parts[0].dtype != self.dtype or parts[0].device != self._device:
             parts = [self._staging.make(tuple(parts[0].shape)).copy_(parts[0])]
         return parts[0]
 
@@ -222,6 +232,12 @@ class SafetensorsWeights:
         part = self._mapped_tensor(name)[rows.start : rows.stop]
         self._count(name, rows.start * math.prod(shape[1:]) * part.itemsize, part.nbytes)
         return part
+
+    def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
+        if name not in self._whole:
+            self._unmap_if_many()
+            self._whole[name] = self._view(name, _TYPES)
+        return self._whole[name][place]
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self._view(name).to(self._device, torch.float32, copy=True)

@@ -56,7 +56,6 @@ class GptOssForCausalLM(CausalLM):
     """The weights of a row's experts are the softmax of their logits alone."""
 
     model_type = "gpt_oss"
-    expanded_quantizations = ("mxfp4",)
     layer_class = GptOssLayer
 
     @classmethod

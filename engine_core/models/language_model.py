@@ -33,8 +33,6 @@ class LanguageModel(ABC):
     """
 
     config: ModelShape
-    expanded_quantizations: ClassVar[tuple[str, ...]] = ()
-    """Methods of quantized checkpoints whose weights are expanded to the model's type when they are loaded."""
     reads_per_layer_config: ClassVar[bool] = False
     """Whether ``read_config`` knows ``per_layer_config``; for the others it is refused."""
 

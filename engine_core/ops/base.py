@@ -21,6 +21,7 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import UNIT, cut
 from engine_core.forward_context import ForwardContext
 from engine_core.ops.activation import Activation
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 
 class LinearOp(ABC):
@@ -44,10 +45,12 @@ class LinearOp(ABC):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[M, N] of ``x`` [M, K], times ``scale``, plus ``residual`` [M, N]; as ``x``, or in float32 if ``dtype`` is.
 
-        ``residual`` may be columns of a wider tensor: its rows may lie apart. It may be overwritten.
+        ``residual`` may be columns of a wider tensor: its rows may lie apart. It may be overwritten. The result is
+        ``into`` [M, N] if given, which may be such columns, too.
         """
 
     @abstractmethod
@@ -310,6 +313,24 @@ class OpsBackend(ABC):
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
         """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
+
+    def quantized_linear(
+        self,
+        kept: QuantFormat,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        parts: Iterable[QuantizedWeight],
+        bias: torch.Tensor | None = None,
+        input_order: torch.Tensor | None = None,
+    ) -> LinearOp:
+        """A linear layer of a weight [``outputs``, ``inputs``] without padding, whose rows come in ``parts``.
+
+        ``dtype`` is the model's. Column i of the weight is for input ``input_order[i]``, [K] int64, if given. Unless a
+        backend has kernels for that, the weight is expanded.
+        """
+        weight = torch.cat([part.dequantized().to(dtype) for part in parts])
+        return self.linear(weight if input_order is None else weight[:, input_order.argsort()], bias)
 
     @abstractmethod
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:

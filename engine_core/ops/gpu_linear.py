@@ -21,8 +21,15 @@ class LibraryLinear(TorchLinear):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``residual`` is overwritten."""
+        y = self._result(x, residual, scale, dtype)
+        return y if into is None else into.copy_(y)
+
+    def _result(
+        self, x: torch.Tensor, residual: torch.Tensor | None, scale: float, dtype: torch.dtype | None
+    ) -> torch.Tensor:
         if dtype is not None and dtype != x.dtype:
             y = torch.mm(x, self.weight.t(), out_dtype=dtype)
             y = (y if self.bias is None else y + self.bias).mul_(scale)
@@ -70,6 +77,7 @@ class InvariantLinear(TorchLinear):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(len(x), self.out_features, dtype=dtype or x.dtype, device=x.device)
@@ -97,4 +105,4 @@ class InvariantLinear(TorchLinear):
             num_stages=tiles.stages,
             **AS_WRITTEN,
         )
-        return output
+        return output if into is None else into.copy_(output)

@@ -62,9 +62,10 @@ class NativeLinear(LinearOp):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x = x.contiguous()
-        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
+        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype) if into is None else into
         arguments = self._arguments
         if residual is None:
             arguments.residual = None

@@ -9,7 +9,7 @@ from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError, 
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import QuantMethod
+from engine_core.quantization.base import OneMethod, QuantizationConfig
 from engine_core.quantization.int8 import Int8
 
 
@@ -22,19 +22,26 @@ def choose_ops(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None 
     return NativeBackend(kernels), f"layers by native kernels for {kernels.instruction_set}"
 
 
-def choose_quant_method(
-    quantization: str | None, library: KernelLibrary | None = None
-) -> tuple[QuantMethod | None, str]:
-    """The method that ``ModelConfig.quantization`` names (None for None), and a description for a person.
+def outline_quantization(
+    quantization: str | None, stored: QuantizationConfig | None = None
+) -> QuantizationConfig | None:
+    """As ``choose_quantization``, where weights are only counted."""
+    return stored if quantization is None else OneMethod(Int8(None))
+
+
+def choose_quantization(
+    quantization: str | None, stored: QuantizationConfig | None = None, library: KernelLibrary | None = None
+) -> QuantizationConfig | None:
+    """How layers are quantized: as ``ModelConfig.quantization`` says, or else as they are ``stored`` in the checkpoint.
 
     Raises ``ConfigError`` where it cannot be computed.
     """
     if quantization is None:
-        return None, ""
+        return stored
     try:
         kernels = load_int8_kernels(library=library)
     except KernelsUnavailableError as error:
         raise ConfigError(
             "quantization", quantization, f"no value, because it needs native kernels: {error}"
         ) from error
-    return Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}"
+    return OneMethod(Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}")

@@ -47,10 +47,12 @@ class TorchLinear(LinearOp):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         y = torch.nn.functional.linear(x, self.weight, self.bias).to(dtype or x.dtype)
         y = y if scale == 1.0 else y.mul_(scale)
-        return y if residual is None else residual + y
+        y = y if residual is None else residual + y
+        return y if into is None else into.copy_(y)
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.embedding(indices, self.weight)

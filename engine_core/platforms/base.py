@@ -14,7 +14,7 @@ from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.platforms.kv_cache_size import Profile
-from engine_core.quantization.base import QuantMethod
+from engine_core.quantization.base import QuantizationConfig
 from engine_core.worker.input_batch import InputBatch
 from engine_core.worker.model_runner import ModelRunner
 
@@ -27,8 +27,8 @@ class Platform(ABC):
     torch_device: torch.device
     attention: AttentionBackend
     ops: OpsBackend
-    quant_method: QuantMethod | None
-    """The method for linear layers; None: they keep the model's type."""
+    quantization: QuantizationConfig | None
+    """Of linear layers; None: they keep the model's type."""
     usable: int
     """Bytes of memory that this process may take in all, measured before anything was loaded."""
 

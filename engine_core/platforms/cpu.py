@@ -18,7 +18,7 @@ from engine_core.kernels.memory import take_now
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_ops, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quantization
 from engine_core.platforms.base import NewBatch, Platform
 from engine_core.platforms.host_memory import (
     instruction_sets,
@@ -66,7 +66,8 @@ class CpuPlatform(Platform):
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)
-        self.quant_method, quantized = choose_quant_method(checkpoint.quantization, library)
+        self.quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization, library)
+        quantized = "" if self.quantization is None else self.quantization.describe()
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"

@@ -202,7 +202,7 @@ class CudaPlatform(Platform):
         asked = config.attention_backend
         self.attention, self._attends = choose_gpu_attention(asked, demand, processors, self.torch_device)
         self.ops = GpuBackend(processors, config.deterministic, self.torch_device)
-        self.quant_method = None
+        self.quantization = checkpoint.stored_quantization
         self._limits = limits
         self._eager = config.enforce_eager
         self._graphs_expected: int | None = None

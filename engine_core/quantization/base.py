@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from engine_core.layers.features import LinearShape
-from engine_core.layers.weights import Weights
+from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
 
 
@@ -16,13 +17,16 @@ class QuantMethod(ABC):
 
     def tensors(self, shape: LinearShape) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor of the checkpoint that the layer takes."""
-        columns = shape.inputs.count
         wanted: dict[str, tuple[int, ...]] = {}
         for piece in shape.pieces:
-            wanted[f"{piece.name}.weight"] = (piece.count, columns)
+            wanted |= self.tensors_of(piece, shape.inputs.count)
             if shape.bias:
                 wanted[f"{piece.name}.bias"] = (piece.count,)
         return wanted
+
+    def tensors_of(self, piece: TensorRows, inputs: int) -> dict[str, tuple[int, ...]]:
+        """Those of one weight [``piece.count``, ``inputs``], without a bias."""
+        return {f"{piece.name}.weight": (piece.count, inputs)}
 
     @abstractmethod
     def weight_bytes(self, shape: LinearShape, itemsize: int) -> int:
@@ -31,6 +35,12 @@ class QuantMethod(ABC):
     @abstractmethod
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         """Take the layer's tensors from ``weights``."""
+
+    def take_expanded(self, piece: TensorRows, inputs: int, weights: Weights) -> torch.Tensor:
+        """The rows of ``piece`` [rows, ``inputs``] in the model's type, for what is not a linear layer; valid until the
+        next tensor is taken.
+        """
+        return weights.take(piece.of("weight"))
 
     def experts(
         self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
@@ -53,6 +63,32 @@ class Unquantized(QuantMethod):
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
         return backend.linear(take_weight(shape, weights, backend), bias)
+
+
+class QuantizationConfig(ABC):
+    """How the layers of a model are quantized: one method for each (vLLM's name)."""
+
+    @abstractmethod
+    def method(self, names: tuple[str, ...]) -> QuantMethod:
+        """That of the layer, or of the experts, with these prefixes in the checkpoint; several where they are fused."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """For a person: AWQ, 4 bits in groups of 128."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneMethod(QuantizationConfig):
+    """The same for all layers."""
+
+    of_all: QuantMethod
+    description: str = ""
+
+    def method(self, names: tuple[str, ...]) -> QuantMethod:
+        return self.of_all
+
+    def describe(self) -> str:
+        return self.description
 
 
 def take_weight(shape: LinearShape, weights: Weights, backend: OpsBackend) -> torch.Tensor:

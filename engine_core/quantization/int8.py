@@ -91,10 +91,11 @@ class Int8Linear(LinearOp):
         residual: torch.Tensor | None = None,
         scale: float = 1.0,
         dtype: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if x.stride(1) != 1:
             x = x.contiguous()
-        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype)
+        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype) if into is None else into
         arguments = self._arguments
         arguments.input, arguments.input_stride = x.data_ptr(), x.stride(0)
         if residual is None:

@@ -7,20 +7,35 @@ as its exponent + 127. Every product has at most two significant bits, so bfloat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
 from engine_core.layers.fused_moe import ExpertTensors, own_biases
 from engine_core.layers.weights import Weights
 from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertWeights
+from engine_core.quantization.base import QuantizationConfig, QuantMethod, Unquantized
 
 SCALED_TOGETHER = 32
 """Numbers along a row that have one scale."""
 _BLOCK_BYTES = SCALED_TOGETHER // 2
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Config(QuantizationConfig):
+    """Experts alone are quantized."""
+
+    fields: Mapping[str, Any]
+
+    def method(self, names: tuple[str, ...]) -> QuantMethod:
+        return Unquantized()
+
+    def describe(self) -> str:
+        return "experts in MXFP4"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_ops, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quantization
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -47,11 +47,11 @@ def build_model(
     collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
     """The checkpoint's model, or a rank's part, with its weights, by default as an engine on CPU would compute it."""
-    quant_method, _ = choose_quant_method(checkpoint.quantization)
+    quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization)
     layers = layers or layers_of(checkpoint)
     if attention is None:
         attention = chosen_attention() if isinstance(layers, NativeBackend) else TorchAttention()
-    model = make_model(checkpoint, attention, layers, CPU, quant_method, rank, collectives)
+    model = make_model(checkpoint, attention, layers, CPU, quantization, rank, collectives)
     load_weights(model, checkpoint, CPU, on_progress, digest)
     return model
 

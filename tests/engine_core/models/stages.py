@@ -15,7 +15,7 @@ from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import StagedModel
 from engine_core.ops.native import NativeBackend
-from engine_core.ops.selector import choose_quant_method
+from engine_core.ops.selector import choose_quantization
 from tests.engine_core.models.driver import CPU, chosen_attention, layers_of
 
 
@@ -26,7 +26,8 @@ def load_stages(checkpoint: Checkpoint, count: int) -> list[StagedModel]:
     stages = []
     for stage in range(count):
         rank = Rank(pp=stage, pp_size=count)
-        model = make_model(checkpoint, attention, layers, CPU, choose_quant_method(checkpoint.quantization)[0], rank)
+        quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+        model = make_model(checkpoint, attention, layers, CPU, quantization, rank)
         load_weights(model, checkpoint, CPU)
         stages.append(model)
     return stages

@@ -10,7 +10,7 @@ import torch
 from engine_core.errors import ConfigError
 from engine_core.kernels.library import KernelsUnavailableError
 from engine_core.ops import selector
-from engine_core.ops.selector import choose_ops, choose_quant_method
+from engine_core.ops.selector import choose_ops, choose_quantization
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8
 
@@ -22,11 +22,12 @@ def test_heads_larger_than_the_kernel_has_room_for_are_left_to_torch() -> None:
 
 
 def test_the_option_chooses_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_quant_method(None) == (None, "")
-    method, why = choose_quant_method("int8")
-    assert isinstance(method, Int8)
-    assert "8-bit linear layers" in why
+    assert choose_quantization(None) is None
+    chosen = choose_quantization("int8")
+    assert chosen is not None
+    assert isinstance(chosen.method(("lm_head",)), Int8)
+    assert "8-bit linear layers" in chosen.describe()
     none_built = KernelsUnavailableError("no library of native kernels was built")
     monkeypatch.setattr(selector, "load_int8_kernels", Mock(side_effect=none_built))
     with pytest.raises(ConfigError, match=r"quantization='int8'.*needs native kernels: no library"):
-        choose_quant_method("int8")
+        choose_quantization("int8")

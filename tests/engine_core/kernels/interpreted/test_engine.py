@@ -59,7 +59,7 @@ class InterpretedDevice(CudaPlatform):
         self.batch_invariant = True
         self.attention = TritonAttention(limits.max_model_len, 2, uniform=True)
         self.ops = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
-        self.quant_method = None
+        self.quantization = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
         self._warning = ""
 

@@ -1,0 +1,107 @@
+"""A weight that stays quantized: codes along its rows, what they stand for, and what groups of them share.
+
+Every format that is read comes down to this one: a number is ``scale · (codebook[code] − zero)``, or ``scale ·
+codebook[code] + minimum``, where a group of neighbouring inputs of one output has the scale, the zero and the minimum.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+
+class Offset(enum.Enum):
+    """What a group has besides its scale."""
+
+    NONE = enum.auto()
+    ZERO = enum.auto()
+    """The code of zero: an integer from 0 to 255."""
+    MINIMUM = enum.auto()
+    """A number that is added."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantFormat:
+    """How weights are kept."""
+
+    codebook: tuple[float, ...]
+    """What each code stands for: 16 or 256 numbers."""
+    group_size: int
+    """Inputs of a group; the last one may have fewer."""
+    scale_dtype: torch.dtype
+    """Of scales and minima: float16, bfloat16 or float32."""
+    outer_size: int | None = None
+    """Inputs that share a scale of ``scale_dtype``; a group's is that times an integer of 8 bits, and likewise its
+    minimum. None: each group has its own.
+    """
+    offset: Offset = Offset.NONE
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return (len(self.codebook) - 1).bit_length()
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether a code stands for itself plus a constant integer."""
+        first = self.codebook[0]
+        return first.is_integer() and self.codebook == tuple(first + code for code in range(len(self.codebook)))
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a weight, without padding."""
+        groups, itemsize = -(-inputs // self.group_size), self.scale_dtype.itemsize
+        of_scales = groups * itemsize if self.outer_size is None else groups + -(-inputs // self.outer_size) * itemsize
+        of_offsets = {Offset.NONE: 0, Offset.ZERO: groups, Offset.MINIMUM: of_scales}[self.offset]
+        return outputs * (-(-inputs * self.bits // 8) + of_scales + of_offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """Rows [N, K] of a weight, in G groups each, O of which share an outer scale; on CPU, dense."""
+
+    format: QuantFormat
+    codes: torch.Tensor
+    """[N, K] uint8, one code in each."""
+    scales: torch.Tensor
+    """[N, G] of ``scale_dtype``; int8 where there are outer ones."""
+    outer_scales: torch.Tensor | None = None
+    """[N, O] of ``scale_dtype``."""
+    zeros: torch.Tensor | None = None
+    """[N, G] uint8."""
+    minima: torch.Tensor | None = None
+    """[N, G], like ``scales``."""
+    outer_minima: torch.Tensor | None = None
+
+    def dequantized(self) -> torch.Tensor:
+        """[N, K] float32, on the device of the codes."""
+        codebook = torch.tensor(self.format.codebook, device=self.codes.device)
+        numbers = codebook[self.codes.int()]
+        if self.zeros is not None:
+            numbers -= self._of_inputs(self.zeros.float())
+        numbers *= self._of_inputs(self._of_groups(self.scales, self.outer_scales))
+        if self.minima is not None:
+            numbers += self._of_inputs(self._of_groups(self.minima, self.outer_minima))
+        return numbers
+
+    def _of_groups(self, inner: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
+        """[N, G] float32."""
+        if outer is None:
+            return inner.float()
+        assert self.format.outer_size is not None
+        each = self.format.outer_size // self.format.group_size
+        return inner.float() * outer.float().repeat_interleave(each, 1)[:, : inner.shape[1]]
+
+    def _of_inputs(self, groups: torch.Tensor) -> torch.Tensor:
+        """[N, K] of [N, G]."""
+        return groups.repeat_interleave(self.format.group_size, 1)[:, : self.codes.shape[1]]
+
+
+SIGNED4 = tuple(float(code - 8) for code in range(16))
+UNSIGNED4 = tuple(float(code) for code in range(16))
+SIGNED8 = tuple(float(code - 128) for code in range(256))
+UNSIGNED8 = tuple(float(code) for code in range(256))
+_FP4_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4 = (*_FP4_MAGNITUDES, *(-size for size in _FP4_MAGNITUDES))
+"""E2M1 (OCP Microscaling Formats, version 1.0)."""
