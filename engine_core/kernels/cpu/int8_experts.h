@@ -26,7 +26,7 @@ public:
         const ExpertUnits blocks(rows_, [&](int expert) { return QuantizedRows::blocks_of(rows_.count(expert)); });
         if (blocks.failed()) return 1;
         const long pairs = rows_.count(), worth = pairs < kRowsPerRead ? kRowsPerRead : pairs;
-        const int threads = threads_worth(worth * products_of_pair(args_) / kProductsPerNanosecond, args_.num_threads);
+        const int threads = threads_worth(worth * products_of_pair(args_) / kInt8ProductsPerNanosecond, args_.num_threads);
         if (args_.phases & kRinglineGateUp && multiply_gate_up(blocks, threads) != 0) return 1;
         return args_.phases & kRinglineDown ? multiply_down(blocks, threads) : 0;
     }

@@ -5,16 +5,14 @@
 #pragma once
 
 #include "int8_rows.h"
-#include "interface.h"
-#include "memory.h"
-#include "team.h"
+#include "linear.h"
 
 namespace {
 
 constexpr int kInt8Panel = 32;  // columns
 constexpr int kVectors = kInt8Panel / kLanes;
-constexpr int kLineBytes = 64, kWordLines = kInt8Panel * 4 / kLineBytes;  // cache lines of a word of each column
-constexpr long kProductsPerNanosecond = 200, kRowsPerRead = 8;  // as in linear.h
+constexpr int kWordLines = kInt8Panel * 4 / kCacheLine;  // cache lines of a word of each column
+constexpr long kInt8ProductsPerNanosecond = 200;
 constexpr long kRowsWorthReadingAhead = 8;
 constexpr long kRoundedPerNanosecond = 6;
 constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
@@ -40,7 +38,7 @@ void multiply_block(const int32_t* activations, const int8_t* weight, long words
     }
     for (long word = 0; word < words; ++word) {
         for (int line = 0; line < ahead.lines; ++line)
-            __builtin_prefetch(ahead.from + (word * ahead.lines + line) * kLineBytes, 0, 2);
+            __builtin_prefetch(ahead.from + (word * ahead.lines + line) * kCacheLine, 0, 2);
         Quads quads[kVectors];
 #pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) quads[v] = load_quads(weight + (word * kInt8Panel + v * kLanes) * 4);
@@ -158,7 +156,7 @@ public:
         if (buffer_.failed()) return 1;
         const long worth = call_.rows < kRowsPerRead ? kRowsPerRead : call_.rows;
         const long products = worth * weight_.in_features * weight_.out_features;
-        const int threads = threads_worth(products / kProductsPerNanosecond, call_.num_threads);
+        const int threads = threads_worth(products / kInt8ProductsPerNanosecond, call_.num_threads);
         const int rounding = threads_worth(call_.rows * weight_.in_features / kRoundedPerNanosecond, threads);
         parallel_for(rounding, rows_.blocks(), 1, [&](long block) { quantize(block); });
         const long units = panels_.count() * Pieces::of_rows(rows_.blocks());

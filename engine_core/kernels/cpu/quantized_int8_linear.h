@@ -19,8 +19,9 @@ public:
         : args_(args),
           weight_(*static_cast<const RinglineQuantizedWeight*>(args.weight)),
           outputs_(outputs),
-          panels_(weight_),
-          rows_(args.rows, panels_.inputs(), panels_.codes().bits(), panels_.codes().first(), panels_.codes().unit()),
+          tiles_(weight_),
+          rows_(args.rows, tiles_.inputs(), tiles_.codes().bits(), tiles_.codes().first(), tiles_.codes().unit(),
+                tiles_.has_minima()),
           ordered_(weight_.input_order ? args.rows * args.in_features * static_cast<long>(sizeof(Element)) : 1) {}
 
     // Returns 0, or 1 when there is no memory.
@@ -34,12 +35,13 @@ public:
             rows_.template round<F>(block, [&](long row) { return input(row); });
         });
         groups_ = (rows_.blocks() + kUnitBlocks - 1) / kUnitBlocks;
-        const long units = panels_.tiles() * groups_;
+        const long units = tiles_.count() * groups_;
         long next = 0;
         in_parallel(threads, [&](int thread) {
+            alignas(kCacheLine) float results[kUnitBlocks * kCodeRows * kTileOutputs];
             for (long unit = take(next); unit < units;) {
                 const long following = take(next);
-                compute(thread, unit, following < units ? following : unit);
+                compute(thread, unit, following < units ? following : unit, results);
                 unit = following;
             }
         });
@@ -55,17 +57,12 @@ private:
         return to;
     }
 
-    // The first block of rows reads the tile of the following unit, unless it is the same.
-    void compute(int thread, long unit, long following) const {
+    void compute(int thread, long unit, long following, float* results) const {
         const long tile = unit / groups_, group = unit % groups_;
-        const uint8_t* const ahead = following / groups_ == tile ? nullptr : panels_.panel(following / groups_ * kTilePanels);
         const long first = group * rows_.blocks() / groups_, end = (group + 1) * rows_.blocks() / groups_;
-        alignas(kCacheLine) float results[kCodeRows * kTileOutputs];
-        for (long block = first; block < end; ++block) {
-            const long row = rows_.first(block), count = rows_.first(block + 1) - row;
-            panels_.multiply(rows_[block], static_cast<int>(count), tile, block == first ? ahead : nullptr, results);
-            for (long r = 0; r < count; ++r) put(thread, row + r, tile * kTileOutputs, results + r * kTileOutputs);
-        }
+        tiles_.multiply(tile, rows_, first, end, following / groups_, results);
+        for (long row = rows_.first(first); row < rows_.first(end); ++row, results += kTileOutputs)
+            put(thread, row, tile * kTileOutputs, results);
     }
 
     void put(int thread, long row, long output, float* results) const {
@@ -78,7 +75,7 @@ private:
     const RinglineLinear& args_;
     const RinglineQuantizedWeight& weight_;
     Outputs& outputs_;
-    const CodePanels panels_;
+    const CodeTiles tiles_;
     const CodeRows rows_;
     const Buffer ordered_;  // rows with their inputs in the weight's order
     long groups_ = 0;       // of blocks of rows

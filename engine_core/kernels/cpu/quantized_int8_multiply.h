@@ -4,12 +4,10 @@
 // result has the same bits whatever the other rows, the threads and the instruction set.
 #pragma once
 
-#include "linear.h"
+#include "quantized_groups.h"
 #include "quantized_int8_rows.h"
 
 namespace {
-
-constexpr int kLineBytes = 64;  // 4 of each of a panel's outputs
 
 // How a line becomes words of 4 codes, and how those are multiplied.
 struct Nibbles {
@@ -41,112 +39,78 @@ struct ByteCodes {
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_byte_products(sums, activations, codes); }
 };
 
-// What the groups of a panel have.
-class PanelScales {
-public:
-    PanelScales(const RinglineQuantizedWeight& weight, long panel)
-        : weight_(weight),
-          groups_((weight.in_features + weight.group_size - 1) / weight.group_size),
-          first_(panel * groups_),
-          per_outer_(weight.outer_scales ? weight.outer_size / weight.group_size : 1),
-          first_outer_(panel * ((groups_ + per_outer_ - 1) / per_outer_)) {}
-
-    bool has_zeros() const { return weight_.zeros != nullptr; }
-    bool has_minima() const { return weight_.minima != nullptr; }
-
-    // Those of the outputs from `lane` on.
-    Vec scales(long group, int lane) const { return numbers(weight_.scales, weight_.outer_scales, group, lane); }
-    Vec minima(long group, int lane) const { return numbers(weight_.minima, weight_.outer_minima, group, lane); }
-    Vec zeros(long group, int lane) const { return widen(weight_.zeros + place(group, lane)); }
-
-private:
-    long place(long group, int lane) const { return (first_ + group) * kPanel + lane; }
-
-    Vec numbers(const void* own, const void* outer, long group, int lane) const {
-        if (!outer) return of_type(own, place(group, lane));
-        const Vec inner = widen(static_cast<const int8_t*>(own) + place(group, lane));
-        return multiply(of_type(outer, (first_outer_ + group / per_outer_) * kPanel + lane), inner);
-    }
-
-    Vec of_type(const void* numbers, long place) const {
-        switch (weight_.scale_type) {
-            case kRinglineFloat32: return load(static_cast<const float*>(numbers) + place);
-            case kRinglineFloat16: return load_float16(static_cast<const uint16_t*>(numbers) + place);
-            default: return load_bfloat16(static_cast<const uint16_t*>(numbers) + place);
-        }
-    }
-
-    template <class Byte>
-    static Vec widen(const Byte* at) {
-        int32_t lanes[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = at[lane];
-        return to_floats(load_sums(lanes));
-    }
-
-    const RinglineQuantizedWeight& weight_;
-    const long groups_, first_, per_outer_, first_outer_;
+// Neighbouring groups of inputs of a panel of a weight, and of a block of rows.
+struct PanelPart {
+    const uint8_t* codes;
+    const uint8_t* ahead;  // as much to read meanwhile
+    const float *scales, *negated_zeros, *minima;  // [groups], kTileOutputs apart; the latter may be null
+    RowsOfBlock x;
+    long groups;
+    long first_block, end_block;
 };
 
-// Results of R rows, kTileOutputs apart, with a panel; meanwhile as much is read `ahead`, unless that is null.
+// Adds the part to results of R rows, kTileOutputs apart.
 template <int R, class Codes>
-void multiply_panel(const Codes& kind, const RowsOfBlock& x, const InputBlocks& inputs, const uint8_t* panel,
-                    const PanelScales& scales, const uint8_t* ahead, float* results) {
+void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart& part, float* results) {
     constexpr int kVectors = kPanel / kLanes;
     Vec y[R][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) y[r][v] = splat(0.0f);
-    const int32_t* words = x.words;
-    for (long block = 0; block < inputs.count(); ++block) {
-        Sums sums[R][kVectors];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = splat_integer(x.starts[block * R + r]);
-        for (long lines = inputs.size(block) / (4 * Codes::kWords); lines > 0; --lines) {
-            Quads codes[kVectors][Codes::kWords];
-            if (ahead) prefetch(ahead);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v)
-                kind.unpack(load_quads(reinterpret_cast<const int8_t*>(panel) + v * kLanes * 4), codes[v]);
-#pragma GCC unroll 2
-            for (int word = 0; word < Codes::kWords; ++word)
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; ++v)
-                        sums[r][v] = Codes::accumulate(sums[r][v], words[word * R + r], codes[v][word]);
-            words += Codes::kWords * R;
-            panel += kLineBytes;
-            ahead += ahead ? kLineBytes : 0;
-        }
-        const long group = inputs.group(block);
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-            const Vec scale = scales.scales(group, v * kLanes);
-            Vec products[R];
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) products[r] = to_floats(sums[r][v]);
-            if (scales.has_zeros()) {
-                // Exact, like all integers below 2²⁴.
-                const Vec zeros = subtract(splat(0.0f), scales.zeros(group, v * kLanes));
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) products[r] = multiply_add(zeros, splat(x.sums[block * R + r]), products[r]);
-            }
+        for (int v = 0; v < kVectors; ++v) y[r][v] = load(results + r * kTileOutputs + v * kLanes);
+    const int8_t* line = reinterpret_cast<const int8_t*>(part.codes);
+    const uint8_t* ahead = part.ahead;
+    const int32_t* words = part.x.words + inputs.start(part.first_block) / 4 * R;
+    long block = part.first_block;
+    for (long group = 0; group < part.groups; ++group)
+        for (long of_group = inputs.per_group(); of_group > 0 && block < part.end_block; --of_group, ++block) {
+            Sums sums[R][kVectors];
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
-                y[r][v] = fused_multiply_add(multiply(products[r], splat(x.scales[block * R + r])), scale, y[r][v]);
-            if (scales.has_minima()) {
-                const Vec minima = scales.minima(group, v * kLanes);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) sums[r][v] = splat_integer(part.x.starts[block * R + r]);
+            long lines = inputs.size(block) / (4 * Codes::kWords);
+            do {
+                Quads codes[kVectors][Codes::kWords];
+                prefetch(ahead);
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
+#pragma GCC unroll 2
+                for (int word = 0; word < Codes::kWords; ++word)
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) {
-                    const Vec sum = splat(x.sums[block * R + r] * x.scales[block * R + r]);
-                    y[r][v] = fused_multiply_add(sum, minima, y[r][v]);
+                    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                        for (int v = 0; v < kVectors; ++v)
+                            sums[r][v] = Codes::accumulate(sums[r][v], words[word * R + r], codes[v][word]);
+                words += Codes::kWords * R;
+                line += kLineBytes;
+                ahead += kLineBytes;
+            } while (--lines > 0);
+            const float* const row_sums = part.x.sums + block * R;
+            const float* const row_scales = part.x.scales + block * R;
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                const long at = group * kTileOutputs + v * kLanes;
+                Vec products[R];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) products[r] = to_floats(sums[r][v]);
+                if (part.negated_zeros) {
+                    // Exact, like all integers below 2²⁴.
+                    const Vec zeros = load(part.negated_zeros + at);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) products[r] = multiply_add(zeros, splat(row_sums[r]), products[r]);
+                }
+                const Vec scales = load(part.scales + at);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r)
+                    y[r][v] = fused_multiply_add(multiply(products[r], splat(row_scales[r])), scales, y[r][v]);
+                if (part.minima) {
+                    const Vec minima = load(part.minima + at);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(splat(row_sums[r]), minima, y[r][v]);
                 }
             }
         }
-    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -197,32 +161,57 @@ private:
 };
 
 // A weight, or one of several that follow each other.
-class CodePanels {
+class CodeTiles {
 public:
-    explicit CodePanels(const RinglineQuantizedWeight& weight)
-        : weight_(weight), inputs_(weight.in_features, weight.group_size), codes_(weight),
-          panel_bytes_(weight.in_features * weight.bits / 8 * kPanel) {}
+    explicit CodeTiles(const RinglineQuantizedWeight& weight)
+        : weight_(weight), groups_(weight), inputs_(weight.in_features, weight.group_size), codes_(weight),
+          panel_bytes_(code_lines(weight) * kLineBytes) {}
 
     const InputBlocks& inputs() const { return inputs_; }
     const IntegerCodes& codes() const { return codes_; }
-    long tiles() const { return (weight_.out_features + kTileOutputs - 1) / kTileOutputs; }
-    const uint8_t* panel(long panel) const { return weight_.codes + panel * panel_bytes_; }
+    bool has_minima() const { return groups_.has_minima(); }
+    long count() const { return (weight_.out_features + kTileOutputs - 1) / kTileOutputs; }
 
-    // Results [rows of the block, kTileOutputs] with a tile; meanwhile the tile at `ahead` is read, unless that is null.
-    void multiply(const RowsOfBlock& x, int rows, long tile, const uint8_t* ahead, float* results) const {
-        codes_.with_kind([&](const auto& kind) {
-            with_constant<kCodeRows>(rows, [&](auto constant) {
-                for (int p = 0; p < kTilePanels; ++p) {
-                    const long number = tile * kTilePanels + p;
-                    multiply_panel<constant.value>(kind, x, inputs_, panel(number), PanelScales(weight_, number),
-                                                   ahead ? ahead + p * panel_bytes_ : nullptr, results + p * kPanel);
-                }
-            });
-        });
+    // Results [rows, kTileOutputs] of some blocks of rows; meanwhile the tile `ahead` is read.
+    void multiply(long tile, const CodeRows& rows, long first_block, long end_block, long ahead, float* results) const {
+        codes_.with_kind([&](const auto& kind) { multiply_by(kind, tile, rows, first_block, end_block, ahead, results); });
     }
 
 private:
+    // Parts of groups, all rows by one after the other: the numbers of the groups are read once.
+    template <class Codes>
+    void multiply_by(const Codes& kind, long tile, const CodeRows& rows, long first_block, long end_block, long ahead,
+                     float* results) const {
+        GroupNumbers numbers;
+        const long first_row = rows.first(first_block);
+        for (long i = 0; i < (rows.first(end_block) - first_row) * kTileOutputs; i += kLanes) store(results + i, splat(0.0f));
+        for (long group = 0; group < groups_.count(); group += kMostPartGroups) {
+            const long left = groups_.count() - group, count = left < kMostPartGroups ? left : kMostPartGroups;
+            groups_.read(tile * kTilePanels, group, count, numbers);
+            PanelPart part{nullptr, nullptr, nullptr, nullptr, nullptr, {}, count, group * inputs_.per_group(), inputs_.count()};
+            if (left > count) part.end_block = (group + count) * inputs_.per_group();
+            const long offset = inputs_.start(part.first_block) / (4 * Codes::kWords) * kLineBytes;
+            for (long block = first_block; block < end_block; ++block) {
+                part.x = rows[block];
+                const long row = rows.first(block);
+                with_constant<kCodeRows>(static_cast<int>(rows.first(block + 1) - row), [&](auto constant) {
+                    for (long p = 0; p < kTilePanels; ++p) {
+                        part.codes = panel(tile, p) + offset;
+                        part.ahead = block == first_block ? panel(ahead, p) + offset : part.codes;
+                        part.scales = numbers.scales + p * kPanel;
+                        part.negated_zeros = groups_.has_zeros() ? numbers.negated_zeros + p * kPanel : nullptr;
+                        part.minima = groups_.has_minima() ? numbers.minima + p * kPanel : nullptr;
+                        add_products<constant.value>(kind, inputs_, part, results + (row - first_row) * kTileOutputs + p * kPanel);
+                    }
+                });
+            }
+        }
+    }
+
+    const uint8_t* panel(long tile, long panel) const { return weight_.codes + (tile * kTilePanels + panel) * panel_bytes_; }
+
     const RinglineQuantizedWeight& weight_;
+    const PackedGroups groups_;
     const InputBlocks inputs_;
     const IntegerCodes codes_;
     const long panel_bytes_;

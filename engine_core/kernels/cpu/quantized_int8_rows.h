@@ -18,7 +18,7 @@ public:
     long count() const { return (inputs_ + size_ - 1) / size_; }
     long start(long block) const { return block * size_; }
     long size(long block) const { return inputs_ - start(block) < size_ ? inputs_ - start(block) : size_; }
-    long group(long block) const { return block / per_group_; }
+    long per_group() const { return per_group_; }  // blocks
     long total() const { return inputs_; }
 
 private:
@@ -29,8 +29,7 @@ private:
         return size;
     }
 
-    const long inputs_, size_;
-    const long per_group_;  // blocks of a group
+    const long inputs_, size_, per_group_;
 };
 
 // A block of neighbouring rows. All is per block of inputs and row: the row comes last.
@@ -38,7 +37,7 @@ struct RowsOfBlock {
     const int32_t* words;   // [K / 4, rows], each of 4 inputs in the order of the codes
     const int32_t* starts;  // what sums begin with: those of the bytes, times the number that code 0 stands for
     const float* scales;
-    const float* sums;  // of the bytes
+    const float* sums;  // of the bytes; scaled, where groups have minima
 };
 
 // Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be.
@@ -47,13 +46,14 @@ class CodeRows {
 
 public:
     // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`.
-    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit)
+    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit, bool scaled_sums)
         : num_rows_(rows),
           blocks_(blocks_of(rows)),
           inputs_(inputs),
           bits_(bits),
           first_(first),
           unit_(unit),
+          scaled_sums_(scaled_sums),
           buffer_(padded_bytes<int32_t>(rows * inputs.total() / 4) + 3 * padded_bytes<float>(rows * inputs.count())) {
         Parts parts(buffer_.at(0));
         words_ = parts.take<int32_t>(rows * inputs.total() / 4);
@@ -108,7 +108,7 @@ private:
         for (const float lane : lanes) sum += lane;
         if (sum != sum) sum = 0.0f;  // the scale is NaN, then
         scales_[place] = rounding.scale * unit_;
-        sums_[place] = sum;
+        sums_[place] = scaled_sums_ ? sum * scales_[place] : sum;
         starts_[place] = static_cast<int32_t>(sum) * first_;
     }
 
@@ -126,6 +126,7 @@ private:
     const int bits_;
     const int32_t first_;
     const float unit_;
+    const bool scaled_sums_;
     const Buffer buffer_;
     int32_t *words_, *starts_;
     float *scales_, *sums_;
