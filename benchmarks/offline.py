@@ -115,12 +115,8 @@ def contend(
     middle = Limits(
         Figure.of(limit.bandwidth for limit in limits).median, Figure.of(limit.flops for limit in limits).median
     )
-    rows = [
-        _row(
-            contest, name, rounds_, cost.with_weight_bytes(weight_bytes[name]) if name in weight_bytes else cost, middle
-        )
-        for name, rounds_ in taken.items()
-    ]
+    costs = {name: cost.with_weight_bytes(weight_bytes.get(name, 2.0)) for name in taken}
+    rows = [_row(contest, name, rounds_, costs[name], middle) for name, rounds_ in taken.items()]
     return rows, _ratios(contest, taken, ours)
 
 

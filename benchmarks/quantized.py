@@ -1,10 +1,10 @@
 """Quantized weights, in turns with the peers that people use for them, on the very same files where those are GGUF.
 
     python -m benchmarks.quantized --peers ~/peers --shape qwen3-0.6b
-    python -m benchmarks.quantized --peers ~/peers --shape qwen3-4b --works "batch 1" --engines "Ringline Q4_K_M" "llama.cpp Q4_K_M"
+    python -m benchmarks.quantized --peers ~/peers --shape qwen3-4b --engines "Ringline Q4_K_M" "llama.cpp Q4_K_M"
 
-Weights are random (``benchmarks.random_gguf``). ``Ringline int8``, ``int4`` and bfloat16 take part where the shape is one
-of ``benchmarks.shapes``.
+Weights are random (``benchmarks.random_gguf``). ``Ringline int8``, ``int4`` and bfloat16 take part where the shape is
+one of ``benchmarks.shapes``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ _KV_CACHE_BYTES = 3 << 29
 
 
 def main() -> None:
+    """Run the command."""
     arguments = _parser().parse_args()
     peers, files = Peers.at(arguments.peers), _files(arguments)
-    specs = [
-        spec for spec in _specs(peers, files, arguments) if not arguments.engines or spec.name in arguments.engines
-    ]
-    checkpoint = next(iter(files.values()))
-    cost, gauge = ModelCost.of(checkpoint), Gauge()
+    specs, wanted = _specs(peers, files, arguments), arguments.engines
+    specs = [spec for spec in specs if wanted is None or spec.name in wanted]
+    cost, gauge = ModelCost.of(next(iter(files.values()))), Gauge()
     weight_bytes = _weight_bytes(files, cost)
     ours = [spec.name for spec in specs if spec.name.startswith(OURS)]
     rows, ratios = [], []

@@ -17,8 +17,8 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType as Type
 
-Type = gguf.GGMLQuantizationType
 Bytes = npt.NDArray[np.uint8]
 
 
