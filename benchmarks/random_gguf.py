@@ -1,4 +1,4 @@
-"""GGUF files of Qwen3's shapes with random blocks: what larger models cost, without the time and space to quantize them.
+"""GGUF files of Qwen3's shapes with random blocks: what large models cost, without the hours of quantizing them.
 
     python -m benchmarks.random_gguf qwen3-4b Q4_K_M OUT.gguf
 
