@@ -53,6 +53,8 @@ class Checkpoint:
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
     stored_quantization: QuantizationConfig | None
     """How its weights are quantized; None: they are not."""
+    int8_activations: bool
+    """As in ``ModelConfig``."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
@@ -72,6 +74,8 @@ class Checkpoint:
             "quantization": self.quantization,
             "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
         }
+        if self.int8_activations:
+            identity["int8_activations"] = True
         return digest_of(json.dumps(identity, sort_keys=True))
 
 
@@ -88,6 +92,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization)
+    if config.int8_activations:
+        _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
@@ -110,6 +116,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         _DTYPES[dtype_name],
         config.quantization,
         stored,
+        config.int8_activations,
         load.load_format,
         config.seed,
     )
@@ -185,6 +192,17 @@ def _stored_quantization(path: Path, raw: dict[str, Any], quantization: str | No
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
     )
+
+
+def _require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
+    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
+    if quantization == "int8":
+        problem = "because --quantization int8 rounds inputs always"
+    elif quantization is None and stored is None:
+        problem = f"because {path} is not quantized: choose a checkpoint that is, or add --quantization int4"
+    else:
+        return
+    raise ConfigError("int8_activations", True, f"False, {problem}")
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
