@@ -14,7 +14,6 @@ from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
-    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
@@ -24,6 +23,7 @@ from engine_core.ops.base import (
     NormOp,
     OpsBackend,
     Routing,
+    UnloadedExperts,
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
@@ -183,7 +183,7 @@ class GpuBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return GpuExperts(shape, dtype, self._device, split)
 
     def norm(

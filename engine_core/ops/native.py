@@ -16,7 +16,6 @@ from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     DecoderStack,
-    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
@@ -26,6 +25,7 @@ from engine_core.ops.base import (
     NormOp,
     OpsBackend,
     Routing,
+    UnloadedExperts,
 )
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
@@ -170,7 +170,7 @@ class NativeBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return route(self._kernels, logits, routing, correction_bias, expert_scales)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return NativeExperts(self._kernels, shape, dtype, split)
 
     def norm(
