@@ -26,7 +26,7 @@ from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
-from engine_core.quantization.registry import STORED
+from engine_core.quantization.registry import SCALES, STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -87,7 +87,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
@@ -172,19 +172,27 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     return named[0]
 
 
-def _stored_quantization(path: Path, raw: dict[str, Any], quantization: str | None) -> QuantizationConfig | None:
-    """How the checkpoint is quantized, if it is."""
+def _stored_quantization(
+    path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
+) -> QuantizationConfig | None:
+    """How the checkpoint, which may have no ``weights``, is quantized, if it is."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"])
+        return STORED[method](raw["quantization_config"], _scale_dtype(path) if weights else torch.float16)
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
     )
+
+
+def _scale_dtype(path: Path) -> torch.dtype:
+    """The type of the first scales; float16 where there are none, which is refused later."""
+    of_scales = (tensor.dtype for name, tensor in find_tensors(path).items() if name.endswith(SCALES))
+    return next((dtype for dtype in of_scales if dtype is not None and dtype.is_floating_point), torch.float16)
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
