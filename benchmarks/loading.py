@@ -19,7 +19,7 @@ from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure
 from benchmarks.startup import forget
 from engine_core.kernels.library import load_kernels
-from engine_core.layers.fused_moe import ExpertTensors, SeparateExperts, StackedExperts
+from engine_core.layers.expert_tensors import ExpertTensors, SeparateExperts, StackedExperts
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
 from engine_core.ops.activation import Activation

@@ -91,6 +91,11 @@ class ModelConfig(_Section):
         "inputs in every step. Default: no quantization.",
         choices=("int8",),
     )
+    int8_activations: bool = option(
+        False,
+        "On a CPU: multiply weights that are stored as integers of 4 or 8 bits by inputs that are rounded to 8 bits in "
+        "every step, one scale for at most 128 of them. Faster for several sequences and for prompts; results change.",
+    )
     model_impl: str = option(
         "auto",
         "Implementation of the model: ringline, or transformers with Ringline's attention, cache and linear "

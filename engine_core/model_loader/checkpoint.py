@@ -26,7 +26,7 @@ from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
-from engine_core.quantization.registry import SCALES, STORED
+from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
@@ -53,6 +53,8 @@ class Checkpoint:
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
     stored_quantization: QuantizationConfig | None
     """How its weights are quantized; None: they are not."""
+    int8_activations: bool
+    """As in ``ModelConfig``."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
@@ -72,6 +74,8 @@ class Checkpoint:
             "quantization": self.quantization,
             "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
         }
+        if self.int8_activations:
+            identity["int8_activations"] = True
         return digest_of(json.dumps(identity, sort_keys=True))
 
 
@@ -88,6 +92,8 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    if config.int8_activations:
+        _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
@@ -110,6 +116,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         _DTYPES[dtype_name],
         config.quantization,
         stored,
+        config.int8_activations,
         load.load_format,
         config.seed,
     )
@@ -182,17 +189,22 @@ def _stored_quantization(
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"], _scale_dtype(path) if weights else torch.float16)
+        return STORED[method](raw["quantization_config"], find_tensors(path) if weights else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
     )
 
 
-def _scale_dtype(path: Path) -> torch.dtype:
-    """The type of the first scales; float16 where there are none, which is refused later."""
-    of_scales = (tensor.dtype for name, tensor in find_tensors(path).items() if name.endswith(SCALES))
-    return next((dtype for dtype in of_scales if dtype is not None and dtype.is_floating_point), torch.float16)
+def _require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
+    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
+    if quantization == "int8":
+        problem = "because --quantization int8 rounds inputs always"
+    elif quantization is None and stored is None:
+        problem = f"because {path} is not quantized: choose a checkpoint that is, or add --quantization int4"
+    else:
+        return
+    raise ConfigError("int8_activations", True, f"False, {problem}")
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:

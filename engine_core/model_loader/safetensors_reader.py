@@ -25,18 +25,14 @@ from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missin
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_BYTE_TYPES = {"U8": torch.uint8}
-_TYPES = (
-    _FLOAT_TYPES
-    | _BYTE_TYPES
-    | {
-        "I8": torch.int8,
-        "I32": torch.int32,
-        "I64": torch.int64,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-    }
-)
+_TYPES = _FLOAT_TYPES | {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
 _SHORT = 2
@@ -107,6 +103,8 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 class SafetensorsWeights:
     """Reads the tensors of a checkpoint, after checking that they are exactly those a model needs."""
+
+    make_quantized = None
 
     def __init__(
         self,
@@ -208,21 +206,15 @@ class SafetensorsWeights:
         return parts[0]
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        return self._converted([self._row(name, index, rows, _FLOAT_TYPES)])
-
-    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        return self._row(name, index, rows, _BYTE_TYPES).to(self._device)
-
-    def _row(self, name: str, index: int, rows: range | None, types: Mapping[str, torch.dtype]) -> torch.Tensor:
         shared = isinstance(self._digest, RankDigest)
         if name not in self._whole:
-            self._whole[name] = self._mapped_tensor(name, types) if shared else self._view(name, types)
+            self._whole[name] = self._mapped_tensor(name) if shared else self._view(name)
         row = self._whole[name][index]
         part = row if rows is None else row[rows.start : rows.stop]
         if shared:
             first = index * row.numel() + (0 if rows is None else rows.start * math.prod(row.shape[1:]))
             self._count(name, first * row.itemsize, part.nbytes)
-        return part
+        return self._converted([part])
 
     def _rows(self, name: str, rows: range) -> torch.Tensor:
         """Neighbouring rows of a tensor; all of them where that is what they are."""

@@ -142,6 +142,11 @@ class ExpertsShape:
         return tuple(replace(whole, inner=inner, hidden=hidden) for inner, hidden in parts)
 
     @property
+    def inputs(self) -> tuple[int, int, int]:
+        """Of gate, up and down."""
+        return self.hidden_size, self.hidden_size, self.intermediate_size
+
+    @property
     def num_weights(self) -> int:
         """Numbers in all experts."""
         return self.num_weights_of(self.whole)
@@ -204,6 +209,20 @@ class ExpertWeights:
     """
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """[I], [I] and [H]; of a shard, [I′] and [H′]."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedExpertWeights:
+    """The weights of one expert that stay quantized."""
+
+    tensors: Iterator[Iterable[QuantizedWeight]]
+    """As in ``ExpertWeights``, the rows of each a few at a time."""
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """As in ``ExpertWeights``."""
+
+    def expanded(self, dtype: torch.dtype) -> ExpertWeights:
+        whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
+        return ExpertWeights(whole, self.biases)
 
 
 class ExpertsOp(ABC):
@@ -352,6 +371,24 @@ class OpsBackend(ABC):
     @abstractmethod
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
         """Experts without weights, which will be of type ``dtype``; this rank's part of them with a ``split``."""
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
+
+        ``dtype`` is the model's; ``experts`` are as for ``ExpertsOp.load``. Unless a backend has kernels for that, the
+        weights are expanded.
+        """
+        op = self.experts(shape, dtype, split)
+        op.load(expert.expanded(dtype) for expert in experts)
+        return op
 
     @abstractmethod
     def norm(

@@ -16,6 +16,7 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
+from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
@@ -59,7 +60,9 @@ class Int8(QuantMethod):
             )
         return Int8Experts(self._kernels, shape, dtype, split)
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+    def expert_bytes(
+        self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
+    ) -> int:
         return experts_bytes(shape, shard or shape.whole)
 
 

@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.gptq import GptqConfig
 from engine_core.quantization.mxfp4 import Mxfp4Config
+from engine_core.quantization.schemes import Tensors
 
-STORED: dict[str, Callable[[Mapping[str, Any], torch.dtype], QuantizationConfig]] = {
+STORED: dict[str, Callable[[Mapping[str, Any], Tensors], QuantizationConfig]] = {
     "awq": AwqConfig,
-    "mxfp4": lambda fields, scale_dtype: Mxfp4Config(fields),
+    "gptq": GptqConfig,
+    "mxfp4": lambda fields, tensors: Mxfp4Config(fields),
 }
-"""Takes the fields of ``quantization_config`` and the type of the checkpoint's scales; raises ``UnsupportedModelError``
-and ``CheckpointError``.
-"""
-SCALES = (".scales", ".weight_scale", ".weight_scale_inv", ".absmax")
-"""How the names of tensors of scales end."""
+"""Takes the fields of ``quantization_config``; raises ``UnsupportedModelError`` and ``CheckpointError``."""

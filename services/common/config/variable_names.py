@@ -36,6 +36,7 @@ ENGINE_OPTIONS = (
     "dtype",
     "max_model_len",
     "quantization",
+    "int8_activations",
     "model_impl",
     "seed",
     "gpu_memory_utilization",
