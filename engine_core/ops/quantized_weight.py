@@ -7,6 +7,7 @@ codebook[code] + minimum``, where a group of neighbouring inputs of one output h
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,14 @@ class QuantizedWeight:
     minima: torch.Tensor | None = None
     """[N, G], like ``scales``."""
     outer_minima: torch.Tensor | None = None
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
+        """With other rows: ``change`` is applied to every tensor, whose first dimension is N."""
+        tensors = (self.codes, self.scales, self.outer_scales, self.zeros, self.minima, self.outer_minima)
+        codes, scales, *others = (None if tensor is None else change(tensor) for tensor in tensors)
+        assert codes is not None
+        assert scales is not None
+        return QuantizedWeight(self.format, codes, scales, *others)
 
     def dequantized(self) -> torch.Tensor:
         """[N, K] float32, on the device of the codes."""
