@@ -8,6 +8,9 @@ extern "C" {
 
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
+// What a KV cache keeps: numbers of the layer's type, or codes of 8 bits with scales (codes.h).
+enum RinglineCacheType : int32_t { kRinglineCacheAsNumbers = 0, kRinglineInt8Cache = 1, kRinglineFloat8Cache = 2 };
+
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
 //
 // Over latents, which all heads share, D is R + P: a query has R numbers and P numbers more, which are rotated; a key is a
@@ -32,6 +35,7 @@ struct RinglineAttention {
     int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
+    int32_t cache_type;
     int32_t num_threads;
     float scale;          // positive
     float logit_softcap;  // scores s become c · tanh(s / c) after scaling; 0: they stay
