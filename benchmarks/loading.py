@@ -21,7 +21,8 @@ from benchmarks.startup import forget
 from engine_core.kernels.library import load_kernels
 from engine_core.layers.expert_tensors import ExpertTensors, SeparateExperts, StackedExperts
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, UnloadedExperts
 from engine_core.ops.native import NativeBackend
