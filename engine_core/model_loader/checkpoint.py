@@ -21,7 +21,8 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
-from engine_core.model_loader.location import find_directory, served_name
+from engine_core.model_loader.gguf.files import model_file
+from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
@@ -83,7 +84,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
     """
     weights = load.load_format != "dummy"
-    path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
+    path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
     raw = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
@@ -126,12 +127,17 @@ def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) 
 
 
 def tokenizer_source(config: ModelConfig) -> Path:
-    """The directory of the tokenizer that ``config`` names, or the model's own; raises as ``find_directory`` does."""
+    """The directory, or the GGUF file, of the tokenizer that ``config`` names, or the model's own.
+
+    Raises as ``find_checkpoint`` does.
+    """
     if config.tokenizer is None or config.tokenizer == config.model:
-        named, revision = config.model, config.tokenizer_revision or config.revision
-    else:
-        named, revision = config.tokenizer, config.tokenizer_revision
-    return find_directory(named, revision, config.download_dir, weights=False)
+        revision = config.tokenizer_revision or config.revision
+        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
+    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
+        return path
+    return model_file(path) or path
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -83,16 +83,20 @@ class _Fields:
 
     def text(self, name: str) -> str | None:
         value = self.file.metadata.get(self.below + name)
-        return value if value is None or isinstance(value, str) else self._wrong(name, "a text")
+        if value is None or isinstance(value, str):
+            return value
+        raise self._wrong(name, "a text")
 
     def flag(self, name: str) -> bool | None:
         value = self.file.metadata.get(self.below + name)
-        return value if value is None or isinstance(value, bool) else self._wrong(name, "a boolean")
+        if value is None or isinstance(value, bool):
+            return value
+        raise self._wrong(name, "true or false")
 
     def texts(self, name: str) -> Sequence[str] | None:
         value = self._list(name, "texts")
         if value is not None and not all(isinstance(item, str) for item in value):
-            self._wrong(name, "a list of texts")
+            raise self._wrong(name, "a list of texts")
         return value
 
     def numbers(self, name: str, count: int) -> Sequence[Any] | None:
@@ -106,11 +110,12 @@ class _Fields:
 
     def _list(self, name: str, of: str) -> Sequence[Any] | None:
         value: Any = self.file.metadata.get(self.below + name)
-        is_list = value is None or (isinstance(value, Sequence) and not isinstance(value, str))
-        return value if is_list else self._wrong(name, f"a list of {of}")
+        if value is None or (isinstance(value, Sequence) and not isinstance(value, str)):
+            return value
+        raise self._wrong(name, f"a list of {of}")
 
-    def _wrong(self, name: str, expected: str) -> Any:
-        raise self.problem(name, f"is {str(self.file.metadata[self.below + name])[:80]!r}: expected {expected}")
+    def _wrong(self, name: str, expected: str) -> CheckpointError:
+        return self.problem(name, f"is {str(self.file.metadata[self.below + name])[:80]}: expected {expected}")
 
 
 class _Vocabulary:
