@@ -70,8 +70,11 @@ def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """The ids of the tokens that end an answer; that of the tokenizer's eos is the first. Raises as the above."""
-    return _Vocabulary(file).ending_ids
+    """The ids of the tokens that end an answer; that of the tokenizer's eos is the first.
+
+    None where a file has no tokens. Raises as the above.
+    """
+    return _Vocabulary(file).ending_ids if "tokenizer.ggml.tokens" in file.metadata else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,6 @@ class _Vocabulary:
     def __init__(self, file: GgufFile) -> None:
         self._fields = _Fields(file, "tokenizer.ggml.")
         self.model = self._fields.text("model")
-        if self.model not in _KINDS:
-            raise self._fields.problem(
-                "model", f"is {self.model!r}, which is not supported: expected {', '.join(_KINDS)}"
-            )
         self.tokens = self._read_tokens(file)
         self.types = self._fields.numbers("token_type", len(self.tokens)) or [_NORMAL] * len(self.tokens)
         self._is_phi3 = self.model == "llama" and file.metadata.get("general.architecture") == "phi3"
@@ -177,7 +176,10 @@ class _Vocabulary:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     def tokenizer_json(self) -> dict[str, Any]:
-        model, parts, adds_bos = _KINDS[self.model or ""](self)
+        if (kind := _KINDS.get(self.model or "")) is None:
+            expected = f"expected one of {', '.join(_KINDS)}"
+            raise self._fields.problem("model", f"is {self.model!r}, which is not supported: {expected}")
+        model, parts, adds_bos = kind(self)
         added = [
             added_token(token_id, token, self._is_special(token_id), self._is_phi3 and token not in _NO_RSTRIP)
             for token_id, token in enumerate(self.tokens)
