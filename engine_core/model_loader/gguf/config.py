@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
 _SIGMOID = 2
 """Of ``expert_gating_func``."""
-_END_OF_TURN = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <turn|> <|endoftext|> <|eom_id|> <|user|> "
-    "<|observation|> <|end_of_text|> </s> <eos> <|end▁of▁sentence|> <EOT> [EOT]".split()
+_END_OF_TURN = re.compile(
+    r"<\|(eot_id|im_end|end|return|call|endoftext|eom_id|user|observation|end_of_text|end▁of▁sentence)\|>"
+    r"|<end_of_turn>|</s>|<eos>|<EOT>|\[EOT\]"
 )
 """Tokens at which llama.cpp ends an answer, if the vocabulary has them among its special ones, as publishers' own
 configurations of generation do.
@@ -376,7 +377,9 @@ def _generation(metadata: Metadata) -> dict[str, Any]:
     types = metadata.file.metadata.get("tokenizer.ggml.token_type", [])
     if isinstance(tokens, list) and isinstance(types, array.array) and len(tokens) == len(types):
         named = {
-            tokens[at]: at for at, kind in enumerate(types) if kind in _SPECIAL_TOKENS and tokens[at] in _END_OF_TURN
+            tokens[at]: at
+            for at, kind in enumerate(types)
+            if kind in _SPECIAL_TOKENS and _END_OF_TURN.fullmatch(tokens[at])
         }
         if {"<|return|>", "<|call|>"} <= named.keys():
             named.pop("<|end|>", None)  # in gpt-oss, the end of a thought
