@@ -51,6 +51,10 @@ class QuantMethod(ABC):
         """
         return weights.take(piece.of("weight"))
 
+    def keeps_table(self, shape: LinearShape) -> bool:
+        """Whether a table of embeddings, which is the weight of a layer of ``shape``, stays quantized."""
+        return False
+
     @property
     def expanding(self) -> QuantMethod:
         """The method of a layer that is computed in the model's type, however the checkpoint keeps it: of routers."""
