@@ -387,8 +387,8 @@ class OpsBackend(ABC):
     ) -> ExpertsOp:
         """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
 
-        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for that,
-        the weights are expanded.
+        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for
+        that, the weights are expanded.
         """
         op = self.experts(shape, dtype, split)
         op.load(expert.expanded(dtype) for expert in experts)

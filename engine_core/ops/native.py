@@ -16,6 +16,7 @@ from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     DecoderStack,
+    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
@@ -24,6 +25,7 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
+    QuantizedExpertWeights,
     Routing,
     UnloadedExperts,
 )
@@ -32,6 +34,7 @@ from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, r
 from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
+from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 
@@ -172,6 +175,21 @@ class NativeBackend(OpsBackend):
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return NativeExperts(self._kernels, shape, dtype, split)
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        if not keeps_experts(shape, gate_up, down):
+            return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
+        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        op.load(experts)
+        return op
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

@@ -108,8 +108,8 @@ struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]; pairs of a row and an expert that is not here are left out
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight
-    const void* down;           // [E, H′ / 64] tiles of I inputs; or a RinglineInt8Weight
+    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight, or a RinglineQuantizedWeight
+    const void* down;           // [E, H′ / 64] tiles of I inputs; or one of the others
     const float* gate_up_bias;  // [E, I′ / 32, 64], in the order of the tiles; or null
     const float* down_bias;     // [E, H′ padded to tiles], or null
     const void* residual;       // [M, H′], or null
@@ -150,7 +150,8 @@ struct RinglineQuantizedWeight {
     int32_t scale_type;              // RinglineNumberType
 };
 
-// Writes `rows` rows of such a weight, from row `first` on; all dense.
+// Writes `rows` rows from row `first` on, of a weight that has `tile_panels` panels of every tile from panel `panel` on; all
+// dense.
 struct RinglineQuantizedPacking {
     const RinglineQuantizedWeight* weight;
     const uint8_t* codes;      // [rows, K]
@@ -160,6 +161,7 @@ struct RinglineQuantizedPacking {
     const void* minima;        // [rows, G]
     const void* outer_minima;
     int64_t first, rows;
+    int64_t panel, tile_panels;
     int32_t num_threads;
 };
 
@@ -340,6 +342,7 @@ struct RinglineGather {
     X(quantized_argmax, RinglineLinear)       \
     X(quantized_rows, RinglineRows)           \
     X(quantized_pack, RinglineQuantizedPacking) \
+    X(quantized_experts, RinglineExperts)     \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \

@@ -12,6 +12,7 @@
 #include "kernel_table.h"
 #include "linear.h"
 #include "norm.h"
+#include "quantized_experts.h"
 #include "quantized_linear.h"
 #include "quantized_pack.h"
 #include "quantized_rows.h"
