@@ -212,7 +212,7 @@ def _stored_quantization(
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"], find_tensors(path) if weights else {})
+        return STORED[method](raw["quantization_config"], find_tensors(path) if weights and not is_gguf(path) else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
