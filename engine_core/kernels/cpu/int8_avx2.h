@@ -17,6 +17,7 @@ using Quads = __m256i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm256_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 inline void store_sums(int32_t* at, Sums sums) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm256_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 

@@ -20,6 +20,7 @@ using Quads = __m512i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm512_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm512_loadu_si512(at); }
 inline void store_sums(int32_t* at, Sums sums) { _mm512_storeu_si512(at, sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm512_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 

@@ -20,6 +20,7 @@ inline Sums load_sums(const int32_t* at) {
     return sums;
 }
 inline void store_sums(int32_t* at, Sums sums) { std::memcpy(at, &sums, sizeof sums); }
+inline Sums add_integers(Sums a, Sums b) { return a + b; }
 inline Sums multiply_integers(Sums a, Sums b) { return a * b; }
 inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
 

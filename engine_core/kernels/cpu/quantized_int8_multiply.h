@@ -9,6 +9,9 @@
 
 namespace {
 
+// Sums of so few rows wait for each other: they are computed as two each.
+constexpr int kShortChainRows = kLanes > 8 ? 3 : 0;
+
 // How a line becomes words of 4 codes, and how those are multiplied.
 struct Nibbles {
     static constexpr int kWords = 2;
@@ -53,6 +56,7 @@ struct PanelPart {
 template <int R, class Codes>
 void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart& part, float* results) {
     constexpr int kVectors = kPanel / kLanes;
+    constexpr int kChains = R <= kShortChainRows ? Codes::kWords : 1;
     Vec y[R][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -64,11 +68,14 @@ void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart&
     long block = part.first_block;
     for (long group = 0; group < part.groups; ++group)
         for (long of_group = inputs.per_group(); of_group > 0 && block < part.end_block; --of_group, ++block) {
-            Sums sums[R][kVectors];
+            Sums sums[kChains][R][kVectors];
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) sums[r][v] = splat_integer(part.x.starts[block * R + r]);
+                for (int v = 0; v < kVectors; ++v) {
+                    sums[0][r][v] = splat_integer(part.x.starts[block * R + r]);
+                    if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
+                }
             long lines = inputs.size(block) / (4 * Codes::kWords);
             do {
                 Quads codes[kVectors][Codes::kWords];
@@ -81,7 +88,8 @@ void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart&
                     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
                         for (int v = 0; v < kVectors; ++v)
-                            sums[r][v] = Codes::accumulate(sums[r][v], words[word * R + r], codes[v][word]);
+                            sums[word % kChains][r][v] =
+                                Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
                 words += Codes::kWords * R;
                 line += kLineBytes;
                 ahead += kLineBytes;
@@ -93,7 +101,8 @@ void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart&
                 const long at = group * kTileOutputs + v * kLanes;
                 Vec products[R];
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) products[r] = to_floats(sums[r][v]);
+                for (int r = 0; r < R; ++r)
+                    products[r] = to_floats(kChains > 1 ? add_integers(sums[0][r][v], sums[kChains - 1][r][v]) : sums[0][r][v]);
                 if (part.negated_zeros) {
                     // Exact, like all integers below 2²⁴.
                     const Vec zeros = load(part.negated_zeros + at);
@@ -188,6 +197,7 @@ private:
         for (long group = 0; group < groups_.count(); group += kMostPartGroups) {
             const long left = groups_.count() - group, count = left < kMostPartGroups ? left : kMostPartGroups;
             groups_.read(tile * kTilePanels, group, count, numbers);
+            groups_.prefetch_groups(ahead * kTilePanels, group, count);
             PanelPart part{nullptr, nullptr, nullptr, nullptr, nullptr, {}, count, group * inputs_.per_group(), inputs_.count()};
             if (left > count) part.end_block = (group + count) * inputs_.per_group();
             const long offset = inputs_.start(part.first_block) / (4 * Codes::kWords) * kLineBytes;
