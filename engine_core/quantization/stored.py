@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsS
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.ops.segmented_linear import SegmentedLinear
 from engine_core.quantization.base import QuantMethod, take_bias
+from engine_core.quantization.row_padding import RowPadding
 from engine_core.quantization.stored_experts import StoredExperts
 
 
@@ -65,36 +66,47 @@ class StoredMethod(QuantMethod):
         if self.format(piece.name, inputs) is None:
             return super().take_expanded(piece, inputs, weights)
         order = self.order(piece, inputs, weights)
-        rows = torch.cat([part.dequantized() for part in self.rows(piece, inputs, weights)])
-        return (rows if order is None else rows[:, order.argsort()]).to(weights.dtype)
+        rows = torch.cat([part.dequantized().to(weights.dtype) for part in self.rows(piece, inputs, weights)])
+        return rows if order is None else rows[:, order.argsort()]
 
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
-        if any(features.padded(backend) != features.size for features in (shape.inputs, shape.outputs)):
+        if shape.inputs.padded(backend) != shape.inputs.size:
             # Zeros between columns would shift them into other groups.
             return Expanding(self).load(shape, weights, backend)
-        inputs = shape.inputs.count
         bias = take_bias(shape, weights, backend)
+        padding = RowPadding(shape.outputs, backend)
         ops: list[LinearOp] = []
-        first = 0
-        for _, alike in groupby(shape.pieces, lambda piece: self.format(piece.name, inputs)):
-            pieces = list(alike)
-            outputs = sum(len(piece.rows) for piece in pieces)
-            own = None if bias is None else bias[first : first + outputs]
-            ops.append(self._segment(pieces, inputs, own, weights, backend))
-            first += outputs
+        first = column = 0
+        for segment in self._segments(shape, weights):
+            rows = range(first, first + sum(len(piece.rows) for piece in segment.pieces))
+            outputs = padding.count(rows)
+            own = None if bias is None else bias[column : column + outputs]
+            if segment.kept is None:
+                weight = weights.take(*(piece.of("weight") for piece in segment.pieces))
+                ops.append(backend.linear(padding.of_tensor(weight, first), own))
+            else:
+                inputs, dtype = shape.inputs.count, weights.dtype
+                read = (part for piece in segment.pieces for part in self.rows(piece, inputs, weights))
+                parts = padding.of_parts(read, first)
+                ops.append(
+                    backend.quantized_linear(segment.kept, outputs, inputs, dtype, parts, own, segment.input_order)
+                )
+            first, column = rows.stop, column + outputs
         return ops[0] if len(ops) == 1 else SegmentedLinear(ops)
 
-    def _segment(
-        self, pieces: list[TensorRows], inputs: int, bias: torch.Tensor | None, weights: Weights, backend: OpsBackend
-    ) -> LinearOp:
-        """Of pieces in one format."""
-        kept = self.format(pieces[0].name, inputs)
-        if kept is None:
-            return backend.linear(weights.take(*(piece.of("weight") for piece in pieces)), bias)
-        order = self.order(pieces[0], inputs, weights)
-        outputs = sum(len(piece.rows) for piece in pieces)
-        parts = (part for piece in pieces for part in self.rows(piece, inputs, weights))
-        return backend.quantized_linear(kept, outputs, inputs, weights.dtype, parts, bias, order)
+    def _segments(self, shape: LinearShape, weights: Weights) -> Iterator[_Segment]:
+        found: _Segment | None = None
+        for piece in shape.pieces:
+            kept = self.format(piece.name, shape.inputs.count)
+            order = None if kept is None else self.order(piece, shape.inputs.count, weights)
+            if found is not None and found.kept == kept and _equal(found.input_order, order):
+                found.pieces.append(piece)
+            else:
+                if found is not None:
+                    yield found
+                found = _Segment(kept, order, [piece])
+        assert found is not None
+        yield found
 
     def expert_tensors(self, shape: ExpertsShape, tensors: ExpertTensors) -> dict[str, tuple[int, ...]]:
         experts = self._experts(shape, tensors)
@@ -140,5 +152,19 @@ class Expanding(QuantMethod):
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
         inputs = shape.inputs.count
-        weight = torch.cat([self._stored.take_expanded(piece, inputs, weights) for piece in shape.pieces])
+        rows = (self._stored.take_expanded(piece, inputs, weights).clone() for piece in shape.pieces)
+        weight = torch.cat(list(rows))
         return backend.linear(shape.inputs.pad(shape.outputs.pad(weight, 0, backend), 1, backend), bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Neighbouring pieces of a layer in one format, with inputs in one order."""
+
+    kept: QuantFormat | None
+    input_order: torch.Tensor | None
+    pieces: list[TensorRows]
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
