@@ -143,13 +143,14 @@ class Worker:
 
     def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
+        config = self._config
         device = self.device = choose_platform(
-            self._config.device, self.checkpoint, self.limits, self._library, self.rank
+            config.device, self.checkpoint, self.limits, self._library, self.rank, config.cache.kv_cache_dtype
         )
         return DeviceReport(
             device.describe(),
             device.usable,
-            device.request_memory(self._config.cache.gpu_memory_utilization),
+            device.request_memory(config.cache.gpu_memory_utilization),
             device.uses_host_memory,
             device.is_asynchronous,
             device.warning,
@@ -188,8 +189,7 @@ class Worker:
             rank,
             self._collectives,
         )
-        kept_as = checkpoint.quantization or checkpoint.spec.dtype
-        require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
+        require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         self.model = model
         spec = model.kv_cache_spec(self.limits.block_size)

@@ -25,13 +25,16 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
+    QuantizedExpertWeights,
     Routing,
+    UnloadedExperts,
 )
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
 from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
+from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 
@@ -170,8 +173,23 @@ class NativeBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return route(self._kernels, logits, routing, correction_bias, expert_scales)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return NativeExperts(self._kernels, shape, dtype, split)
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        if not keeps_experts(shape, gate_up, down):
+            return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
+        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        op.load(experts)
+        return op
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

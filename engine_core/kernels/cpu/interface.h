@@ -8,6 +8,9 @@ extern "C" {
 
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
+// What a KV cache keeps: numbers of the layer's type, or codes of 8 bits with scales (codes.h).
+enum RinglineCacheType : int32_t { kRinglineCacheAsNumbers = 0, kRinglineInt8Cache = 1, kRinglineFloat8Cache = 2 };
+
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
 //
 // Over latents, which all heads share, D is R + P: a query has R numbers and P numbers more, which are rotated; a key is a
@@ -32,6 +35,7 @@ struct RinglineAttention {
     int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
+    int32_t cache_type;
     int32_t num_threads;
     float scale;          // positive
     float logit_softcap;  // scores s become c · tanh(s / c) after scaling; 0: they stay
@@ -104,8 +108,8 @@ struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]; pairs of a row and an expert that is not here are left out
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight
-    const void* down;           // [E, H′ / 64] tiles of I inputs; or a RinglineInt8Weight
+    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight, or a RinglineQuantizedWeight
+    const void* down;           // [E, H′ / 64] tiles of I inputs; or one of the others
     const float* gate_up_bias;  // [E, I′ / 32, 64], in the order of the tiles; or null
     const float* down_bias;     // [E, H′ padded to tiles], or null
     const void* residual;       // [M, H′], or null
@@ -146,7 +150,8 @@ struct RinglineQuantizedWeight {
     int32_t scale_type;              // RinglineNumberType
 };
 
-// Writes `rows` rows of such a weight, from row `first` on; all dense.
+// Writes `rows` rows from row `first` on, of a weight that has `tile_panels` panels of every tile from panel `panel` on; all
+// dense.
 struct RinglineQuantizedPacking {
     const RinglineQuantizedWeight* weight;
     const uint8_t* codes;      // [rows, K]
@@ -156,6 +161,7 @@ struct RinglineQuantizedPacking {
     const void* minima;        // [rows, G]
     const void* outer_minima;
     int64_t first, rows;
+    int64_t panel, tile_panels;
     int32_t num_threads;
 };
 
@@ -283,6 +289,21 @@ struct RinglineInt8Linear {
     float scale;  // of the product and its bias
 };
 
+// Rounds M rows of a weight to 4 bits, in groups that share an outer scale and an outer minimum by 256 inputs: see
+// int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
+struct RinglineInt4Rounding {
+    const void* input;       // [M, K]
+    uint8_t* codes;          // [M, K]
+    int8_t* scales;          // [M, G]
+    uint16_t* outer_scales;  // [M, O]
+    int8_t* minima;          // [M, G]
+    uint16_t* outer_minima;  // [M, O]
+    int64_t rows, in_features;
+    int32_t group_size;      // 32, 64 or 128
+    int32_t input_type;
+    int32_t num_threads;
+};
+
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
@@ -332,10 +353,12 @@ struct RinglineGather {
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
     X(read_rows, RinglineRows)                \
+    X(int4_round, RinglineInt4Rounding)       \
     X(quantized_linear, RinglineLinear)       \
     X(quantized_argmax, RinglineLinear)       \
     X(quantized_rows, RinglineRows)           \
     X(quantized_pack, RinglineQuantizedPacking) \
+    X(quantized_experts, RinglineExperts)     \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \
