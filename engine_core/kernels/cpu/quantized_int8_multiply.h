@@ -58,7 +58,7 @@ public:
     // Those of the outputs from `lane` on.
     Vec operator[](int lane) const {
         if (!each_) return of_type(own_, lane);
-        return multiply(of_type(outer_, lane), load_bytes(reinterpret_cast<const int8_t*>(own_) + lane));
+        return multiply(of_type(outer_, lane), widen_bytes(reinterpret_cast<const int8_t*>(own_) + lane));
     }
 
     void advance() {
@@ -138,7 +138,7 @@ void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, lo
                 products[r] = to_floats(kChains > 1 ? add_integers(sums[0][r][v], sums[kChains - 1][r][v]) : sums[0][r][v]);
             if (zeros) {
                 // Exact, like all integers below 2²⁴.
-                const Vec negated = subtract(splat(0.0f), load_bytes(zeros + v * kLanes));
+                const Vec negated = subtract(splat(0.0f), widen_bytes(zeros + v * kLanes));
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) products[r] = multiply_add(negated, splat(row_sums[r]), products[r]);
             }
