@@ -65,13 +65,22 @@ def load_weights(
     if checkpoint.load_format == "dummy":
         weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
-        expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+        expected = _expected(model, checkpoint)
         if model.is_part:  # of the same checks, what takes reading is left to the engine's process: hash_weights
             whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
         weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, on_progress, digest)
     model.load(weights)
+
+
+def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
+    stored = checkpoint.stored_quantization
+
+    def is_redundant(name: str) -> bool:
+        return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
+
+    return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats)
 
 
 class WeightsOnDisk:
@@ -83,7 +92,7 @@ class WeightsOnDisk:
         self._checkpoint = checkpoint
         self._weights: SafetensorsWeights | None = None
         if checkpoint.load_format != "dummy":
-            expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+            expected = _expected(model, checkpoint)
             device = torch.device("cpu")
             self._weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, None, self._digest)
 
