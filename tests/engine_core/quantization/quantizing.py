@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from compressed_tensors.utils.match import match_name
@@ -209,6 +210,10 @@ def mixed(*groups: tuple[str, dict[str, Any] | None, tuple[str, ...], dict[str, 
             state["weight_g_idx"] = torch.arange(weight.shape[1], dtype=torch.int32) // scheme.weights.group_size
         packed_state = compressor.compress(state, scheme)
         meant = compressor.decompress(packed_state, scheme)["weight"]
+        if stored.startswith("nvfp4"):  # whose products decompression rounds to bfloat16
+            numbers = unpack_fp4_from_uint8(packed_state["weight_packed"], *weight.shape, dtype=torch.float32)
+            scales = packed_state["weight_scale"].float() / packed_state["weight_global_scale"]
+            meant = (grouped(numbers, 16) * scales[..., None]).flatten(1)
         return {f"{name}.{kind}": tensor for kind, tensor in packed_state.items()}, meant.float()
 
     described = {
