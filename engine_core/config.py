@@ -76,7 +76,8 @@ class ModelConfig(_Section):
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
     dtype: str = option(
         "auto",
-        "Type of weights, activations and KV cache; auto takes the checkpoint's.",
+        "Type of weights, activations and, unless --kv-cache-dtype says otherwise, KV cache; auto takes the "
+        "checkpoint's.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
@@ -122,6 +123,12 @@ class CacheConfig(_Section):
         "step leave of --gpu-memory-utilization, allocated as the cache fills.",
         minimum=1,
         unit="bytes",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "Type of the KV cache: auto takes the model's (--dtype); int8 and fp8 take half of bfloat16's memory, and are "
+        "read faster. On a CPU, with native kernels.",
+        choices=("auto", "fp8", "int8"),
     )
     block_size: int = option(16, "Tokens per KV block.", minimum=1, maximum=1024)
     enable_prefix_caching: bool = option(True, "Reuse KV blocks of equal prompt prefixes.")

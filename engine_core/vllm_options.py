@@ -62,7 +62,7 @@ _INSTEAD: dict[tuple[str, ...], str] = {
     # Memory and cache
     ("swap_space",): "is not needed: a preempted sequence is computed again, nothing is swapped to the host",
     ("cpu_offload_gb",): "is not supported: the weights must fit on the device; {quantization} makes them smaller",
-    ("kv_cache_dtype", "calculate_kv_scales"): "is not supported yet: the KV cache has the type that {dtype} sets",
+    ("calculate_kv_scales",): "is not needed: in 8 bits ({kv_cache_dtype}), each token and head has scales of its own",
     ("num_gpu_blocks_override",): "is not supported: {kv_cache_memory_bytes} sets the size of the KV cache",
     ("kv_transfer_config", "kv_events_config", "kv_offloading_size", "kv_offloading_backend"): (
         "is not supported yet: an engine's KV cache stays on its device"

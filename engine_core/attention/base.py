@@ -29,7 +29,10 @@ class KVCacheSpec:
     """What each layer keeps of a token, padded."""
     block_size: int
     dtype: torch.dtype
+    """Of the model, in which attention is computed."""
     groups: tuple[KVCacheGroup, ...] = (KVCacheGroup((0,)),)
+    cache_dtype: str = "auto"
+    """What is kept: auto (``dtype``), or int8 or fp8 with scales, where the backend can."""
 
     @property
     def num_places(self) -> int:
@@ -148,6 +151,8 @@ class AttentionBackend(ABC):
 
     batch_invariant = False
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
+    cache_dtype = "auto"
+    """As in ``KVCacheSpec``; it is chosen with the backend."""
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:

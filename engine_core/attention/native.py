@@ -19,11 +19,16 @@ from engine_core.kv_cache_interface import LayerCacheSpec
 
 _UNIT = 16
 """The most tokens of a unit; a block is divided into units of equal size."""
+_CACHE_TYPES = {"auto": 0, "int8": 1, "fp8": 2}
+"""``RinglineCacheType``"""
+_SCALES = 2
+"""Scales that an 8-bit cache has for a token and head: of key and value, or of a latent and its rotated part."""
+_SCALE_BYTES = 2
 
 
 class NativeAttention(AttentionBackend):
     """One cache per layer, a view [blocks, Hkv, 2 (keys, values), block size, D] of memory that the kernel lays out;
-    [blocks, 1, 1, block size, R + P] of latents.
+    [blocks, 1, 1, block size, R + P] of latents. In an 8-bit cache, D are bytes, and scales follow a block's heads.
 
     Only its shape, its address and how far blocks lie apart mean anything outside the kernel (see cpu/layout.h). A
     block that is written in a step may be read by no other sequence of that step: the scheduler shares a block only
@@ -32,14 +37,15 @@ class NativeAttention(AttentionBackend):
 
     batch_invariant = True
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, cache_dtype: str = "auto") -> None:
+        self.cache_dtype = cache_dtype
         self._kernels = kernels
         self._arguments = kernels.attention.arguments()
         self._metadata: AttentionMetadata | None = None
 
     @staticmethod
     def bytes_per_block(spec: KVCacheSpec) -> int:
-        return spec.num_places * spec.elements * _padded(spec) * spec.dtype.itemsize
+        return spec.num_places * _block_elements(spec) * _stored_type(spec).itemsize
 
     @staticmethod
     def allocate(spec: KVCacheSpec, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
@@ -52,14 +58,15 @@ class NativeAttention(AttentionBackend):
             used = memory[:, : tokens * layer.elements]
             return used.view(num_blocks, heads, planes, tokens, width)[..., : spec.block_size, :]
 
-        whole = (num_blocks, tokens * spec.elements)
-        return spec.caches([empty_for_streaming(whole, spec.dtype) for _ in range(spec.num_places)], view)
+        whole = (num_blocks, _block_elements(spec))
+        return spec.caches([empty_for_streaming(whole, _stored_type(spec)) for _ in range(spec.num_places)], view)
 
     def numerics(self, spec: KVCacheSpec) -> str:
         """Names the block size unless blocks consist of whole units of 16, or divide one: tiles are the same then."""
         aligned = spec.block_size == _padded(spec) and (spec.block_size % _UNIT == 0 or _UNIT % spec.block_size == 0)
         places = "" if aligned else f", blocks of {spec.block_size}"
-        return f"native {self._kernels.instruction_set}, build {self._kernels.build}{places}"
+        cache = "" if spec.cache_dtype == "auto" else f", {spec.cache_dtype} cache"
+        return f"native {self._kernels.instruction_set}, build {self._kernels.build}{places}{cache}"
 
     def forward(
         self,
@@ -115,7 +122,7 @@ class NativeAttention(AttentionBackend):
         arguments.cache = kv_cache.data_ptr()
         arguments.num_heads = num_heads
         arguments.block_size, arguments.block_stride = kv_cache.shape[3], kv_cache.stride(0)
-        arguments.number_type = NUMBER_TYPES[query.dtype]
+        arguments.number_type, arguments.cache_type = NUMBER_TYPES[query.dtype], _CACHE_TYPES[self.cache_dtype]
         arguments.num_threads, arguments.scale = torch.get_num_threads(), options.scale
         arguments.sliding_window = options.sliding_window or 0
         arguments.logit_softcap = options.logit_softcap or 0.0
@@ -140,3 +147,13 @@ def _padded(spec: KVCacheSpec) -> int:
     tokens = -(-spec.block_size // units)
     packed = 2 if spec.dtype == torch.bfloat16 else 1
     return units * -(-tokens // packed) * packed
+
+
+def _stored_type(spec: KVCacheSpec) -> torch.dtype:
+    return spec.dtype if spec.cache_dtype == "auto" else torch.uint8
+
+
+def _block_elements(spec: KVCacheSpec) -> int:
+    """Elements of the stored type that a block takes at each place: with scales, of the layer that takes most."""
+    scales = 0 if spec.cache_dtype == "auto" else _SCALES * _SCALE_BYTES
+    return _padded(spec) * max(layer.elements + layer.shape[1] * scales for layer in spec.layers)

@@ -12,21 +12,33 @@ from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError, 
 
 
 def choose_attention(
-    head_dim: int, dtype: torch.dtype, asked: str | None = None, library: KernelLibrary | None = None
+    head_dim: int,
+    dtype: torch.dtype,
+    asked: str | None = None,
+    library: KernelLibrary | None = None,
+    cache_dtype: str = "auto",
 ) -> tuple[AttentionBackend, str]:
     """The fastest backend for heads of that size and type, or the one ``asked`` for; and a description for a person.
 
-    Raises ``ConfigError`` if the backend ``asked`` for cannot be used here.
+    ``cache_dtype`` is as in ``KVCacheSpec``. Raises ``ConfigError`` if it, or the backend ``asked`` for, cannot be used
+    here.
     """
     if asked in ("triton", "varlen", "flashinfer"):
         raise ConfigError("attention_backend", asked, "native or torch on a CPU")
     if asked == "torch":
-        return TorchAttention(), "attention by torch, as asked for"
+        return _by_torch("attention by torch, as asked for", cache_dtype)
     try:
         kernels = load_kernels_for(head_dim, dtype, library)
     except KernelsUnavailableError as error:
         why = f"attention by torch: {error}"
         if asked == "native":
             raise ConfigError("attention_backend", asked, f"torch, because: {why}") from error
-        return TorchAttention(), why
-    return NativeAttention(kernels), f"attention by native kernels for {kernels.instruction_set}"
+        return _by_torch(why, cache_dtype)
+    kept = "" if cache_dtype == "auto" else f", KV cache in {cache_dtype}"
+    return NativeAttention(kernels, cache_dtype), f"attention by native kernels for {kernels.instruction_set}{kept}"
+
+
+def _by_torch(why: str, cache_dtype: str) -> tuple[AttentionBackend, str]:
+    if cache_dtype != "auto":
+        raise ConfigError("kv_cache_dtype", cache_dtype, f"auto without native kernels ({why})")
+    return TorchAttention(), why

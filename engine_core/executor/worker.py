@@ -143,13 +143,14 @@ class Worker:
 
     def init_device(self) -> DeviceReport:
         """Choose the device, and see how much memory there is. Raises ``ConfigError``."""
+        config = self._config
         device = self.device = choose_platform(
-            self._config.device, self.checkpoint, self.limits, self._library, self.rank
+            config.device, self.checkpoint, self.limits, self._library, self.rank, config.cache.kv_cache_dtype
         )
         return DeviceReport(
             device.describe(),
             device.usable,
-            device.request_memory(self._config.cache.gpu_memory_utilization),
+            device.request_memory(config.cache.gpu_memory_utilization),
             device.uses_host_memory,
             device.is_asynchronous,
             device.warning,

@@ -5,10 +5,12 @@ No weight is read here: ``loader`` does that. Nothing from a checkpoint is execu
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
+from engine_core.model_loader.gguf.config import describe
+from engine_core.model_loader.gguf.files import SUFFIX, gguf_file
+from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.location import find_directory, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
@@ -41,7 +46,9 @@ class Checkpoint:
     """A checkpoint that was found and understood; its weights are still on disk."""
 
     path: Path
-    """Directory of config.json (of a downloaded snapshot for a hub id)."""
+    """Directory of config.json (of a downloaded snapshot for a hub id), or the GGUF file, the first of several."""
+    fields: Mapping[str, Any]
+    """Of config.json, or what stands for it in a GGUF file."""
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
     choice: ModelChoice
@@ -60,6 +67,11 @@ class Checkpoint:
     seed: int
     """For dummy weights."""
 
+    @property
+    def is_gguf(self) -> bool:
+        """Whether ``path`` is a GGUF file."""
+        return self.path.suffix == SUFFIX
+
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
 
@@ -67,7 +79,7 @@ class Checkpoint:
         out: the engine core has none.
         """
         identity = {
-            "config": _read_object(self.path / "config.json"),
+            "config": self.fields,
             "default_sampling": self.spec.default_sampling,
             "eos_token_ids": self.spec.eos_token_ids,
             "max_model_len": self.spec.max_model_len,
@@ -87,9 +99,15 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
     """
     weights = load.load_format != "dummy"
-    path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
-    raw = _read_object(path / "config.json")
-    generation = _read_object(path / "generation_config.json", optional=True)
+    path = gguf_file(Path(config.model).expanduser()) or find_directory(
+        config.model, config.revision, config.download_dir, weights=weights
+    )
+    if path.suffix == SUFFIX:
+        described = describe(read_gguf(path))
+        raw, generation = described.config, described.generation
+    else:
+        raw = _read_object(path / "config.json")
+        generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization, weights=weights)
     if config.int8_activations:
@@ -98,7 +116,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
     spec = ModelSpec(
-        name=config.served_model_name or served_name(config.model),
+        name=config.served_model_name or (path.stem if path.suffix == SUFFIX else served_name(config.model)),
         architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
         max_model_len=_max_model_len(config, choice.architecture, architecture_config),
@@ -110,6 +128,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     )
     return Checkpoint(
         path,
+        raw,
         spec,
         choice,
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
@@ -208,21 +227,26 @@ def _require_stored_codes(path: Path, quantization: str | None, stored: Quantiza
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
-    """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
-    _check_names(path / "config.json", raw, choice)
+    """``raw`` as transformers reads it: defaults filled in, older spellings brought to today's."""
+    file = path if path.suffix == SUFFIX else path / "config.json"
+    _check_names(file, raw, choice)
     _check_counts(raw)
     if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: expected true, "
-            "as no token may attend to later ones"
+            f"{file}: is_causal={raw['is_causal']!r} is not supported: expected true, as no token may attend to later "
+            "ones"
         )
     choice.model.check_raw_config(raw)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        config: PretrainedConfig
+        if file == path:
+            config = CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy(raw))
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds
-        raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
+        raise CheckpointError(f"{file} is not usable: {_reason(error)}") from error
     if config.model_type not in choice.model_types:
-        raise _contradiction(path / "config.json", choice, config.model_type)
+        raise _contradiction(file, choice, config.model_type)
     return config
 
 
@@ -354,6 +378,8 @@ def _eos_token_ids(
 def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
     """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
     own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
+    if own and path.suffix == SUFFIX:
+        return None  # its metadata names all
     directory = path if own else tokenizer_source(config)
     declared = _read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")

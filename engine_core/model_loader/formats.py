@@ -37,6 +37,7 @@ _METHODS = {
     "exl3": "EXL3",
     "fbgemm_fp8": "FP8 (FBGEMM)",
     "fp8": "FP8",
+    "gguf": "GGUF",
     "gptq": "GPTQ",
     "hqq": "HQQ",
     "modelopt": "ModelOpt",

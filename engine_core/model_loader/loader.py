@@ -17,7 +17,11 @@ from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.gguf.config import describe
+from engine_core.model_loader.gguf.reader import read_gguf
+from engine_core.model_loader.gguf.weights import GgufWeights
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.selector import outline_quantization
@@ -70,10 +74,11 @@ def load_weights(
             whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
-        weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, on_progress, digest)
+        weights = _open_weights(checkpoint, expected, device, on_progress, digest)
     model.load(weights)
 
 
+<<<<<<< HEAD
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     stored = checkpoint.stored_quantization
 
@@ -81,6 +86,20 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
     return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats)
+=======
+def _open_weights(
+    checkpoint: Checkpoint,
+    expected: ExpectedTensors,
+    device: torch.device,
+    on_progress: ProgressCallback | None,
+    digest: Digest | None,
+) -> SafetensorsWeights | GgufWeights:
+    path, dtype = checkpoint.path, checkpoint.dtype
+    if not checkpoint.is_gguf:
+        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest)
+    sources = describe(read_gguf(path)).sources
+    return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
+>>>>>>> main
 
 
 class WeightsOnDisk:
@@ -90,11 +109,11 @@ class WeightsOnDisk:
         """Raises as ``load_weights`` does."""
         model, self._digest = model_outline(checkpoint), WeightsDigest()
         self._checkpoint = checkpoint
-        self._weights: SafetensorsWeights | None = None
+        self._weights: SafetensorsWeights | GgufWeights | None = None
         if checkpoint.load_format != "dummy":
             expected = _expected(model, checkpoint)
             device = torch.device("cpu")
-            self._weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, None, self._digest)
+            self._weights = _open_weights(checkpoint, expected, device, None, self._digest)
 
     def digest(self, stop: threading.Event) -> str:
         """The model digest: that of a process that loads all of them. Of no use once ``stop`` is set."""

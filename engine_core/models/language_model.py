@@ -185,6 +185,7 @@ class LanguageModel(ABC):
             block_size,
             self._factory.dtype,
             self.kv_cache_groups,
+            self._factory.attention_backend.cache_dtype,
         )
 
     @property

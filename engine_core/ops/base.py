@@ -236,10 +236,6 @@ class ExpertsOp(ABC):
         """Bytes of the weights as they are kept."""
 
     @abstractmethod
-    def load(self, experts: Iterable[ExpertWeights]) -> None:
-        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
-
-    @abstractmethod
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
@@ -249,6 +245,14 @@ class ExpertsOp(ABC):
         [M, H′] of the result, to which its own ``residual`` [M, H′] is added; with expert parallelism each gets all.
         ``residual`` may be columns of a wider tensor. Raises ``RankFailedError``.
         """
+
+
+class UnloadedExperts(ExpertsOp):
+    """Experts that are made without weights, and take them in the model's type."""
+
+    @abstractmethod
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
 
 
 class NormOp(Protocol):
@@ -369,7 +373,7 @@ class OpsBackend(ABC):
         """
 
     @abstractmethod
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         """Experts without weights, which will be of type ``dtype``; this rank's part of them with a ``split``."""
 
     def quantized_experts(
@@ -383,8 +387,8 @@ class OpsBackend(ABC):
     ) -> ExpertsOp:
         """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
 
-        ``dtype`` is the model's; ``experts`` are as for ``ExpertsOp.load``. Unless a backend has kernels for that, the
-        weights are expanded.
+        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for that,
+        the weights are expanded.
         """
         op = self.experts(shape, dtype, split)
         op.load(expert.expanded(dtype) for expert in experts)

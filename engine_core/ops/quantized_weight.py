@@ -89,10 +89,18 @@ class QuantizedWeight:
         numbers = codebook[self.codes.int()]
         if self.zeros is not None:
             numbers -= self._of_inputs(self.zeros.float())
-        numbers *= self._of_inputs(self._of_groups(self.scales, self.outer_scales))
-        if self.minima is not None:
-            numbers += self._of_inputs(self._of_groups(self.minima, self.outer_minima))
+        numbers *= self._of_inputs(self.group_scales())
+        if (minima := self.group_minima()) is not None:
+            numbers += self._of_inputs(minima)
         return numbers
+
+    def group_scales(self) -> torch.Tensor:
+        """[N, G] float32."""
+        return self._of_groups(self.scales, self.outer_scales)
+
+    def group_minima(self) -> torch.Tensor | None:
+        """[N, G] float32."""
+        return None if self.minima is None else self._of_groups(self.minima, self.outer_minima)
 
     def _of_groups(self, inner: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
         """[N, G] float32."""

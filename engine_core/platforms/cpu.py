@@ -50,7 +50,13 @@ class CpuPlatform(Platform):
     uses_host_memory = True
 
     def __init__(
-        self, config: DeviceConfig, checkpoint: Checkpoint, limits: BatchLimits, library: KernelLibrary, rank: Rank
+        self,
+        config: DeviceConfig,
+        checkpoint: Checkpoint,
+        limits: BatchLimits,
+        library: KernelLibrary,
+        rank: Rank,
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """Set torch's threads, and choose attention and operations. Raises ``ConfigError``.
 
@@ -68,7 +74,7 @@ class CpuPlatform(Platform):
         self.ops, ops = choose_ops(head_dim, dtype, library)
         self.quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization, library)
         quantized = "" if self.quantization is None else self.quantization.describe()
-        self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library)
+        self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library, kv_cache_dtype)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"
         self._chosen = "; ".join(filter(None, (attention, ops, quantized)))

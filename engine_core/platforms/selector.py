@@ -25,6 +25,7 @@ def choose_platform(
     limits: BatchLimits,
     library: KernelLibrary | None = None,
     rank: Rank | None = None,
+    kv_cache_dtype: str = "auto",
 ) -> Platform:
     """The device that ``config`` asks for, or a ``rank``'s share of it.
 
@@ -34,11 +35,13 @@ def choose_platform(
     """
     if is_for_cpu(config):
         library = library or KernelLibrary(config.kernel_cache_dir)
-        return CpuPlatform(config, checkpoint, limits, library, rank or Rank())
+        return CpuPlatform(config, checkpoint, limits, library, rank or Rank(), kv_cache_dtype)
     if not torch.cuda.is_available():
         built = torch.version.cuda
         problem = "this torch is built without CUDA" if built is None else f"torch, built for CUDA {built}, sees no GPU"
         raise ConfigError("device", config.device, f"cpu or auto, because {problem}")
+    if kv_cache_dtype != "auto":
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, "auto on a GPU: only the CPU's kernels read 8-bit caches")
     from engine_core.platforms.cuda import CudaPlatform
 
     return CudaPlatform(config, checkpoint, limits, rank or Rank())

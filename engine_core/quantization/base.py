@@ -10,7 +10,15 @@ import torch
 from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertsShard,
+    ExpertsSplit,
+    LinearOp,
+    OpsBackend,
+    UnloadedExperts,
+)
 
 
 class QuantMethod(ABC):
@@ -73,7 +81,7 @@ class QuantMethod(ABC):
 
     def experts(
         self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
-    ) -> ExpertsOp:
+    ) -> UnloadedExperts:
         """Experts without weights, which will be loaded in ``dtype``, the model's."""
         return backend.experts(shape, dtype, split)
 

@@ -49,7 +49,7 @@ def _parts(packed: torch.Tensor, shape: tuple[int, ...], bits: int) -> torch.Ten
     """[N, B, s, 8 / bits, n] of bytes [N, B, s · n], ``shape`` = (s, n), that have parts of ``bits``, lowest first."""
     spans, width = shape
     shifted = packed.new_empty(*packed.shape[:2], spans, 8 // bits, width)
-    source = packed.unflatten(2, shape)
+    source = packed.reshape(*packed.shape[:2], *shape)
     for part in range(8 // bits):
         torch.bitwise_right_shift(source, part * bits, out=shifted[:, :, :, part])
     return shifted.bitwise_and_((1 << bits) - 1)
@@ -95,7 +95,7 @@ def _mxfp4(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eight scales and eight minima, each [N, 8 · B] int8, of 12 bytes for each block [N, B, 12]."""
-    scales, minima, both = packed.unflatten(2, (3, 4)).unbind(2)
+    scales, minima, both = packed.reshape(*packed.shape[:2], 3, 4).unbind(2)
     last_scales = (both & 15) | (scales >> 6 << 4)
     last_minima = (both >> 4) | (minima >> 6 << 4)
     return tuple(  # type: ignore[return-value]

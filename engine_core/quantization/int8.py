@@ -19,7 +19,7 @@ from engine_core.kernels.library import Kernels
 from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend, UnloadedExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.base import QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes
@@ -49,7 +49,7 @@ class Int8(QuantMethod):
 
     def experts(
         self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
-    ) -> ExpertsOp:
+    ) -> UnloadedExperts:
         assert self._kernels is not None
         for place, inputs in (("gate", shape.hidden_size), ("down", shape.intermediate_size)):
             require_summable(f"the {place} projection of experts", padded_width(inputs))

@@ -107,14 +107,22 @@ def _read(prefix: str, expert: int, shard: ExpertsShard, weights: Weights) -> It
     gates = slice(2 * shard.inner.start, 2 * shard.inner.stop, 2)
     ups = slice(gates.start + 1, gates.stop, 2)
     for name, rows in (("gate_up", gates), ("gate_up", ups), ("down", slice(shard.hidden.start, shard.hidden.stop))):
-        scales = weights.take_stored(f"{prefix}.{name}_proj_scales", expert, rows)
+        scales, blocks = (
+            _take_bytes(f"{prefix}.{name}_proj_{stored}", expert, rows, weights) for stored in ("scales", "blocks")
+        )
         if bool((scales == _NAN).any()):
             raise CheckpointError(
                 f"{prefix}.{name}_proj_scales has a NaN ({_NAN}) among those of expert {expert}: download the "
                 "checkpoint again"
             )
-        codes = unpack(weights.take_stored(f"{prefix}.{name}_proj_blocks", expert, rows))
-        yield [QuantizedWeight(MXFP4, codes, powers_of_two(scales))]
+        yield [QuantizedWeight(MXFP4, unpack(blocks), powers_of_two(scales))]
+
+
+def _take_bytes(name: str, expert: int, rows: slice, weights: Weights) -> torch.Tensor:
+    stored = weights.take_stored(name, expert, rows)
+    if stored.dtype != torch.uint8:
+        raise CheckpointError(f"{name} is of type {stored.dtype}, which is not usable: expected bytes (U8)")
+    return stored
 
 
 def unpack(blocks: torch.Tensor) -> torch.Tensor:

@@ -7,42 +7,64 @@
 // query tile are not read: their blocks may belong to other sequences by now.
 #pragma once
 
+#include "expand.h"
 #include "latents.h"
 #include "prefetch.h"
 #include "softmax.h"
 
 namespace {
 
-// What a thread needs for one query tile.
-template <class F>
+// What a thread needs for one query tile. S is what the cache keeps, F the number type that is computed in.
+template <class S>
 struct Scratch {
-    Scratch(char* memory, long rows, long head_dim, long value_dim, long rearranged) {
+    using F = typename S::Number;
+
+    // Numbers of elements of the parts.
+    struct Sizes {
+        long rows, head_dim, value_dim;
+        long rearranged;  // a tile of latents as values, or of the values of an 8-bit cache
+        long expanded;    // a tile of the keys of an 8-bit cache
+        long scales;      // of such a tile
+        long rope_scores;
+    };
+
+    Scratch(char* memory, const Sizes& sizes) {
         Parts parts(memory);
-        queries = parts.take<typename F::Factor>(rows * head_dim);
-        values = parts.take<typename F::Element>(rearranged);
-        scores = parts.take<float>(rows * kScoreStride);
-        weights = parts.take<typename F::Factor>(rows * kTileKeys);
-        decays = parts.take<float>(rows);
-        whole = RowState(parts.take<char>(RowState::bytes(rows, value_dim)), rows, value_dim);
-        split = RowState(parts.take<char>(RowState::bytes(rows, value_dim)), rows, value_dim);
+        queries = parts.take<typename F::Factor>(sizes.rows * sizes.head_dim);
+        keys = parts.take<typename F::Element>(sizes.expanded);
+        values = parts.take<typename F::Element>(sizes.rearranged);
+        scales = parts.take<float>(sizes.scales);
+        rope_scores = parts.take<float>(sizes.rope_scores);
+        scores = parts.take<float>(sizes.rows * kScoreStride);
+        weights = parts.take<typename F::Factor>(sizes.rows * kTileKeys);
+        decays = parts.take<float>(sizes.rows);
+        const long state = RowState::bytes(sizes.rows, sizes.value_dim);
+        whole = RowState(parts.take<char>(state), sizes.rows, sizes.value_dim);
+        split = RowState(parts.take<char>(state), sizes.rows, sizes.value_dim);
     }
-    static long bytes(long rows, long head_dim, long value_dim, long rearranged) {
-        return padded_bytes<typename F::Factor>(rows * head_dim) + padded_bytes<typename F::Element>(rearranged) +
-               padded_bytes<float>(rows * kScoreStride) + padded_bytes<typename F::Factor>(rows * kTileKeys) +
-               padded_bytes<float>(rows) + 2 * RowState::bytes(rows, value_dim);
+    static long bytes(const Sizes& sizes) {
+        return padded_bytes<typename F::Factor>(sizes.rows * sizes.head_dim) +
+               padded_bytes<typename F::Element>(sizes.expanded) + padded_bytes<typename F::Element>(sizes.rearranged) +
+               padded_bytes<float>(sizes.scales) + padded_bytes<float>(sizes.rope_scores) +
+               padded_bytes<float>(sizes.rows * kScoreStride) + padded_bytes<typename F::Factor>(sizes.rows * kTileKeys) +
+               padded_bytes<float>(sizes.rows) + 2 * RowState::bytes(sizes.rows, sizes.value_dim);
     }
 
     typename F::Factor* queries;  // [rows, D]
-    typename F::Element* values;  // of a tile of latents
+    typename F::Element *keys, *values;  // of a tile
+    float* scales;                // [2, kScoreStride]: of a tile's keys and values; of latents, and of their rotated parts
+    float* rope_scores;           // [rows, kScoreStride]: what rotated parts add to scores
     float* scores;                // [rows, kScoreStride]
     typename F::Factor* weights;  // [rows, kTileKeys]
     float* decays;                // [rows]
     RowState whole, split;
-    KeyTile<F> tile;
+    KeyTile<S> tile;
+    KeyTile<F> numbers;  // the same tile of an 8-bit cache, where it is expanded
 };
 
-template <class F>
+template <class S>
 class Step {
+    using F = typename S::Number;
     using Element = typename F::Element;
     using Factor = typename F::Factor;
 
@@ -54,21 +76,25 @@ public:
           pieces_(division_, cache_),
           head_dim_(args.head_dim),
           value_dim_(args.latent_dim > 0 ? args.latent_dim : args.head_dim),
-          rearranged_(args.latent_dim > 0 ? kTileKeys * args.latent_dim : 0),
           group_(args.num_heads / args.num_kv_heads) {}
 
     // Returns 0, or 1 when there is no memory.
     int run() {
         if (division_.failed()) return 1;
-        const long bytes = Scratch<F>::bytes(division_.rows(), head_dim_, value_dim_, rearranged_);
+        const long rows = division_.rows();
+        const bool latents = args_.latent_dim > 0, coded = S::kCoded;
+        const typename Scratch<S>::Sizes sizes = {
+            rows, head_dim_, value_dim_, latents || coded ? kTileKeys * value_dim_ : 0, coded ? kTileKeys * head_dim_ : 0,
+            coded ? 2 * kScoreStride : 0, latents && coded ? rows * kScoreStride : 0};
+        const long bytes = Scratch<S>::bytes(sizes);
         const Buffer scratch(division_.threads() * bytes);
-        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(division_.rows(), value_dim_) : 1);
+        const Buffer states(pieces_.cut() ? pieces_.size() * RowState::bytes(rows, value_dim_) : 1);
         if (scratch.failed() || states.failed()) return 1;
         if (keys_first()) parallel_for(division_.threads(), division_.size(), 1, [&](long tile) { write(division_[tile]); });
         long next = 0;
         in_parallel(division_.threads(), [&](int thread) {
-            Scratch<F> own(scratch.at(thread * bytes), division_.rows(), head_dim_, value_dim_, rearranged_);
-            Queue<F> queue(pieces_, cache_, args_, next);
+            Scratch<S> own(scratch.at(thread * bytes), sizes);
+            Queue<S> queue(pieces_, cache_, args_, next);
             if (pieces_.cut())
                 attend_in_pieces(queue, states, own);
             else
@@ -82,7 +108,7 @@ private:
     // Whether a piece may need keys of rows that belong to another: then all are written before the first piece is begun.
     bool keys_first() const { return args_.key && (division_.several() || pieces_.cut()); }
 
-    void attend_whole(Queue<F>& queue, Scratch<F>& scratch) const {
+    void attend_whole(Queue<S>& queue, Scratch<S>& scratch) const {
         for (Piece piece; queue.take(piece);) {
             load_queries(piece.q, scratch.queries);
             for (int split = piece.first_split; split < piece.last_split; ++split) {
@@ -94,7 +120,7 @@ private:
         }
     }
 
-    void attend_in_pieces(Queue<F>& queue, const Buffer& states, Scratch<F>& scratch) const {
+    void attend_in_pieces(Queue<S>& queue, const Buffer& states, Scratch<S>& scratch) const {
         for (Piece piece; queue.take(piece);) {
             load_queries(piece.q, scratch.queries);
             sum_split(piece.q, piece.first_split, state_of(states, piece.tile, piece.q, piece.first_split), queue, scratch);
@@ -147,7 +173,7 @@ private:
     }
 
     // Sum one split of the keys that a query tile sees.
-    void sum_split(const QueryTile& q, int split, const RowState& state, Queue<F>& queue, Scratch<F>& scratch) const {
+    void sum_split(const QueryTile& q, int split, const RowState& state, Queue<S>& queue, Scratch<S>& scratch) const {
         state.clear(q.count * group_, value_dim_);
         const int first_key = window().first_key(q.position), first_tile = cache_.tile_at(first_key);
         const int tiles = cache_.tile_at(q.end() - 1) + 1;
@@ -161,22 +187,74 @@ private:
         }
     }
 
-    void add_tile(const QueryTile& q, const RowState& state, Scratch<F>& scratch) const {
-        KeyTile<F>& tile = scratch.tile;
+    void add_tile(const QueryTile& q, const RowState& state, Scratch<S>& scratch) const {
+        KeyTile<S>& tile = scratch.tile;
         const int first = first_row(q, tile.position), rows = end_row(q, tile.end) - first;
         const RowState seeing = state.from(first, value_dim_);
-        compute_scores<F>(scratch.queries + first * head_dim_, rows, head_dim_, tile, scratch.scores);
+        compute_tile_scores(scratch.queries + first * head_dim_, rows, scratch);
         for (int row = 0; row < rows; ++row) {
             float* const scores = scratch.scores + row * kScoreStride;
             const int position = q.position + (first + row) / group_;
             const int before = window().first_key(position) - tile.position;
             if (args_.logit_softcap > 0.0f) cap_scores(scores, tile, args_.scale, args_.logit_softcap);
             mask_scores(scores, tile, before > 0 ? tile.place_after(before) : 0, tile.place_after(position + 1 - tile.position));
-            scratch.decays[row] = weigh<F>(scores, first_place(tile), tile.places(), exponent_scale(),
-                                           seeing.from(row, value_dim_), scratch.weights + row * kTileKeys);
+            const float* const value_scales = scratch.scales + (args_.latent_dim > 0 ? 0 : kScoreStride);
+            scratch.decays[row] = weigh<S>(scores, first_place(tile), tile.places(), exponent_scale(),
+                                           seeing.from(row, value_dim_), value_scales, scratch.weights + row * kTileKeys);
         }
-        if (args_.latent_dim > 0) rearrange_latents(tile, value_dim_, scratch.values);
-        add_values<F>(scratch.weights, scratch.decays, rows, value_dim_, tile, seeing.output);
+        add_tile_values(rows, seeing.output, scratch);
+    }
+
+    // Whether codes of an 8-bit cache are expanded as they are multiplied: for more rows they are expanded once for all.
+    bool multiplies_codes(int rows) const { return S::kCoded && args_.latent_dim == 0 && rows <= kBlockRows; }
+
+    void compute_tile_scores(const Factor* queries, int rows, Scratch<S>& scratch) const {
+        const KeyTile<S>& tile = scratch.tile;
+        if constexpr (!S::kCoded) {
+            compute_scores<F>(queries, rows, head_dim_, head_dim_, tile, scratch.scores);
+        } else {
+            load_scales(tile, cache_.value_scales_offset(), scratch.scales);
+            if (multiplies_codes(rows)) {
+                compute_scores<S>(queries, rows, head_dim_, head_dim_, tile, scratch.scores);
+            } else {
+                expand_keys(tile, head_dim_, scratch.keys, scratch.numbers);
+                if (args_.latent_dim > 0) return compute_latent_scores(queries, rows, scratch);
+                compute_scores<F>(queries, rows, head_dim_, head_dim_, scratch.numbers, scratch.scores);
+            }
+            for (int row = 0; row < rows; ++row) scale_scores(scratch.scores + row * kScoreStride, tile, scratch.scales);
+        }
+    }
+
+    // In an 8-bit cache: both parts of a latent's key have scales of their own.
+    void compute_latent_scores(const Factor* queries, int rows, Scratch<S>& scratch) const {
+        const long latent = args_.latent_dim;
+        compute_scores<F>(queries, rows, head_dim_, latent, scratch.numbers, scratch.scores);
+        KeyTile<F> rope = scratch.numbers;
+        for (int unit = rope.first_unit; unit < rope.units; ++unit) rope.keys[unit] += latent * rope.unit_tokens;
+        compute_scores<F>(queries + latent, rows, head_dim_, head_dim_ - latent, rope, scratch.rope_scores);
+        for (int row = 0; row < rows; ++row) {
+            float* const scores = scratch.scores + row * kScoreStride;
+            float* const others = scratch.rope_scores + row * kScoreStride;
+            scale_scores(scores, scratch.tile, scratch.scales);
+            scale_scores(others, scratch.tile, scratch.scales + kScoreStride);
+            for (int place = 0; place < kScoreStride; place += kLanes)
+                store(scores + place, add(load(scores + place), load(others + place)));
+        }
+    }
+
+    void add_tile_values(int rows, float* outputs, Scratch<S>& scratch) const {
+        if constexpr (!S::kCoded) {
+            if (args_.latent_dim > 0) rearrange_latents(scratch.tile, value_dim_, scratch.values);
+            add_values<F>(scratch.weights, scratch.decays, rows, value_dim_, scratch.tile, outputs);
+        } else if (multiplies_codes(rows)) {
+            add_values<S>(scratch.weights, scratch.decays, rows, value_dim_, scratch.tile, outputs);
+        } else {
+            if (args_.latent_dim > 0)
+                rearrange_latents(scratch.numbers, value_dim_, scratch.values);
+            else
+                expand_values(scratch.tile, value_dim_, scratch.values, scratch.numbers);
+            add_values<F>(scratch.weights, scratch.decays, rows, value_dim_, scratch.numbers, outputs);
+        }
     }
 
     void merge_split(const QueryTile& q, int split, const RowState& earlier, const RowState& later) const {
@@ -207,17 +285,18 @@ private:
     float exponent_scale() const { return (args_.logit_softcap > 0.0f ? 1.0f : args_.scale) * 1.44269504088896340736f; }
 
     const RinglineAttention& args_;
-    const Cache<F> cache_;
+    const Cache<S> cache_;
     const Division division_;
-    const Pieces<F> pieces_;
+    const Pieces<S> pieces_;
     const long head_dim_;
     const long value_dim_;
-    const long rearranged_;  // elements of a tile of latents
     const int group_;
 };
 
 inline int attention(const RinglineAttention& args) {
-    return with_number_type(args.number_type, [&](auto number) { return Step<decltype(number)>(args).run(); });
+    return with_number_type(args.number_type, [&](auto number) {
+        return with_cache_type<decltype(number)>(args.cache_type, [&](auto stored) { return Step<decltype(stored)>(args).run(); });
+    });
 }
 
 }  // namespace

@@ -11,7 +11,11 @@
 
 namespace {
 
+constexpr int kMostHeadDim = 1024;
+
 struct Float32 {
+    using Number = Float32;
+    static constexpr bool kCoded = false;  // see codes.h
     using Element = float;
     using Factor = float;
     using Column = Vec;
@@ -28,6 +32,8 @@ struct Float32 {
 };
 
 struct Float16 {
+    using Number = Float16;
+    static constexpr bool kCoded = false;  // see codes.h
     using Element = uint16_t;
     using Factor = float;
     using Column = Vec;
@@ -48,6 +54,8 @@ struct Float16 {
 #ifdef __AVX512BF16__
 
 struct BFloat16 {
+    using Number = BFloat16;
+    static constexpr bool kCoded = false;  // see codes.h
     using Element = uint16_t;
     using Factor = uint16_t;
     using Column = Words;
@@ -69,6 +77,8 @@ struct BFloat16 {
 #else
 
 struct BFloat16 {
+    using Number = BFloat16;
+    static constexpr bool kCoded = false;  // see codes.h
     using Element = uint16_t;
     using Factor = float;
     struct Column {

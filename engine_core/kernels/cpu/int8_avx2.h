@@ -48,6 +48,9 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+// a · b + c, rounded once, on every processor.
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
+
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm256_srli_epi16(line, 4)); }

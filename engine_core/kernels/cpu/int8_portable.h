@@ -54,6 +54,12 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
     return sums;
 }
 
+// a · b + c, rounded once, on every processor.
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
+    for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+}
+
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return line & 15; }
 inline Quads high_nibbles(Quads line) { return line >> 4 & 15; }

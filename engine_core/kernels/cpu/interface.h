@@ -8,6 +8,9 @@ extern "C" {
 
 enum RinglineNumberType : int32_t { kRinglineFloat32 = 0, kRinglineFloat16 = 1, kRinglineBFloat16 = 2 };
 
+// What a KV cache keeps: numbers of the layer's type, or codes of 8 bits with scales (codes.h).
+enum RinglineCacheType : int32_t { kRinglineCacheAsNumbers = 0, kRinglineInt8Cache = 1, kRinglineFloat8Cache = 2 };
+
 // Paged attention: one layer of one step. T rows, S sequences, Hq query heads, Hkv key/value heads, D head size. Within a row, heads are adjacent.
 //
 // Over latents, which all heads share, D is R + P: a query has R numbers and P numbers more, which are rotated; a key is a
@@ -32,6 +35,7 @@ struct RinglineAttention {
     int32_t latent_dim;  // R over latents, else 0
     int32_t sliding_window;  // keys that a row sees, its own and those before it; 0: all. Blocks before them are not read
     int32_t number_type;
+    int32_t cache_type;
     int32_t num_threads;
     float scale;          // positive
     float logit_softcap;  // scores s become c · tanh(s / c) after scaling; 0: they stay
@@ -41,7 +45,7 @@ struct RinglineAttention {
 // zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
-    const void* weight;    // packed: see linear.h
+    const void* weight;    // packed: see linear.h; of the quantized kernels a RinglineQuantizedWeight
     const float* bias;     // [N], or null
     const void* residual;  // [M, N] of x's type, added to y; or null
     void* output;          // [M, N]; floats where `wide` is set
@@ -126,9 +130,42 @@ struct RinglineExperts {
     float limit, alpha;  // of kRinglineClampedSwiglu
 };
 
-// M rows of such a weight, as they were before it was packed.
+// A weight [N, K] of codes. What a code c of input k stands for is scale · (codebook[c] − zero), or scale · codebook[c] +
+// minimum, where the inputs k / group_size of an output have the scale, the zero and the minimum; G is ⌈K / group_size⌉.
+//
+// Outputs are in panels of 16, padded with zeros to whole tiles of 64; several weights may follow each other. K and the
+// group size are multiples of 16.
+struct RinglineQuantizedWeight {
+    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized_pack.h
+    const void* scales;        // [N / 16, G, 16] of scale_type; int8_t where there are outer ones
+    const void* outer_scales;  // [N / 16, ⌈K / outer_size⌉, 16] of scale_type: factors of the others; or null
+    const uint8_t* zeros;      // [N / 16, G, 16], or null
+    const void* minima;        // [N / 16, G, 16], like scales; or null
+    const void* outer_minima;  // like outer_scales
+    const float* codebook;     // [1 << bits]
+    const int32_t* input_order;  // [K]: which input of x each one of the weight is; null: the same
+    int64_t in_features, out_features;
+    int64_t group_size, outer_size;  // the outer one a multiple of the other
+    int32_t bits;                    // of a code: 4 or 8
+    int32_t scale_type;              // RinglineNumberType
+};
+
+// Writes `rows` rows of such a weight, from row `first` on; all dense.
+struct RinglineQuantizedPacking {
+    const RinglineQuantizedWeight* weight;
+    const uint8_t* codes;      // [rows, K]
+    const void* scales;        // [rows, G]
+    const void* outer_scales;  // [rows, ⌈K / outer_size⌉]; this and what follows where the weight has them
+    const uint8_t* zeros;      // [rows, G]
+    const void* minima;        // [rows, G]
+    const void* outer_minima;
+    int64_t first, rows;
+    int32_t num_threads;
+};
+
+// M rows of a weight, as they were before it was packed; of the quantized kernels in the numbers that they stand for.
 struct RinglineRows {
-    const void* weight;
+    const void* weight;      // as in RinglineLinear
     const int64_t* indices;  // [M]
     void* output;            // [M, K]
     int64_t rows, in_features;
@@ -299,6 +336,10 @@ struct RinglineGather {
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
     X(read_rows, RinglineRows)                \
+    X(quantized_linear, RinglineLinear)       \
+    X(quantized_argmax, RinglineLinear)       \
+    X(quantized_rows, RinglineRows)           \
+    X(quantized_pack, RinglineQuantizedPacking) \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \

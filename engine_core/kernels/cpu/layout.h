@@ -5,9 +5,12 @@
 // keys are [D / P][U][P], so that a vector holds the same dimensions of neighbouring tokens;
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
 // A cache of latents has keys only, whose first R dimensions are the values: they are rearranged as they are needed.
+//
+// In an 8-bit cache, numbers are codes (codes.h), and behind a block's codes come their scales, bfloat16: [Hkv][keys,
+// values][units][U]; of latents, those of the latents and of the rotated parts.
 #pragma once
 
-#include "formats.h"
+#include "codes.h"
 #include "interface.h"
 
 namespace {
@@ -25,6 +28,8 @@ struct KeyTile {
     // As much memory again, to be read ahead while these units are computed.
     const typename F::Element* keys_ahead[kTileKeys / F::kPack];
     const typename F::Element* values_ahead[kTileKeys / F::kPack];
+    // In an 8-bit cache: the scales of a unit's keys; those of its values lie Cache::value_scales_offset() further.
+    const uint16_t* scales[kTileKeys / F::kPack];
     int count[kTileKeys / F::kPack];  // tokens in each unit
     int units = 0;
     int first_unit = 0;   // the first that is looked at
@@ -51,12 +56,14 @@ struct KeyTile {
 template <class F>
 class Cache {
     using Element = typename F::Element;
+    using Input = typename F::Number::Element;  // of what is written
 
 public:
     explicit Cache(const RinglineAttention& args)
         : base_(static_cast<Element*>(args.cache)),
           block_stride_(args.block_stride),
           head_dim_(args.head_dim),
+          num_kv_heads_(args.num_kv_heads),
           block_size_(args.block_size),
           units_per_block_((args.block_size + kUnit - 1) / kUnit),
           latent_dim_(args.latent_dim),
@@ -85,6 +92,7 @@ public:
             Element* const start = unit_start(block_table[block], kv_head, unit);
             tile.keys[tile.units] = start;
             tile.values[tile.units] = start + values_offset();
+            if constexpr (F::kCoded) tile.scales[tile.units] = scales(block_table[block], kv_head, unit);
             tile.count[tile.units] = least(least(unit_tokens_, block_size_ - offset), end - first);
             if (++unit == units_per_block_) {
                 unit = 0;
@@ -116,29 +124,48 @@ public:
     // Memory of a unit's keys and values.
     long unit_bytes() const { return planes_ * unit_tokens_ * head_dim_ * static_cast<long>(sizeof(Element)); }
     long values_offset() const { return (planes_ - 1) * units_per_block_ * unit_tokens_ * head_dim_; }
+    long value_scales_offset() const { return units_per_block_ * unit_tokens_; }
+    // Ask for the scales of a unit.
+    void prefetch_scales(const int32_t* block_table, int kv_head, int unit) const {
+        const uint16_t* const of_keys = scales(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
+        __builtin_prefetch(of_keys, 0, 2);
+        __builtin_prefetch(of_keys + value_scales_offset(), 0, 2);
+    }
 
     // Store the latents [count, R] and rotated parts [count, P] at positions first … first + count − 1.
-    void write_latents(const int32_t* block_table, int first, int count, const Element* latent, long latent_stride,
-                       const Element* rope, long rope_stride) const {
+    void write_latents(const int32_t* block_table, int first, int count, const Input* latent, long latent_stride,
+                       const Input* rope, long rope_stride) const {
         for (int run; count > 0; first += run, count -= run, latent += run * latent_stride, rope += run * rope_stride) {
             const int block = first / block_size_, offset = first % block_size_, place = offset % unit_tokens_;
             run = least(least(unit_tokens_ - place, block_size_ - offset), count);
             Element* const unit = unit_start(block_table[block], 0, offset / unit_tokens_);
-            write_keys(unit, place, run, latent, latent_stride, latent_dim_);
-            write_keys(unit + latent_dim_ * unit_tokens_, place, run, rope, rope_stride, head_dim_ - latent_dim_);
+            uint16_t* const scale = scales(block_table[block], 0, offset / unit_tokens_) + place;
+            const Rows parts[2] = {{latent, latent_stride, latent_dim_}, {rope, rope_stride, head_dim_ - latent_dim_}};
+            with_stored(parts[0], run, scale, [&](const Element* from, long stride) {
+                write_keys(unit, place, run, from, stride, latent_dim_);
+            });
+            with_stored(parts[1], run, scale + value_scales_offset(), [&](const Element* from, long stride) {
+                write_keys(unit + latent_dim_ * unit_tokens_, place, run, from, stride, head_dim_ - latent_dim_);
+            });
         }
     }
 
     // Store the keys and values [count] of one head at positions first … first + count − 1.
-    void write(const int32_t* block_table, int kv_head, int first, int count, const Element* key, long key_stride,
-               const Element* value, long value_stride) const {
+    void write(const int32_t* block_table, int kv_head, int first, int count, const Input* key, long key_stride,
+               const Input* value, long value_stride) const {
         while (count > 0) {
             const int block = first / block_size_, offset = first % block_size_;
             const int place = offset % unit_tokens_;
             const int run = least(least(unit_tokens_ - place, block_size_ - offset), count);
             Element* const unit = unit_start(block_table[block], kv_head, offset / unit_tokens_);
-            write_keys(unit, place, run, key, key_stride, head_dim_);
-            write_values(unit + values_offset(), place, run, value, value_stride);
+            uint16_t* const scale = scales(block_table[block], kv_head, offset / unit_tokens_) + place;
+            with_stored({key, key_stride, head_dim_}, run, scale, [&](const Element* from, long stride) {
+                write_keys(unit, place, run, from, stride, head_dim_);
+            });
+            with_stored({value, value_stride, head_dim_}, run, scale + value_scales_offset(),
+                        [&](const Element* from, long stride) {
+                            write_values(unit + values_offset(), place, run, from, stride);
+                        });
             key += run * key_stride;
             value += run * value_stride;
             first += run;
@@ -148,6 +175,34 @@ public:
 
 private:
     static int least(int a, int b) { return a < b ? a : b; }
+
+    // Numbers of neighbouring tokens.
+    struct Rows {
+        const Input* start;
+        long stride, dims;
+    };
+
+    // write(rows of what the cache keeps, how far apart they are), of at most kUnit tokens: `rows` themselves, or their
+    // codes, whose scales are stored here.
+    template <class Write>
+    static void with_stored(const Rows& rows, int tokens, uint16_t* scale, const Write& write) {
+        if constexpr (F::kCoded) {
+            uint8_t codes[kUnit * kMostHeadDim];
+            for (int token = 0; token < tokens; ++token)
+                scale[token] = F::encode(rows.start + token * rows.stride, rows.dims, codes + token * rows.dims);
+            write(codes, rows.dims);
+        } else {
+            write(rows.start, rows.stride);
+        }
+    }
+
+    // The scales of a unit's keys.
+    uint16_t* scales(long block, int kv_head, int unit) const {
+        if constexpr (!F::kCoded) return nullptr;
+        const long of_block = num_kv_heads_ * planes_ * units_per_block_ * unit_tokens_;
+        auto* const first = reinterpret_cast<uint16_t*>(base_ + block * block_stride_ + of_block * head_dim_);
+        return first + (2 * kv_head * units_per_block_ + unit) * unit_tokens_;
+    }
 
     Element* unit_start(long block, int kv_head, int unit) const {
         return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
@@ -184,6 +239,7 @@ private:
     Element* base_;
     long block_stride_;
     long head_dim_;
+    long num_kv_heads_;
     int block_size_;
     int units_per_block_;
     long latent_dim_;

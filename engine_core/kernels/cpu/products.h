@@ -12,7 +12,7 @@ constexpr int kScoreStride = kTileKeys + kUnit;
 
 // scores[r][place] = Σ queries[r][d] · keys[d][place], from the `vector`-th vector of places on.
 template <class F, int Rows, int Columns, bool kAhead>
-void score_block(const typename F::Factor* queries, long head_dim, const KeyTile<F>& tile, int vector, float* scores) {
+void score_block(const typename F::Factor* queries, long stride, long dims, const KeyTile<F>& tile, int vector, float* scores) {
     Block<F, Rows, Columns> block;
     const typename F::Element *keys[Columns], *ahead[Columns];
     int places[Columns];
@@ -28,7 +28,7 @@ void score_block(const typename F::Factor* queries, long head_dim, const KeyTile
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < Columns; ++c) block.sums[r][c] = splat(0.0f);
-    block.template add_products<kAhead>(queries, head_dim, keys, ahead, tile.unit_tokens * F::kPack, head_dim / F::kPack);
+    block.template add_products<kAhead>(queries, stride, keys, ahead, tile.unit_tokens * F::kPack, dims / F::kPack);
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -89,16 +89,17 @@ inline void for_blocks(int rows, int columns, Visit&& visit) {
     }
 }
 
+// Scores of rows of queries, `stride` apart, by the first `dims` dimensions of keys.
 template <class F>
-void compute_scores(const typename F::Factor* queries, int rows, long head_dim, const KeyTile<F>& tile, float* scores) {
+void compute_scores(const typename F::Factor* queries, int rows, long stride, long dims, const KeyTile<F>& tile, float* scores) {
     const int unit_vectors = (tile.unit_tokens + kLanes - 1) / kLanes, first = tile.first_unit * unit_vectors;
     for_blocks(rows, tile.units * unit_vectors - first, [&](int row, int vector, auto r, auto c) {
-        auto* const left = queries + row * head_dim;
+        auto* const left = queries + row * stride;
         float* const out = scores + row * kScoreStride;
         if (row == 0)
-            score_block<F, r.value, c.value, true>(left, head_dim, tile, first + vector, out);
+            score_block<F, r.value, c.value, true>(left, stride, dims, tile, first + vector, out);
         else
-            score_block<F, r.value, c.value, false>(left, head_dim, tile, first + vector, out);
+            score_block<F, r.value, c.value, false>(left, stride, dims, tile, first + vector, out);
     });
 }
 

@@ -5,7 +5,6 @@
 
 namespace {
 
-constexpr int kMostHeadDim = 1024;
 constexpr long kRotatedPerNanosecond = 3;
 
 // What a head's weights and angles are.

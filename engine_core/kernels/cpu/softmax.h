@@ -61,9 +61,10 @@ inline void mask_scores(float* scores, const KeyTile<F>& tile, int first, int vi
 }
 
 // Turn a row's scores of places `first` … `places` − 1 of a tile, one of which it sees, into weights; returns the factor
-// by which what was summed before decays.
+// by which what was summed before decays. In an 8-bit cache, weights are those of values' codes, which have `scales`.
 template <class F>
-inline float weigh(const float* scores, int first, int places, float scale, const RowState& row, typename F::Factor* weights) {
+inline float weigh(const float* scores, int first, int places, float scale, const RowState& row, const float* scales,
+                   typename F::Factor* weights) {
     const int end = padded_places(places);
     Vec highest = load(scores + first);
     for (int place = first + kLanes; place < end; place += kLanes) highest = maximum_of(load(scores + place), highest);
@@ -75,7 +76,13 @@ inline float weigh(const float* scores, int first, int places, float scale, cons
     for (int place = first; place < end; place += kLanes) {
         const Vec weight = exp2_of(multiply_add(load(scores + place), splat(scale), splat(-shift)));
         total = add(total, weight);
-        F::store_factors(weights + place, weight);
+        if constexpr (F::kCoded) {
+            // What is hidden may have no scale.
+            const Vec scaled = multiply(weight, load(scales + place));
+            F::store_factors(weights + place, zero_where_less(scaled, load(scores + place), splat(-__FLT_MAX__)));
+        } else {
+            F::store_factors(weights + place, weight);
+        }
     }
     store(row.sum, total);
     return decay;

@@ -55,3 +55,5 @@ TYPES: dict[int, GgufType] = {
     }.items()
 }
 """By the number that a file has for them."""
+FLOAT_TYPES = ("F32", "F16", "BF16")
+"""The names of those that are not quantized."""

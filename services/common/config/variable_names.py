@@ -41,6 +41,7 @@ ENGINE_OPTIONS = (
     "seed",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
+    "kv_cache_dtype",
     "block_size",
     "enable_prefix_caching",
     "max_num_batched_tokens",

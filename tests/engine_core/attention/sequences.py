@@ -172,11 +172,23 @@ class Run:
         self.num_blocks = sum(blocks) + 3
         order = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(self.seed)).int()
         self.tables = list(order[: sum(blocks)].split(blocks))
-        spec = KVCacheSpec((first.spec,), size, first.query.dtype)
+        spec = KVCacheSpec((first.spec,), size, first.query.dtype, cache_dtype=self.backend.cache_dtype)
         self.cache = self.backend.allocate(spec, self.num_blocks, self.device)[0]
-        self.memory().fill_(torch.nan)
+        self.memory().fill_(self.poison)
         self.computed = [0] * len(self.sequences)
         self.outputs = [[] for _ in self.sequences]
+
+    @property
+    def poison(self) -> float:
+        """NaN; in an 8-bit cache, bytes of scales that are NaN."""
+        return torch.nan if self.cache.is_floating_point() else 0xFF
+
+    def leave(self, blocks: torch.Tensor) -> None:
+        """Poison blocks that no row reads again: others may have them by now."""
+        if self.cache.is_floating_point():
+            self.blocks()[blocks.long().to(self.device)] = torch.nan
+        else:  # with the scales
+            self.memory().view(self.num_blocks, -1)[blocks.long()] = 0xFF
 
     def blocks(self) -> torch.Tensor:
         """The cache, [blocks, …] whatever the layout."""
@@ -197,7 +209,7 @@ class Run:
             used = -(-(self.computed[s] + count) // size)
             seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // size
             tables[row, seen:used] = self.tables[s][seen:used]
-            self.blocks()[self.tables[s][:seen].long().to(self.device)] = torch.nan  # others may have them by now
+            self.leave(self.tables[s][:seen])
             rows.append([each[positions] for each in self.sequences[s].inputs()])
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]

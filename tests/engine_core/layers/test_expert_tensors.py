@@ -19,7 +19,8 @@ from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts,
 from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.shares import Shares
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
 from engine_core.ops.native import NativeBackend

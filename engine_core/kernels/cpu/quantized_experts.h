@@ -1,0 +1,53 @@
+// Experts with weights that stay quantized: experts.h with the products of quantized_linear.h. Gate and up are in one
+// format, down perhaps in another.
+#pragma once
+
+#include "experts.h"
+#include "quantized_linear.h"
+
+namespace {
+
+// f(products of rows by a weight), for its bits.
+template <class F, class Then>
+int with_products_of(const RinglineQuantizedWeight& weight, const void* x, long rows, int threads, const Then& then) {
+    using D = typename DecodedOf<F>::Type;
+    const auto* const factors = static_cast<const typename D::Factor*>(x);
+    const auto visit = [&](const auto& products) { return products.failed() ? 1 : then(products); };
+    if (weight.bits == 4) return visit(QuantizedTileProducts<D, Codes<D, 4>>(weight, factors, weight.in_features, rows, threads));
+    return visit(QuantizedTileProducts<D, Codes<D, 8>>(weight, factors, weight.in_features, rows, threads));
+}
+
+// Returns 0, or 1 when there is no memory.
+template <class F>
+int multiply_quantized_experts(const RinglineExperts& args, const ExpertRows& rows) {
+    const int threads = threads_of_experts(args, rows);
+    const auto multiply = [&](const auto& products, const auto& work) {
+        if (work.failed()) return 1;
+        multiply_tiles(products, threads, work);
+        return 0;
+    };
+    if (args.phases & kRinglineGateUp) {
+        gather_rows_of_experts<F>(args, rows);
+        const auto& weight = *static_cast<const RinglineQuantizedWeight*>(args.gate_up);
+        const int failed = with_products_of<F>(weight, args.gathered, rows.count(), threads, [&](const auto& products) {
+            using Products = std::decay_t<decltype(products)>;
+            return multiply(products, GateUp<F, Products>(args, rows, products, nullptr));
+        });
+        if (failed) return failed;
+    }
+    if (!(args.phases & kRinglineDown)) return 0;
+    const auto& weight = *static_cast<const RinglineQuantizedWeight*>(args.down);
+    return with_products_of<F>(weight, args.activated, rows.count(), threads, [&](const auto& products) {
+        using Products = std::decay_t<decltype(products)>;
+        return multiply(products, Down<F, Products>(args, rows, products));
+    });
+}
+
+inline int quantized_experts(const RinglineExperts& args) {
+    return with_number_type(args.number_type, [&](auto number) {
+        using F = decltype(number);
+        return run_experts<F>(args, [&](const ExpertRows& rows) { return multiply_quantized_experts<F>(args, rows); });
+    });
+}
+
+}  // namespace
