@@ -78,7 +78,6 @@ def load_weights(
     model.load(weights)
 
 
-<<<<<<< HEAD
 def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     stored = checkpoint.stored_quantization
 
@@ -86,7 +85,8 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
     return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats)
-=======
+
+
 def _open_weights(
     checkpoint: Checkpoint,
     expected: ExpectedTensors,
@@ -99,7 +99,6 @@ def _open_weights(
         return SafetensorsWeights(path, expected, dtype, device, on_progress, digest)
     sources = describe(read_gguf(path)).sources
     return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
->>>>>>> main
 
 
 class WeightsOnDisk:
