@@ -37,6 +37,7 @@ from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.models.roofline import Cost
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.quantized_weight import SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 from engine_core.ops.selector import choose_ops
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
@@ -56,6 +57,12 @@ _LINEARS = {
     "gate_up_proj": (2 * _INNER, _HIDDEN),
     "down_proj": (_HIDDEN, _INNER),
     "lm_head": (_VOCABULARY, _HIDDEN),
+}
+_FORMATS = {
+    "int4 in groups of 32": QuantFormat(SIGNED4, 32, torch.float16),
+    "int4 in groups of 128": QuantFormat(SIGNED4, 128, torch.float16),
+    "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
 }
 _ROWS = (1, 2, 4, 16, 64, 256, 1024)
 _MOST_LOGITS = 256
@@ -92,6 +99,34 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
             moved = weight_bytes * height * width + 2 * rows * (height + width)
             calls = [partial(weight, x) for weight in weights]
             yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
+
+
+def quantized(names: Sequence[str]) -> Iterator[Kernel]:
+    """Products with weights that stay quantized."""
+    layers, _ = choose_ops(16, torch.bfloat16)
+    for (kind, kept), name in itertools.product(_FORMATS.items(), names):
+        height, width = _LINEARS[name]
+        weight = _random_quantized(kept, height, width)
+        layer = layers.quantized_linear(kept, height, width, torch.bfloat16, [weight])
+        copies = -(-_UNCACHED_BYTES // layer.nbytes)
+        calls = [layer] + [
+            layers.quantized_linear(kept, height, width, torch.bfloat16, [weight]) for _ in range(copies - 1)
+        ]
+        for rows in _ROWS:
+            x = torch.randn(rows, width).bfloat16()
+            cost = Cost(layer.nbytes + 2 * rows * (height + width), 2.0 * rows * height * width)
+            yield Kernel(f"{name} {kind}", rows, cost, [partial(call, x) for call in calls])
+
+
+def _random_quantized(kept: QuantFormat, outputs: int, inputs: int) -> QuantizedWeight:
+    groups = -(-inputs // kept.group_size)
+    codes = torch.randint(0, len(kept.codebook), (outputs, inputs), dtype=torch.uint8)
+    if kept.outer_size is None:
+        return QuantizedWeight(kept, codes, torch.rand(outputs, groups).to(kept.scale_dtype))
+    inner = torch.randint(0, 64, (outputs, groups), dtype=torch.int8)
+    outer = torch.rand(outputs, -(-inputs // kept.outer_size)).to(kept.scale_dtype)
+    minima, outer_minima = (inner, outer) if kept.offset is Offset.MINIMUM else (None, None)
+    return QuantizedWeight(kept, codes, inner, outer, None, minima, outer_minima)
 
 
 def experts(quantization: str | None) -> Iterator[Kernel]:
@@ -255,6 +290,7 @@ GROUPS: dict[str, Callable[[], Iterator[Kernel]]] = {
     "latents": latents,
     "linear": lambda: linears(list(_LINEARS), None),
     "int8": lambda: linears(["gate_up_proj", "lm_head"], "int8"),
+    "quantized": lambda: quantized(["gate_up_proj", "down_proj"]),
     "experts": lambda: itertools.chain(experts(None), experts("int8")),
     "small": small_operations,
     "sampler": samplers,
