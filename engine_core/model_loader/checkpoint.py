@@ -24,13 +24,15 @@ from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelErr
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
 from engine_core.model_loader.gguf.config import describe
-from engine_core.model_loader.gguf.files import SUFFIX, gguf_file
+from engine_core.model_loader.gguf.files import is_gguf, model_file
 from engine_core.model_loader.gguf.reader import read_gguf
-from engine_core.model_loader.location import find_directory, served_name
+from engine_core.model_loader.gguf.tokenizer import eos_token_ids
+from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,6 +60,8 @@ class Checkpoint:
     """The type of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    group_size: int | None
+    """Of int4: inputs that are rounded together."""
     stored_quantization: QuantizationConfig | None
     """How its weights are quantized; None: they are not."""
     int8_activations: bool
@@ -68,9 +72,20 @@ class Checkpoint:
     """For dummy weights."""
 
     @property
+    def rounded_to(self) -> str | None:
+        """What linear layers are rounded to when they are loaded, for a person and for the digest; None: nothing."""
+        return self.quantization if self.group_size is None else f"{self.quantization} in groups of {self.group_size}"
+
+    @property
+    def kept_as(self) -> str:
+        """How weights are kept, for a person: bfloat16, AWQ, 4 bits in groups of 128."""
+        stored = None if self.stored_quantization is None else self.stored_quantization.describe()
+        return ", ".join(filter(None, (self.spec.dtype, self.rounded_to or stored)))
+
+    @property
     def is_gguf(self) -> bool:
         """Whether ``path`` is a GGUF file."""
-        return self.path.suffix == SUFFIX
+        return is_gguf(self.path)
 
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
@@ -83,7 +98,7 @@ class Checkpoint:
             "default_sampling": self.spec.default_sampling,
             "eos_token_ids": self.spec.eos_token_ids,
             "max_model_len": self.spec.max_model_len,
-            "quantization": self.quantization,
+            "quantization": self.rounded_to,
             "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
         }
         if self.int8_activations:
@@ -92,17 +107,15 @@ class Checkpoint:
 
 
 def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelConfig | None = None) -> Checkpoint:
-    """Find the checkpoint that ``config.model`` names (a directory or a hub id) and read its configuration, for one
-    rank unless ``parallel`` says how many.
+    """Find the checkpoint that ``config.model`` names (as ``location`` says) and read its configuration, for one rank
+    unless ``parallel`` says how many.
 
     Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
     engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
     """
     weights = load.load_format != "dummy"
-    path = gguf_file(Path(config.model).expanduser()) or find_directory(
-        config.model, config.revision, config.download_dir, weights=weights
-    )
-    if path.suffix == SUFFIX:
+    path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
+    if is_gguf(path):
         described = describe(read_gguf(path))
         raw, generation = described.config, described.generation
     else:
@@ -116,7 +129,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
     spec = ModelSpec(
-        name=config.served_model_name or (path.stem if path.suffix == SUFFIX else served_name(config.model)),
+        name=config.served_model_name or served_name(config.model),
         architecture=choice.architecture,
         vocab_size=architecture_config.vocab_size,
         max_model_len=_max_model_len(config, choice.architecture, architecture_config),
@@ -134,11 +147,22 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
         _DTYPES[dtype_name],
         config.quantization,
+        _group_size(config),
         stored,
         config.int8_activations,
         load.load_format,
         config.seed,
     )
+
+
+def _group_size(config: ModelConfig) -> int | None:
+    """Inputs that --quantization int4 rounds together; None without it. Raises ``ConfigError``."""
+    size = config.quantization_group_size
+    if config.quantization == "int4":
+        return DEFAULT_GROUP_SIZE if size is None else size
+    if size is not None:
+        raise ConfigError("quantization_group_size", size, "no value without --quantization int4")
+    return None
 
 
 def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
@@ -152,12 +176,17 @@ def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) 
 
 
 def tokenizer_source(config: ModelConfig) -> Path:
-    """The directory of the tokenizer that ``config`` names, or the model's own; raises as ``find_directory`` does."""
+    """The directory, or the GGUF file, of the tokenizer that ``config`` names, or the model's own.
+
+    Raises as ``find_checkpoint`` does.
+    """
     if config.tokenizer is None or config.tokenizer == config.model:
-        named, revision = config.model, config.tokenizer_revision or config.revision
-    else:
-        named, revision = config.tokenizer, config.tokenizer_revision
-    return find_directory(named, revision, config.download_dir, weights=False)
+        revision = config.tokenizer_revision or config.revision
+        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
+    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
+        return path
+    return model_file(path) or path
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -208,7 +237,7 @@ def _stored_quantization(
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"], find_tensors(path) if weights else {})
+        return STORED[method](raw["quantization_config"], find_tensors(path) if weights and not is_gguf(path) else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
@@ -228,7 +257,7 @@ def _require_stored_codes(path: Path, quantization: str | None, stored: Quantiza
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
     """``raw`` as transformers reads it: defaults filled in, older spellings brought to today's."""
-    file = path if path.suffix == SUFFIX else path / "config.json"
+    file = path if is_gguf(path) else path / "config.json"
     _check_names(file, raw, choice)
     _check_counts(raw)
     if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
@@ -378,9 +407,9 @@ def _eos_token_ids(
 def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
     """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
     own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
-    if own and path.suffix == SUFFIX:
-        return None  # its metadata names all
     directory = path if own else tokenizer_source(config)
+    if is_gguf(directory):  # what the model's own names is in its generation_config.json
+        return None if own else next(iter(eos_token_ids(read_gguf(directory))), None)
     declared = _read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")
     if listed is None:  # older tokenizers name them in special_tokens_map.json

@@ -48,7 +48,7 @@ def make_model(
 
 def model_outline(checkpoint: Checkpoint, rank: Rank | None = None) -> LanguageModel:
     """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known."""
-    quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+    quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size)
     return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quantization, rank)
 
 

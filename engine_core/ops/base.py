@@ -333,6 +333,12 @@ class OpsBackend(ABC):
     def numerics(self) -> str:
         """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
 
+    def describe_layers(self) -> str:
+        """What is special about the layers that were made, for a person. Raises ``ConfigError`` where an option turns
+        out to be without effect.
+        """
+        return ""
+
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
         """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""
@@ -387,8 +393,8 @@ class OpsBackend(ABC):
     ) -> ExpertsOp:
         """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
 
-        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for that,
-        the weights are expanded.
+        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for
+        that, the weights are expanded.
         """
         op = self.experts(shape, dtype, split)
         op.load(expert.expanded(dtype) for expert in experts)

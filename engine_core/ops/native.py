@@ -16,6 +16,7 @@ from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
     DecoderStack,
+    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
@@ -24,14 +25,17 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
+    QuantizedExpertWeights,
     Routing,
     UnloadedExperts,
 )
+from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsLinear
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
 from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.native_packing import PANEL, padded_width
 from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
+from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 
@@ -130,8 +134,13 @@ class NativeBackend(OpsBackend):
     batch_invariant = True
     rank_invariant = True
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, rounding: Int8Activations | None = None) -> None:
+        """``rounding``: of --int8-activations; None: layers keep their inputs."""
         self._kernels = kernels
+        self._rounding = rounding
+
+    def describe_layers(self) -> str:
+        return "" if self._rounding is None else self._rounding.describe()
 
     def padded(self, width: int) -> int:
         return padded_width(width)
@@ -156,6 +165,8 @@ class NativeBackend(OpsBackend):
             return super().quantized_linear(kept, outputs, inputs, dtype, parts, bias, input_order)
         weights = PackedQuantizedWeights(self._kernels, kept, outputs, inputs, input_order=input_order)
         weights.pack(0, parts)
+        if self._rounding is not None and self._rounding.takes(kept):
+            return Int8ActivationsLinear(self._kernels, self._rounding.kernels, weights, dtype, bias)
         return NativeQuantizedLinear(self._kernels, weights, dtype, bias)
 
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
@@ -172,6 +183,21 @@ class NativeBackend(OpsBackend):
 
     def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return NativeExperts(self._kernels, shape, dtype, split)
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        if not keeps_experts(shape, gate_up, down):
+            return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
+        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        op.load(experts)
+        return op
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

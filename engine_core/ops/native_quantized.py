@@ -72,9 +72,14 @@ class PackedQuantizedWeights:
     def nbytes(self) -> int:
         return sum(memory.nbytes for memory in self._memory.values())
 
-    def pack(self, index: int, parts: Iterable[QuantizedWeight]) -> None:
-        """Copy the rows of weight ``index``, which come in ``parts``."""
-        first = index * self._padded
+    def pack(self, index: int, parts: Iterable[QuantizedWeight], half: int | None = None) -> None:
+        """Copy the rows of weight ``index``, which come in ``parts``: all, or those of the first ``half`` of each tile
+        (0) or the second (1).
+        """
+        first, panel, tile_panels = 0, index * self._padded // PANEL, TILE // PANEL
+        if half is not None:
+            tile_panels //= 2
+            panel += half * tile_panels
         for part in parts:
             self._kernels.quantized_pack.run(
                 weight=addressof(self.weight),
@@ -86,9 +91,10 @@ class PackedQuantizedWeights:
                 outer_minima=part.outer_minima,
                 first=first,
                 rows=len(part.codes),
+                panel=panel,
+                tile_panels=tile_panels,
             )
             first += len(part.codes)
-        assert first == index * self._padded + self.outputs
 
 
 class NativeQuantizedLinear(PackedLinear):

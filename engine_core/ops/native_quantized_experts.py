@@ -24,6 +24,9 @@ def keeps_experts(shape: ExpertsShape, gate_up: QuantFormat, down: QuantFormat) 
 class NativeQuantizedExperts(PackedExperts):
     """Gates and ups in one format, downs perhaps in another."""
 
+    _gate_up: PackedQuantizedWeights
+    _down: PackedQuantizedWeights
+
     def __init__(
         self,
         kernels: Kernels,
@@ -43,7 +46,10 @@ class NativeQuantizedExperts(PackedExperts):
         sizes.gate_up, sizes.down = addressof(gate_ups.weight), addressof(downs.weight)
         self._biases: tuple[torch.Tensor, torch.Tensor] | None = None
         if shape.bias:
-            of_gate_up, of_down = torch.zeros(count, tiles * TILE), torch.zeros(count, -(-sizes.hidden_part // TILE) * TILE)
+            of_gate_up, of_down = (
+                torch.zeros(count, tiles * TILE),
+                torch.zeros(count, -(-sizes.hidden_part // TILE) * TILE),
+            )
             self._biases = of_gate_up, of_down
             sizes.gate_up_bias, sizes.down_bias = of_gate_up.data_ptr(), of_down.data_ptr()
         self._factor_type = factor_type(kernels, dtype)

@@ -108,8 +108,8 @@ struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]; pairs of a row and an expert that is not here are left out
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight
-    const void* down;           // [E, H′ / 64] tiles of I inputs; or a RinglineInt8Weight
+    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight, or a RinglineQuantizedWeight
+    const void* down;           // [E, H′ / 64] tiles of I inputs; or one of the others
     const float* gate_up_bias;  // [E, I′ / 32, 64], in the order of the tiles; or null
     const float* down_bias;     // [E, H′ padded to tiles], or null
     const void* residual;       // [M, H′], or null
@@ -150,7 +150,8 @@ struct RinglineQuantizedWeight {
     int32_t scale_type;              // RinglineNumberType
 };
 
-// Writes `rows` rows of such a weight, from row `first` on; all dense.
+// Writes `rows` rows from row `first` on, of a weight that has `tile_panels` panels of every tile from panel `panel` on; all
+// dense.
 struct RinglineQuantizedPacking {
     const RinglineQuantizedWeight* weight;
     const uint8_t* codes;      // [rows, K]
@@ -160,6 +161,7 @@ struct RinglineQuantizedPacking {
     const void* minima;        // [rows, G]
     const void* outer_minima;
     int64_t first, rows;
+    int64_t panel, tile_panels;
     int32_t num_threads;
 };
 
@@ -287,6 +289,21 @@ struct RinglineInt8Linear {
     float scale;  // of the product and its bias
 };
 
+// Rounds M rows of a weight to 4 bits, in groups that share an outer scale and an outer minimum by 256 inputs: see
+// int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
+struct RinglineInt4Rounding {
+    const void* input;       // [M, K]
+    uint8_t* codes;          // [M, K]
+    int8_t* scales;          // [M, G]
+    uint16_t* outer_scales;  // [M, O]
+    int8_t* minima;          // [M, G]
+    uint16_t* outer_minima;  // [M, O]
+    int64_t rows, in_features;
+    int32_t group_size;      // 32, 64 or 128
+    int32_t input_type;
+    int32_t num_threads;
+};
+
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
@@ -336,10 +353,12 @@ struct RinglineGather {
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
     X(read_rows, RinglineRows)                \
+    X(int4_round, RinglineInt4Rounding)       \
     X(quantized_linear, RinglineLinear)       \
     X(quantized_argmax, RinglineLinear)       \
     X(quantized_rows, RinglineRows)           \
     X(quantized_pack, RinglineQuantizedPacking) \
+    X(quantized_experts, RinglineExperts)     \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \
@@ -355,7 +374,9 @@ struct RinglineGather {
 #define RINGLINE_INT8_KERNELS(X)        \
     X(int8_linear, RinglineInt8Linear)  \
     X(int8_pack, RinglineInt8Packing)   \
-    X(int8_experts, RinglineExperts)
+    X(int8_experts, RinglineExperts)    \
+    X(quantized_int8_linear, RinglineLinear) \
+    X(quantized_int8_argmax, RinglineLinear)
 
 // A captured call of a kernel.
 struct RinglineOperation {

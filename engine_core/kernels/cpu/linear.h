@@ -102,20 +102,19 @@ class TileProducts {
 public:
     using Tile = const Element*;
 
-    TileProducts(long inputs, long stride)
-        : inputs_(inputs),
+    TileProducts(const void* weight, long inputs, long stride)
+        : weight_(static_cast<Tile>(weight)),
+          inputs_(inputs),
           stride_(stride),
           panel_(inputs * kPanel),
           part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))) {}
 
-    TileProducts(const RinglineLinear& args, const FactorRows<F>& rows, int) : TileProducts(args.in_features, rows.stride()) {}
+    TileProducts(const RinglineLinear& args, const FactorRows<F>& rows, int)
+        : TileProducts(args.weight, args.in_features, rows.stride()) {}
     static const int32_t* input_order(const RinglineLinear&) { return nullptr; }
 
     bool failed() const { return false; }
-    long tile_elements() const { return kTilePanels * panel_; }
-    Tile tile(const RinglineLinear& args, long number) const {
-        return static_cast<Tile>(args.weight) + number * tile_elements();
-    }
+    Tile tile(long number) const { return weight_ + number * kTilePanels * panel_; }
 
     // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
     void compute(const Unit<F>& unit, const Element* following, float* sums) const {
@@ -179,6 +178,7 @@ private:
         }
     }
 
+    const Tile weight_;
     const long inputs_, stride_;
     const long panel_;  // elements of a panel
     const long part_;   // inputs that are taken at a time
@@ -234,7 +234,7 @@ public:
     long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
     LinearUnit unit(long number) const {
         const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
-        return {products_.tile(args_, tile), rows_.row(first), first, group_start(args_.rows, group + 1) - first,
+        return {products_.tile(tile), rows_.row(first), first, group_start(args_.rows, group + 1) - first,
                 tile * kTileOutputs, 0};
     }
     Tile after_all(const LinearUnit& unit) const { return unit.tile; }

@@ -17,29 +17,36 @@ int with_products_of(const RinglineQuantizedWeight& weight, const void* x, long 
     return visit(QuantizedTileProducts<D, Codes<D, 8>>(weight, factors, weight.in_features, rows, threads));
 }
 
+template <class F, class Products>
+GateUp<F, Products> gate_up_by(const Products& products, const RinglineExperts& args, const ExpertRows& rows) {
+    return {args, rows, products, nullptr};
+}
+template <class F, class Products>
+Down<F, Products> down_by(const Products& products, const RinglineExperts& args, const ExpertRows& rows) {
+    return {args, rows, products};
+}
+
 // Returns 0, or 1 when there is no memory.
 template <class F>
 int multiply_quantized_experts(const RinglineExperts& args, const ExpertRows& rows) {
     const int threads = threads_of_experts(args, rows);
-    const auto multiply = [&](const auto& products, const auto& work) {
+    const auto multiply = [&](const auto& work) {
         if (work.failed()) return 1;
-        multiply_tiles(products, threads, work);
+        multiply_tiles(work.products(), threads, work);
         return 0;
     };
     if (args.phases & kRinglineGateUp) {
         gather_rows_of_experts<F>(args, rows);
         const auto& weight = *static_cast<const RinglineQuantizedWeight*>(args.gate_up);
         const int failed = with_products_of<F>(weight, args.gathered, rows.count(), threads, [&](const auto& products) {
-            using Products = std::decay_t<decltype(products)>;
-            return multiply(products, GateUp<F, Products>(args, rows, products, nullptr));
+            return multiply(gate_up_by<F>(products, args, rows));
         });
         if (failed) return failed;
     }
     if (!(args.phases & kRinglineDown)) return 0;
     const auto& weight = *static_cast<const RinglineQuantizedWeight*>(args.down);
     return with_products_of<F>(weight, args.activated, rows.count(), threads, [&](const auto& products) {
-        using Products = std::decay_t<decltype(products)>;
-        return multiply(products, Down<F, Products>(args, rows, products));
+        return multiply(down_by<F>(products, args, rows));
     });
 }
 

@@ -54,7 +54,7 @@ public:
     QuantizedTileProducts(const RinglineLinear& args, const Rows& rows, int threads)
         : QuantizedTileProducts(weight_of(args), rows.row(0), rows.stride(), args.rows, threads) {}
     static const int32_t* input_order(const RinglineLinear& args) { return weight_of(args).input_order; }
-    Tile tile(const RinglineLinear&, long number) const { return number * kTilePanels; }
+    Tile tile(long number) const { return number * kTilePanels; }
 
     bool failed() const { return sums_.failed(); }
 

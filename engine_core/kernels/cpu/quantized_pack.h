@@ -14,6 +14,7 @@
 namespace {
 
 constexpr int kPackedOutputs = 16;
+constexpr int kPackedTilePanels = 4;
 constexpr long kLineBytes = 64;
 
 inline long code_lines(const RinglineQuantizedWeight& weight) {  // of a panel
@@ -52,12 +53,16 @@ public:
         parallel_for(args_.num_threads, end - first, 1, [&](long panel) {
             for (long lane = 0; lane < kPackedOutputs; ++lane) {
                 const long row = (first + panel) * kPackedOutputs + lane - args_.first;
-                if (row >= 0 && row < args_.rows) pack(first + panel, lane, row);
+                if (row >= 0 && row < args_.rows) pack(place(first + panel), lane, row);
             }
         });
     }
 
 private:
+    long place(long panel) const {
+        return args_.panel + panel / args_.tile_panels * kPackedTilePanels + panel % args_.tile_panels;
+    }
+
     void pack(long panel, long lane, long row) const {
         const long inputs = weight_.in_features, lines = code_lines(weight_), each = 32 / weight_.bits;
         const uint8_t* const codes = args_.codes + row * inputs;

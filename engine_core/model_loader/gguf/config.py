@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +11,11 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.names import Source, sources_of, types_of
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
+from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
 _SIGMOID = 2
 """Of ``expert_gating_func``."""
-_END_OF_TURN = re.compile(
-    r"<\|(eot_id|im_end|end|return|call|endoftext|eom_id|user|observation|end_of_text|end▁of▁sentence)\|>"
-    r"|<end_of_turn>|</s>|<eos>|<EOT>|\[EOT\]"
-)
-"""Tokens at which llama.cpp ends an answer, if the vocabulary has them among its special ones, as publishers' own
-configurations of generation do.
-"""
-_SPECIAL_TOKENS = (3, 4)
-"""Types of tokens: control, and user-defined."""
 _SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -368,22 +359,6 @@ def _numbers(tensor: GgufTensor) -> array.array[float]:
 
 def _generation(metadata: Metadata) -> dict[str, Any]:
     """Tokens that end an answer, and the sampling that the publisher recommends."""
-    ids = [
-        metadata.integer(f"tokenizer.ggml.{kind}_token_id")
-        for kind in ("eos", "eot", "eom")
-        if metadata.has(f"tokenizer.ggml.{kind}_token_id")
-    ]
-    tokens = metadata.file.metadata.get("tokenizer.ggml.tokens", [])
-    types = metadata.file.metadata.get("tokenizer.ggml.token_type", [])
-    if isinstance(tokens, list) and isinstance(types, array.array) and len(tokens) == len(types):
-        named = {
-            tokens[at]: at
-            for at, kind in enumerate(types)
-            if kind in _SPECIAL_TOKENS and _END_OF_TURN.fullmatch(tokens[at])
-        }
-        if {"<|return|>", "<|call|>"} <= named.keys():
-            named.pop("<|end|>", None)  # in gpt-oss, the end of a thought
-        ids += named.values()
     sampling = {
         name: metadata.number(f"general.sampling.{key}")
         for key, name in _SAMPLING.items()
@@ -391,4 +366,4 @@ def _generation(metadata: Metadata) -> dict[str, Any]:
     }
     if "top_k" in sampling:
         sampling["top_k"] = int(sampling["top_k"])
-    return {"eos_token_id": list(dict.fromkeys(ids)), **sampling}
+    return {"eos_token_id": eos_token_ids(metadata.file), **sampling}

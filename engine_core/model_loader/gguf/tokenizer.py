@@ -70,8 +70,11 @@ def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
-    """The ids of the tokens that end an answer; that of the tokenizer's eos is the first. Raises as the above."""
-    return _Vocabulary(file).ending_ids
+    """The ids of the tokens that end an answer; that of the tokenizer's eos is the first.
+
+    None where a file has no tokens. Raises as the above.
+    """
+    return _Vocabulary(file).ending_ids if "tokenizer.ggml.tokens" in file.metadata else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +86,20 @@ class _Fields:
 
     def text(self, name: str) -> str | None:
         value = self.file.metadata.get(self.below + name)
-        return value if value is None or isinstance(value, str) else self._wrong(name, "a text")
+        if value is None or isinstance(value, str):
+            return value
+        raise self._wrong(name, "a text")
 
     def flag(self, name: str) -> bool | None:
         value = self.file.metadata.get(self.below + name)
-        return value if value is None or isinstance(value, bool) else self._wrong(name, "a boolean")
+        if value is None or isinstance(value, bool):
+            return value
+        raise self._wrong(name, "true or false")
 
     def texts(self, name: str) -> Sequence[str] | None:
         value = self._list(name, "texts")
         if value is not None and not all(isinstance(item, str) for item in value):
-            self._wrong(name, "a list of texts")
+            raise self._wrong(name, "a list of texts")
         return value
 
     def numbers(self, name: str, count: int) -> Sequence[Any] | None:
@@ -106,11 +113,12 @@ class _Fields:
 
     def _list(self, name: str, of: str) -> Sequence[Any] | None:
         value: Any = self.file.metadata.get(self.below + name)
-        is_list = value is None or (isinstance(value, Sequence) and not isinstance(value, str))
-        return value if is_list else self._wrong(name, f"a list of {of}")
+        if value is None or (isinstance(value, Sequence) and not isinstance(value, str)):
+            return value
+        raise self._wrong(name, f"a list of {of}")
 
-    def _wrong(self, name: str, expected: str) -> Any:
-        raise self.problem(name, f"is {str(self.file.metadata[self.below + name])[:80]!r}: expected {expected}")
+    def _wrong(self, name: str, expected: str) -> CheckpointError:
+        return self.problem(name, f"is {str(self.file.metadata[self.below + name])[:80]}: expected {expected}")
 
 
 class _Vocabulary:
@@ -119,10 +127,6 @@ class _Vocabulary:
     def __init__(self, file: GgufFile) -> None:
         self._fields = _Fields(file, "tokenizer.ggml.")
         self.model = self._fields.text("model")
-        if self.model not in _KINDS:
-            raise self._fields.problem(
-                "model", f"is {self.model!r}, which is not supported: expected {', '.join(_KINDS)}"
-            )
         self.tokens = self._read_tokens(file)
         self.types = self._fields.numbers("token_type", len(self.tokens)) or [_NORMAL] * len(self.tokens)
         self._is_phi3 = self.model == "llama" and file.metadata.get("general.architecture") == "phi3"
@@ -172,7 +176,10 @@ class _Vocabulary:
         return {token: token_id for token_id, token in enumerate(self.tokens)}
 
     def tokenizer_json(self) -> dict[str, Any]:
-        model, parts, adds_bos = _KINDS[self.model or ""](self)
+        if (kind := _KINDS.get(self.model or "")) is None:
+            expected = f"expected one of {', '.join(_KINDS)}"
+            raise self._fields.problem("model", f"is {self.model!r}, which is not supported: {expected}")
+        model, parts, adds_bos = kind(self)
         added = [
             added_token(token_id, token, self._is_special(token_id), self._is_phi3 and token not in _NO_RSTRIP)
             for token_id, token in enumerate(self.tokens)

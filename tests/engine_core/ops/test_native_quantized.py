@@ -53,18 +53,19 @@ def ops(kernels: Kernels) -> NativeBackend:
     return NativeBackend(kernels)
 
 
-def weight_of(kept: QuantFormat, outputs: int, inputs: int) -> QuantizedWeight:
-    random = torch.Generator().manual_seed(outputs)
+def weight_of(kept: QuantFormat, outputs: int, inputs: int, seed: int = 0) -> QuantizedWeight:
+    random = torch.Generator().manual_seed(outputs + 1000 * seed)
     groups = -(-inputs // kept.group_size)
 
     def integers(low: int, high: int, width: int) -> torch.Tensor:
         return torch.randint(low, high, (outputs, width), generator=random)
 
-    def shared(seed: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def shared(which: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Numbers of groups, and the outer ones."""
         if kept.outer_size is None:
-            return numbers(outputs, groups, dtype=kept.scale_dtype, seed=seed, size=0.02), None
-        outer = numbers(outputs, -(-inputs // kept.outer_size), dtype=kept.scale_dtype, seed=seed, size=0.001)
+            return numbers(outputs, groups, dtype=kept.scale_dtype, seed=which + 2 * seed, size=0.02), None
+        outer_groups = -(-inputs // kept.outer_size)
+        outer = numbers(outputs, outer_groups, dtype=kept.scale_dtype, seed=which + 2 * seed, size=0.001)
         return integers(-128, 128, groups).to(torch.int8), outer
 
     codes = integers(0, len(kept.codebook), inputs).byte()
