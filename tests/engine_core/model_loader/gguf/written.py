@@ -17,6 +17,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -82,6 +83,8 @@ def write_gguf(
         stored = _quantize(tensor.numbers, kind, rng)
         writer.add_tensor(name, stored, raw_dtype=kind)
         back |= tensor.back(gguf.quants.dequantize(stored, kind).reshape(tensor.numbers.shape))
+    for name, factors in _rotations(config).items():
+        writer.add_tensor(name, factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -163,7 +166,7 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
     if (original := rope.get("original_max_position_embeddings")) is not None:
         fields["rope.scaling.original_context_length"] = original
     if rope["rope_type"] == "longrope":
-        factor = config.max_position_embeddings / original
+        factor = rope.get("factor") or config.max_position_embeddings / original
         implied = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
         fields["rope.scaling.attn_factor"] = float(rope.get("attention_factor") or implied)
     if kind in ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe"):
@@ -204,6 +207,23 @@ def metadata(config: PretrainedConfig) -> dict[str, Any]:
         if (weight := rope.get("mscale_all_dim")) is not None:
             fields["rope.scaling.yarn_log_multiplier"] = 0.1 * weight
     return fields
+
+
+def _rotations(config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Factors of the periods of pairs."""
+    rope = config.rope_parameters
+    match rope.get("rope_type"):
+        case "longrope":
+            return {
+                f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"], np.float32)
+                for length in ("short", "long")
+            }
+        case "llama3":
+            stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+            count = 2 * len(stretched)
+            periods = rope["rope_theta"] ** (torch.arange(0, count, 2).float() / count)
+            return {"rope_freqs.weight": (1 / periods / stretched).numpy()}
+    return {}
 
 
 def _routed(config: PretrainedConfig) -> dict[str, Any]:
