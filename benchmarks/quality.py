@@ -4,7 +4,8 @@
 
 measures the bundled model on documents of its own corpus that it was not trained on, and random weights of the
 Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out), or, with ``--model`` and ``--text``, a
-checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it prints
+checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it
+prints
 
 - the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
 - the share of positions at which the likeliest token is the same,
