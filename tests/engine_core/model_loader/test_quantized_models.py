@@ -1,4 +1,4 @@
-"""Models whose linear layers are rounded to 8 bits when loaded: near the original, sized as told, or refused."""
+"""Models whose linear layers are rounded to 8 or 4 bits when loaded: near the original, sized as told, or refused."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 NEAR = CASES | {name: SHAPES[name] for name in ("qwen2_moe", "qwen3_moe")}
 
 
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.15), ("int4", 0.6)])
 @pytest.mark.parametrize("case", NEAR)
-def test_logits_are_near_those_of_the_original(case: str, tmp_path: Path) -> None:
+def test_logits_are_near_those_of_the_original(case: str, quantization: str, most: float, tmp_path: Path) -> None:
     """With random weights nothing stands out, so rounding moves logits by some percent of their spread."""
     save_model(make_model(NEAR[case]), tmp_path)
     ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
-    exact, rounded = logits_of(load(tmp_path), ids), logits_of(load(tmp_path, quantization="int8"), ids)
+    exact, rounded = logits_of(load(tmp_path), ids), logits_of(load(tmp_path, quantization=quantization), ids)
     error = (rounded - exact).std() / exact.std()
-    assert 1e-4 < error < 0.15, error
+    assert 1e-4 < error < most, error
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("case", ["llama-gqa", "llama-mha-tied-biases"])
 def test_memory_is_told_before_loading(case: str, load_format: str, quantization: str | None, tmp_path: Path) -> None:
