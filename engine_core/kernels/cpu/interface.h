@@ -374,7 +374,9 @@ struct RinglineGather {
 #define RINGLINE_INT8_KERNELS(X)        \
     X(int8_linear, RinglineInt8Linear)  \
     X(int8_pack, RinglineInt8Packing)   \
-    X(int8_experts, RinglineExperts)
+    X(int8_experts, RinglineExperts)    \
+    X(quantized_int8_linear, RinglineLinear) \
+    X(quantized_int8_argmax, RinglineLinear)
 
 // A captured call of a kernel.
 struct RinglineOperation {
