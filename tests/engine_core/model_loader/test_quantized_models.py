@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality import measure
+from benchmarks.quality import measure, ways
 from engine_core.errors import OutOfMemoryError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import LLM, configure
@@ -72,8 +72,12 @@ def test_generating_is_the_same_alone_and_together(tmp_path: Path) -> None:
 
 def test_the_bundled_model_keeps_its_distributions() -> None:
     """The bounds are some way above what docs/quantization.md has for 200 documents."""
-    rows = {str(row["weights"]): row for row in measure(6, random=False)}
-    int8 = rows["int8"]
+    names = {"bfloat16", "int8", "int4 in groups of 32"}
+    compared = [way for way in ways() if way.name in names]
+    rows = {str(row["weights"]): row for row in measure(6, random=False, compared=compared)}
+    int8, int4 = rows["int8"], rows["int4 in groups of 32"]
     assert rows["bfloat16"]["top-1 %"] == 100
     assert 0 < float(int8["KL mean, mnat"]) < 3
     assert float(int8["top-1 %"]) > 96
+    assert float(int8["KL mean, mnat"]) < float(int4["KL mean, mnat"]) < 30
+    assert float(int4["top-1 %"]) > 88
