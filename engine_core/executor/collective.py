@@ -81,13 +81,8 @@ class CollectiveExecutor(Executor):
         with progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             self.model = checkpoint.spec
-            dtype = self.model.dtype
-            if checkpoint.quantization:
-                dtype += f", {checkpoint.quantization} layers"
-            elif checkpoint.stored_quantization is not None:
-                dtype += f", {checkpoint.stored_quantization.describe()}"
             stage.detail = (
-                f"{self.model.architecture} {checkpoint.choice.reason}, {dtype}, max_model_len "
+                f"{self.model.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{self.model.max_model_len}"
             )
             self._limits = batch_limits(self._config, checkpoint)
@@ -122,7 +117,7 @@ class CollectiveExecutor(Executor):
             self.grammar_support = self._find_grammars(models)
             of_grammars = [] if self.grammar_support else [grammar_numerics()]
             self.numerics = digest_of(self.model_digest, model.numerics, *of_grammars)
-            stage.detail = f"numerics {self.numerics}"
+            stage.detail = "; ".join(filter(None, (f"numerics {self.numerics}", model.layers)))
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
             if len(models) > 1:

@@ -159,8 +159,9 @@ class PartFactory:
         An embedding has ``groups`` parts of ``hidden_size`` numbers.
         """
         features, shares = Features(groups, hidden_size), self.shares.of_tokens(vocab_size)
+        method = self._quantization.method((name,))
         return self._add(
-            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares)
+            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares, method)
         )
 
     def rms_norm(

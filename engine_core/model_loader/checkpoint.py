@@ -32,6 +32,7 @@ from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,6 +60,8 @@ class Checkpoint:
     """The type of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    group_size: int | None
+    """Of int4: inputs that are rounded together."""
     stored_quantization: QuantizationConfig | None
     """How its weights are quantized; None: they are not."""
     int8_activations: bool
@@ -67,6 +70,17 @@ class Checkpoint:
     """As in ``LoadConfig``."""
     seed: int
     """For dummy weights."""
+
+    @property
+    def rounded_to(self) -> str | None:
+        """What linear layers are rounded to when they are loaded, for a person and for the digest; None: nothing."""
+        return self.quantization if self.group_size is None else f"{self.quantization} in groups of {self.group_size}"
+
+    @property
+    def kept_as(self) -> str:
+        """How weights are kept, for a person: bfloat16, AWQ, 4 bits in groups of 128."""
+        stored = None if self.stored_quantization is None else self.stored_quantization.describe()
+        return ", ".join(filter(None, (self.spec.dtype, self.rounded_to or stored)))
 
     @property
     def is_gguf(self) -> bool:
@@ -84,7 +98,7 @@ class Checkpoint:
             "default_sampling": self.spec.default_sampling,
             "eos_token_ids": self.spec.eos_token_ids,
             "max_model_len": self.spec.max_model_len,
-            "quantization": self.quantization,
+            "quantization": self.rounded_to,
             "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
         }
         if self.int8_activations:
@@ -108,7 +122,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         raw = _read_object(path / "config.json")
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights and path.suffix != SUFFIX)
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
@@ -133,11 +147,22 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
         _DTYPES[dtype_name],
         config.quantization,
+        _group_size(config),
         stored,
         config.int8_activations,
         load.load_format,
         config.seed,
     )
+
+
+def _group_size(config: ModelConfig) -> int | None:
+    """Inputs that --quantization int4 rounds together; None without it. Raises ``ConfigError``."""
+    size = config.quantization_group_size
+    if config.quantization == "int4":
+        return DEFAULT_GROUP_SIZE if size is None else size
+    if size is not None:
+        raise ConfigError("quantization_group_size", size, "no value without --quantization int4")
+    return None
 
 
 def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
@@ -205,7 +230,7 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
 def _stored_quantization(
     path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
 ) -> QuantizationConfig | None:
-    """How the checkpoint, which may have no ``weights``, is quantized, if it is."""
+    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized

@@ -51,6 +51,10 @@ class QuantMethod(ABC):
         """
         return weights.take(piece.of("weight"))
 
+    def keeps_table(self, shape: LinearShape) -> bool:
+        """Whether a table of embeddings, which is the weight of a layer of ``shape``, stays quantized."""
+        return False
+
     @property
     def expanding(self) -> QuantMethod:
         """The method of a layer that is computed in the model's type, however the checkpoint keeps it: of routers."""
@@ -104,6 +108,10 @@ class QuantizationConfig(ABC):
     @abstractmethod
     def method(self, names: tuple[str, ...]) -> QuantMethod:
         """That of the layer, or of the experts, with these prefixes in the checkpoint; several where they are fused."""
+
+    def is_redundant(self, name: str) -> bool:
+        """Whether a tensor may be there without being used, as ``LanguageModel.is_redundant``."""
+        return False
 
     @abstractmethod
     def describe(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod
@@ -52,6 +53,9 @@ class GgufMethod(StoredMethod):
 
     types: Mapping[str, str]
     separates_experts: ClassVar[bool] = True
+
+    def keeps_table(self, shape: LinearShape) -> bool:
+        return all(self.format(piece.name, shape.inputs.count) is not None for piece in shape.pieces)
 
     def format(self, name: str, inputs: int) -> QuantFormat | None:
         block = BLOCK_TYPES.get(self.types.get(f"{name}.weight", ""))

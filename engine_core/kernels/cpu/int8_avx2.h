@@ -17,6 +17,7 @@ using Quads = __m256i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm256_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 inline void store_sums(int32_t* at, Sums sums) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm256_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 
@@ -50,6 +51,13 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
+
+// Of integers: exact.
+inline float sum_of(Vec v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
 
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }

@@ -20,6 +20,7 @@ using Quads = __m512i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm512_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm512_loadu_si512(at); }
 inline void store_sums(int32_t* at, Sums sums) { _mm512_storeu_si512(at, sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm512_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
@@ -42,6 +43,9 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
+
+// Of integers: exact.
+inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
 
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }

@@ -20,6 +20,7 @@ inline Sums load_sums(const int32_t* at) {
     return sums;
 }
 inline void store_sums(int32_t* at, Sums sums) { std::memcpy(at, &sums, sizeof sums); }
+inline Sums add_integers(Sums a, Sums b) { return a + b; }
 inline Sums multiply_integers(Sums a, Sums b) { return a * b; }
 inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
 
@@ -59,6 +60,9 @@ inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
     for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
     return c;
 }
+
+// Of integers: exact.
+inline float sum_of(Vec v) { return v[0] + v[1] + v[2] + v[3]; }
 
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return line & 15; }

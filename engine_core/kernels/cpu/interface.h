@@ -289,6 +289,21 @@ struct RinglineInt8Linear {
     float scale;  // of the product and its bias
 };
 
+// Rounds M rows of a weight to 4 bits, in groups that share an outer scale and an outer minimum by 256 inputs: see
+// int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
+struct RinglineInt4Rounding {
+    const void* input;       // [M, K]
+    uint8_t* codes;          // [M, K]
+    int8_t* scales;          // [M, G]
+    uint16_t* outer_scales;  // [M, O]
+    int8_t* minima;          // [M, G]
+    uint16_t* outer_minima;  // [M, O]
+    int64_t rows, in_features;
+    int32_t group_size;      // 32, 64 or 128
+    int32_t input_type;
+    int32_t num_threads;
+};
+
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
@@ -338,6 +353,7 @@ struct RinglineGather {
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
     X(read_rows, RinglineRows)                \
+    X(int4_round, RinglineInt4Rounding)       \
     X(quantized_linear, RinglineLinear)       \
     X(quantized_argmax, RinglineLinear)       \
     X(quantized_rows, RinglineRows)           \
@@ -358,7 +374,9 @@ struct RinglineGather {
 #define RINGLINE_INT8_KERNELS(X)        \
     X(int8_linear, RinglineInt8Linear)  \
     X(int8_pack, RinglineInt8Packing)   \
-    X(int8_experts, RinglineExperts)
+    X(int8_experts, RinglineExperts)    \
+    X(quantized_int8_linear, RinglineLinear) \
+    X(quantized_int8_argmax, RinglineLinear)
 
 // A captured call of a kernel.
 struct RinglineOperation {

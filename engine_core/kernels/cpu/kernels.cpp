@@ -9,6 +9,7 @@
 #include "experts.h"
 #include "gather.h"
 #include "grouped_linear.h"
+#include "int4_round.h"
 #include "kernel_table.h"
 #include "linear.h"
 #include "norm.h"

@@ -28,16 +28,15 @@ public:
 
     void read(long first_panel, long first, long count, GroupNumbers& numbers) const {
         for (long i = 0; i < kTilePanels; ++i) {
-            const long panel = first_panel + i;
-            for (long g = 0; g < count; ++g) {
-                const long to = g * kTileOutputs + i * kPanel, at = (panel * groups_ + first + g) * kPanel;
-                const long outer = outer_groups_ ? panel * outer_groups_ + (first + g) * size() / weight_.outer_size : 0;
-                widen(weight_.scales, weight_.outer_scales, at, outer * kPanel, numbers.scales + to);
-                if (has_minima()) widen(weight_.minima, weight_.outer_minima, at, outer * kPanel, numbers.minima + to);
-                if (has_zeros())
-                    for (int lane = 0; lane < kPanel; ++lane)
-                        numbers.negated_zeros[to + lane] = -static_cast<float>(weight_.zeros[at + lane]);
-            }
+            const long panel = first_panel + i, to = i * kPanel;
+            widen(weight_.scales, weight_.outer_scales, panel, first, count, numbers.scales + to);
+            if (has_minima()) widen(weight_.minima, weight_.outer_minima, panel, first, count, numbers.minima + to);
+            if (!has_zeros()) continue;
+            const uint8_t* const zeros = weight_.zeros + (panel * groups_ + first) * kPanel;
+            for (long g = 0; g < count; ++g)
+                for (int lane = 0; lane < kPanel; lane += kLanes)
+                    store(numbers.negated_zeros + to + g * kTileOutputs + lane,
+                          subtract(splat(0.0f), widen_bytes(zeros + g * kPanel + lane)));
         }
     }
 
@@ -56,19 +55,31 @@ public:
     }
 
 private:
-    // kPanel numbers from `at` on, times the outer ones from `outer` on.
-    void widen(const void* inner, const void* outer_numbers, long at, long outer, float* to) const {
-        if (!outer_numbers) return widen_from(inner, at, to);
-        float factors[kPanel];
-        widen_from(outer_numbers, outer, factors);
-        const auto* const from = static_cast<const int8_t*>(inner) + at;
-        for (int lane = 0; lane < kPanel; ++lane) to[lane] = static_cast<float>(from[lane]) * factors[lane];
-    }
-    void widen_from(const void* numbers, long at, float* to) const {
+    // Numbers of `count` groups of a panel, times the outer ones.
+    void widen(const void* own, const void* outer, long panel, long first, long count, float* to) const {
+        const long at = (panel * groups_ + first) * kPanel;
         with_number_type(weight_.scale_type, [&](auto number) {
             using F = decltype(number);
-            const auto* const from = static_cast<const typename F::Element*>(numbers) + at;
-            for (int i = 0; i < kPanel; i += kLanes) store(to + i, F::widen(from + i));
+            using Element = typename F::Element;
+            if (!outer) {
+                const auto* const from = static_cast<const Element*>(own) + at;
+                for (long g = 0; g < count; ++g)
+                    for (int lane = 0; lane < kPanel; lane += kLanes)
+                        store(to + g * kTileOutputs + lane, F::widen(from + g * kPanel + lane));
+                return 0;
+            }
+            const long each = weight_.outer_size / size();
+            const auto* const from = static_cast<const int8_t*>(own) + at;
+            const auto* factors = static_cast<const Element*>(outer) + (panel * outer_groups_ + first / each) * kPanel;
+            long left = each - first % each;
+            for (long g = 0; g < count; ++g) {
+                for (int lane = 0; lane < kPanel; lane += kLanes)
+                    store(to + g * kTileOutputs + lane,
+                          multiply(F::widen(factors + lane), widen_bytes(from + g * kPanel + lane)));
+                if (--left > 0) continue;
+                factors += kPanel;
+                left = each;
+            }
             return 0;
         });
     }

@@ -87,6 +87,13 @@ inline void store_float16(uint16_t* at, Vec v) {
 inline Vec load_bfloat16(const uint16_t* at) {
     return low_bfloat16(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
+inline Vec widen_bytes(const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+inline Vec widen_bytes(const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+
 inline void store_bfloat16(uint16_t* at, Vec v) {
     const Words bits = _mm256_castps_si256(v);
     const Words odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

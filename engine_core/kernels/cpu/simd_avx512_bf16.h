@@ -81,6 +81,13 @@ inline Vec load_bfloat16(const uint16_t* at) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
+inline Vec widen_bytes(const int8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline Vec widen_bytes(const uint8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+
 #ifdef __AVX512BF16__
 
 inline void store_bfloat16(uint16_t* at, Vec v) {

@@ -128,4 +128,9 @@ inline void store_bfloat16(uint16_t* at, Vec v) {
     for (int lane = 0; lane < kLanes; ++lane) at[lane] = narrowed_bfloat16(v[lane]);
 }
 
+template <class Byte>
+inline Vec widen_bytes(const Byte* at) {
+    return Vec{static_cast<float>(at[0]), static_cast<float>(at[1]), static_cast<float>(at[2]), static_cast<float>(at[3])};
+}
+
 }  // namespace

@@ -34,7 +34,8 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
 
 def layers_of(checkpoint: Checkpoint) -> OpsBackend:
     """Those that an engine would choose."""
-    return choose_ops(checkpoint.config.head_dim, checkpoint.dtype)[0]
+    head_dim, dtype = checkpoint.config.head_dim, checkpoint.dtype
+    return choose_ops(head_dim, dtype, int8_activations=checkpoint.int8_activations)[0]
 
 
 def build_model(
@@ -47,7 +48,9 @@ def build_model(
     collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
     """The checkpoint's model, or a rank's part, with its weights, by default as an engine on CPU would compute it."""
-    quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+    quantization = choose_quantization(
+        checkpoint.quantization, checkpoint.stored_quantization, group_size=checkpoint.group_size
+    )
     layers = layers or layers_of(checkpoint)
     if attention is None:
         attention = chosen_attention() if isinstance(layers, NativeBackend) else TorchAttention()
