@@ -122,7 +122,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         raw = _read_object(path / "config.json")
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization, weights=weights and path.suffix != SUFFIX)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights and not is_gguf(path))
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
@@ -237,7 +237,7 @@ def _stored_quantization(
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"], find_tensors(path) if weights and not is_gguf(path) else {})
+        return STORED[method](raw["quantization_config"], find_tensors(path) if weights else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
