@@ -211,7 +211,7 @@ def plan(
     as_json: bool,
     **engine_options: Any,
 ) -> None:
-    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
     checkpoint, outline, parts = _outlines(config)
