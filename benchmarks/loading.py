@@ -19,11 +19,12 @@ from benchmarks.report import Row, emit, output_options, print_table
 from benchmarks.rounds import Figure
 from benchmarks.startup import forget
 from engine_core.kernels.library import load_kernels
-from engine_core.layers.fused_moe import ExpertTensors, SeparateExperts, StackedExperts
+from engine_core.layers.expert_tensors import ExpertTensors, SeparateExperts, StackedExperts
 from engine_core.model_loader.digest import WeightsDigest
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape
+from engine_core.ops.base import ExpertsShape, UnloadedExperts
 from engine_core.ops.native import NativeBackend
 from engine_core.quantization.base import Unquantized
 
@@ -50,7 +51,7 @@ class Stored:
         for file in set(files.values()):
             (directory / file).read_bytes()
 
-    def load(self, layers: list[ExpertsOp]) -> float:
+    def load(self, layers: list[UnloadedExperts]) -> float:
         """Seconds from opening the first file until the last one is closed."""
         started = time.perf_counter()
         sizes = _sizes(self._layers, self._shape)

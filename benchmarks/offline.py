@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from benchmarks.roofline import ModelCost
 from benchmarks.rounds import Figure, interleave, ratio
 from benchmarks.work import Work
 from benchmarks.worker import Worker, WorkerError, WorkerSpec
+
+_WEIGHT_BYTES = {OURS_INT8: 1.0, LLAMA_CPP_Q8: 34 / 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,17 @@ def end_all_but(names: Collection[str], workers: dict[str, Worker]) -> None:
 
 
 def contend(
-    contest: Contest, workers: dict[str, Worker], cost: ModelCost, gauge: Gauge, rounds: int
+    contest: Contest,
+    workers: dict[str, Worker],
+    cost: ModelCost,
+    gauge: Gauge,
+    rounds: int,
+    ours: Sequence[str] = (OURS_INT8, OURS),
+    weight_bytes: Mapping[str, float] = _WEIGHT_BYTES,
 ) -> tuple[list[Row], list[Row]]:
-    """Figures of every engine, and ratios of every pair (ours over theirs) within the rounds.
+    """Figures of every engine, and ratios of every pair (``ours`` over theirs) within the rounds.
+
+    ``weight_bytes``: of a weight, for engines that keep other ones than the model's type.
 
     An engine that dies is removed from ``workers``, and has no figures.
     """
@@ -105,8 +115,9 @@ def contend(
     middle = Limits(
         Figure.of(limit.bandwidth for limit in limits).median, Figure.of(limit.flops for limit in limits).median
     )
-    rows = [_row(contest, name, rounds_, cost, middle) for name, rounds_ in taken.items()]
-    return rows, _ratios(contest, taken)
+    costs = {name: cost.with_weight_bytes(weight_bytes.get(name, 2.0)) for name in taken}
+    rows = [_row(contest, name, rounds_, costs[name], middle) for name, rounds_ in taken.items()]
+    return rows, _ratios(contest, taken, ours)
 
 
 def _take(contest: Contest, worker: Worker, number: int) -> _Taken:
@@ -132,10 +143,8 @@ def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost
     work, rates = contest.work, _rates(contest, taken)
     main = Figure.of(next(iter(rates.values())))
     decode = Figure.of(rates["decode tok/s"]).median if "decode tok/s" in rates else None
-    rounded = {OURS_INT8: 1.0, LLAMA_CPP_Q8: 34 / 32}.get(engine)
-    own = cost if rounded is None else cost.with_weight_bytes(rounded)
     counted = work.batch * (work.prompt if work.output == 1 else work.output)
-    step = own.step(work.batch, work.batch, 0, work.batch * (work.prompt + work.output / 2))
+    step = cost.step(work.batch, work.batch, 0, work.batch * (work.prompt + work.output / 2))
     read = None if decode is None else step.read * decode / work.batch
     return {
         "work": contest.name,
@@ -144,7 +153,7 @@ def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost
         "tok/s": main.median,
         "low": main.lowest,
         "high": main.highest,
-        "limit": counted / own.seconds(work, limits),
+        "limit": counted / cost.seconds(work, limits),
         "decode tok/s": decode,
         "read GB/s": None if read is None else read / 1e9,
         "of stream": None if read is None else read / limits.bandwidth,
@@ -153,13 +162,13 @@ def _row(contest: Contest, engine: str, taken: Sequence[_Taken], cost: ModelCost
     }
 
 
-def _ratios(contest: Contest, taken: dict[str, list[_Taken]]) -> list[Row]:
-    """Ratios of every engine of ours to every other one."""
+def _ratios(contest: Contest, taken: dict[str, list[_Taken]], all_ours: Sequence[str]) -> list[Row]:
+    """Ratios of every engine of ours to every other one, those of ours that are listed after it among them."""
     rates = {name: _rates(contest, rounds) for name, rounds in taken.items()}
     rows: list[Row] = []
-    for ours in (OURS_INT8, OURS):
+    for place, ours in enumerate(all_ours):
         for theirs in rates:
-            if ours not in rates or theirs in (ours, OURS_INT8):
+            if ours not in rates or theirs in all_ours[: place + 1]:
                 continue
             for counted, values in rates[ours].items():
                 figure = ratio(values, rates[theirs][counted])

@@ -1,9 +1,10 @@
-"""The effect of 8-bit rounding: next-token distributions compared with those of bfloat16, throughout texts.
+"""The effect of rounding weights: next-token distributions compared with those of bfloat16, throughout texts.
 
     python -m benchmarks.quality
 
 measures the bundled model on documents of its own corpus that it was not trained on, and random weights of the
-Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out). For each way of rounding it prints
+Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out), or, with ``--model`` and ``--text``, a
+checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it prints
 
 - the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
 - the share of positions at which the likeliest token is the same,
@@ -19,16 +20,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import gguf
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.ggml_rounding import GgmlLibrary, GgmlRounded
 from benchmarks.report import emit, output_options, print_table
 from benchmarks.shapes import SHAPES
 from engine_core.attention.base import AttentionMetadata
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.forward_context import ForwardContext
-from engine_core.kernels.library import load_int8_kernels
+from engine_core.kernels.library import load_int8_kernels, load_kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
@@ -37,11 +40,13 @@ from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import LinearOp, OpsBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import OneMethod, QuantMethod, Unquantized, take_bias, take_weight
+from engine_core.quantization.int4 import Int4
 from engine_core.quantization.int8 import Int8, Int8Linear
 
 CPU = torch.device("cpu")
 BUNDLED = Path(__file__).resolve().parents[1] / "checkpoints" / "tiny"
 _BLOCK_SIZE = 16
+_TEXT_TOKENS = 128
 _UNSEEN_SEED = 1_000_003
 """The corpus depends only on its seed; the bundled model was trained with another one."""
 
@@ -76,24 +81,44 @@ class Int8ButHead(Int8):
         return super().load(shape, weights, backend)
 
 
-def ways() -> list[Way]:
-    """The reference, then the formats to compare with it; the last one is that of the option ``quantization``."""
+class Int4ButHead(Int4):
+    """Rounds the output projection to 8 bits, but not its inputs."""
+
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
+        return (
+            Int8WeightsOnly().load(shape, weights, backend)
+            if shape.outputs.fixed
+            else super().load(shape, weights, backend)
+        )
+
+
+def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
+    """The reference, then the formats to compare with it."""
+    kernels = load_kernels()
+    of_llama_cpp = [gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "Q8_0")]
     return [
         Way("bfloat16", "bfloat16", None),
         Way("float32", "float32", None),
         Way("int8 weights alone", "bfloat16", Int8WeightsOnly()),
         Way("int8, output projection in bfloat16", "bfloat16", Int8ButHead(load_int8_kernels())),
         Way("int8", "bfloat16", Int8(load_int8_kernels())),
+        *(Way(f"int4 in groups of {size}", "bfloat16", Int4(size, kernels)) for size in (32, 64, 128)),
+        Way("int4 in groups of 32, output projection in int8", "bfloat16", Int4ButHead(32, kernels)),
+        *(
+            Way(f"llama.cpp's {kind.name}", "bfloat16", GgmlRounded(ggml, kind))
+            for kind in of_llama_cpp
+            if ggml is not None
+        ),
     ]
 
 
 def compare(
-    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]]
+    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]], ggml: GgmlLibrary | None = None
 ) -> list[dict[str, str | float | int]]:
     """A row for each weight format of one model."""
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
-    for way in ways():
+    for way in ways(ggml):
         found = log_probabilities(open_as(way.dtype), way.quant_method, texts)
         reference = reference or found
         divergences, same, losses = [], [], []
@@ -151,12 +176,25 @@ def corpus_texts(count: int) -> list[list[int]]:
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
 
 
-def measure(documents: int, *, random: bool) -> list[dict[str, str | float | int]]:
-    """The rows for both models, or for the bundled one alone."""
-    rows = compare(
-        "bundled", lambda dtype: open_checkpoint(ModelConfig(str(BUNDLED), dtype=dtype), LoadConfig()),
-        corpus_texts(documents),
-    )  # fmt: skip
+def pieces_of(files: Sequence[str], model: str, count: int) -> list[list[int]]:
+    """The first tokens of each of the ``files``, at most ``count`` pieces."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    tokens = (tokenizer(Path(file).read_text(), add_special_tokens=False)["input_ids"] for file in files[:count])
+    return [each[:_TEXT_TOKENS] for each in tokens]
+
+
+def measure(
+    documents: int,
+    *,
+    random: bool,
+    ggml: GgmlLibrary | None = None,
+    model: str | None = None,
+    files: Sequence[str] = (),
+) -> list[dict[str, str | float | int]]:
+    """The rows of a ``model`` on ``files``, if given; else for both models, or for the bundled one alone."""
+    texts = corpus_texts(documents) if model is None else pieces_of(files, model, documents)
+    title, path = ("bundled", str(BUNDLED)) if model is None else (Path(model).name, model)
+    rows = compare(title, lambda dtype: open_checkpoint(ModelConfig(path, dtype=dtype), LoadConfig()), texts, ggml)
     if not random:
         return rows
     shape = "qwen3-0.6b"
@@ -170,17 +208,31 @@ def measure(documents: int, *, random: bool) -> list[dict[str, str | float | int
             f"random {shape}",
             lambda dtype: open_checkpoint(ModelConfig(directory, dtype=dtype), LoadConfig(load_format="dummy")),
             texts,
+            ggml,
         )
 
 
 def main() -> None:
     """Measure, print, and write the JSON file if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=200, help="of the bundled model's corpus (%(default)s)")
+    parser.add_argument(
+        "--documents", type=int, default=200, help="of the bundled model's corpus, or files (%(default)s)"
+    )
+    parser.add_argument("--model", help="measure this checkpoint instead")
+    parser.add_argument("--text", nargs="+", default=[], help="files of text for it")
+    parser.add_argument("--ggml", type=Path, help="libggml-base.so, of llama-cpp-python for one")
     parser.add_argument("--skip-random", action="store_true", help="measure the bundled model alone")
     output_options(parser)
     arguments = parser.parse_args()
-    rows = measure(arguments.documents, random=not arguments.skip_random)
+    if bool(arguments.model) != bool(arguments.text):
+        parser.error("--model and --text belong together")
+    rows = measure(
+        arguments.documents,
+        random=not (arguments.skip_random or arguments.model),
+        ggml=None if arguments.ggml is None else GgmlLibrary(arguments.ggml),
+        model=arguments.model,
+        files=arguments.text,
+    )
     print_table(rows)
     emit(arguments, "quality", rows)
 

@@ -50,7 +50,7 @@ class _Section:
             if type(value) not in types:
                 raise ConfigError(name, value, noun)
             if "choices" in declared and value not in declared["choices"]:
-                raise ConfigError(name, value, "one of " + ", ".join(declared["choices"]))
+                raise ConfigError(name, value, "one of " + ", ".join(map(str, declared["choices"])))
             # Written so that NaN, for which every comparison is false, is refused too.
             if "minimum" in declared and not value >= declared["minimum"]:
                 raise ConfigError(name, value, f"a value of at least {declared['minimum']}")
@@ -88,9 +88,20 @@ class ModelConfig(_Section):
     )
     quantization: str | None = option(
         None,
-        "int8 rounds the weights of linear layers and experts to 8 bits when they are loaded, and their "
-        "inputs in every step. Default: no quantization.",
-        choices=("int8",),
+        "Rounds the weights of linear layers and experts when they are loaded: int8 to 8 bits, and their inputs in "
+        "every step, too; int4 to 4 bits. Default: weights stay as the checkpoint has them, quantized or not.",
+        choices=("int8", "int4"),
+    )
+    quantization_group_size: int | None = option(
+        None,
+        "Inputs of an output that share a scale and a minimum with --quantization int4. More take less memory, and "
+        "lose accuracy. Default: 32.",
+        choices=(32, 64, 128),
+    )
+    int8_activations: bool = option(
+        False,
+        "On a CPU: multiply weights that are stored as integers of 4 or 8 bits by inputs that are rounded to 8 bits in "
+        "every step, one scale for at most 128 of them. Faster for several sequences and for prompts; results change.",
     )
     model_impl: str = option(
         "auto",

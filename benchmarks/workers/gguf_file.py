@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.random_gguf import write_vocabulary
+
 _ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
@@ -40,7 +42,7 @@ def write(model: Path, output: Path) -> None:
         _write_experts(writer, config)
     if "kv_lora_rank" in config:
         _write_latents(writer, config)
-    _write_vocabulary(writer, config["vocab_size"])
+    write_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, tensor in _tensors(load_file(str(model / "model.safetensors")), config):
         _write_tensor(writer, names.get_name(name, try_suffixes=(".weight",)), tensor, name.endswith(_FLOAT32))
@@ -111,16 +113,6 @@ def _tensors(stored: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Iter
             prefix, projection = found.groups()
             count = _num_experts(config)
             yield f"{prefix}.{projection}", torch.stack([stored[f"{prefix}.{i}.{projection}"] for i in range(count)])
-
-
-def _write_vocabulary(writer: Any, size: int) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([f"<{token}>" for token in range(size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * size)
-    writer.add_token_merges(["< 1"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
 
 
 def _write_tensor(writer: Any, name: str, tensor: torch.Tensor, is_float32: bool) -> None:

@@ -81,13 +81,8 @@ class CollectiveExecutor(Executor):
         with progress.stage("configuration") as stage:
             checkpoint = open_checkpoint(self._config.model, self._config.load, self._config.parallel)
             self.model = checkpoint.spec
-            dtype = self.model.dtype
-            if checkpoint.quantization:
-                dtype += f", {checkpoint.quantization} layers"
-            elif checkpoint.stored_quantization is not None:
-                dtype += f", {checkpoint.stored_quantization.describe()}"
             stage.detail = (
-                f"{self.model.architecture} {checkpoint.choice.reason}, {dtype}, max_model_len "
+                f"{self.model.architecture} {checkpoint.choice.reason}, {checkpoint.kept_as}, max_model_len "
                 f"{self.model.max_model_len}"
             )
             self._limits = batch_limits(self._config, checkpoint)

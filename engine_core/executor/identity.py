@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,14 +21,15 @@ def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
     """Of this process: its build, and what it has read of the checkpoint."""
     root = Path(engine_core.__file__).parent
     sources = [path.read_text("utf-8") for path in sorted(root.rglob("*.py"))]
-    configuration = (checkpoint.path / "config.json").read_text("utf-8")
     return {
         "engine_core": digest_of(*sources),
         "native kernels": source_digest(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "llguidance": version("llguidance"),
-        "checkpoint": digest_of(configuration, repr(checkpoint.spec), repr(checkpoint.config)),
+        "checkpoint": digest_of(
+            json.dumps(checkpoint.fields, sort_keys=True), repr(checkpoint.spec), repr(checkpoint.config)
+        ),
     }
 
 

@@ -189,8 +189,7 @@ class Worker:
             rank,
             self._collectives,
         )
-        kept_as = checkpoint.quantization or checkpoint.spec.dtype
-        require_room_for_weights(model.expected_weight_bytes, kept_as, device.usable)
+        require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
         self.model = model
         spec = model.kv_cache_spec(self.limits.block_size)

@@ -37,7 +37,7 @@ _FLAGS = (
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 _X86_TABLES = {
-    "kernels_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16"),
+    "kernels_avx512_bf16": (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vbmi"),
     "kernels_avx2": _AVX2_FLAGS,
     "int8_kernels_avx512_vnni": (*_AVX512_FLAGS, "-mavx512vnni"),
     "int8_kernels_avx2": _AVX2_FLAGS,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from engine_core.layers.features import Features
+from engine_core.layers.features import Features, LinearShape
 from engine_core.layers.linear import ParallelLMHead
 from engine_core.layers.part import Part
 from engine_core.layers.shares import TokenShares
 from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import OpsBackend
+from engine_core.ops.base import LinearOp, OpsBackend
+from engine_core.quantization.base import QuantMethod
 
 
 class VocabParallelEmbedding(Part):
@@ -25,8 +28,11 @@ class VocabParallelEmbedding(Part):
         tied_to: ParallelLMHead | None,
         scale: float,
         shares: TokenShares,
+        quant_method: QuantMethod,
     ) -> None:
-        """A table is kept in the type in which it is stored, if that has 16 bits; its rows are of type ``dtype``."""
+        """A table is kept in the type in which it is stored, if that has 16 bits or ``quant_method`` keeps it; its rows
+        are of type ``dtype``.
+        """
         self._dtype = dtype
         self._rows = TensorRows(f"{name}.weight", vocab_size, shares.own)
         self._shares = shares
@@ -35,15 +41,34 @@ class VocabParallelEmbedding(Part):
         self._tied_to = tied_to
         self._scale = scale
         self._table: torch.Tensor | None = None
+        self._quant_method = quant_method
+        self._quantized: LinearOp | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         return {} if self._tied_to is not None else {self._rows.name: (self._rows.count, self._features.count)}
 
     def load(self, weights: Weights) -> None:
-        if self._tied_to is None:
+        if self._tied_to is not None:
+            return
+        if (shape := self._quantized_shape) is not None:
+            self._quantized = self._quant_method.load(shape, weights, self._backend)
+        else:
             table = weights.take_table(self._rows)
             padded = self._features.pad(table, 1, self._backend)
             self._table = table.clone() if padded is table else padded
+
+    @property
+    def _quantized_shape(self) -> LinearShape | None:
+        """The linear layer whose weight the table is, where it stays quantized."""
+        rows = replace(self._rows, name=self._rows.name.removesuffix(".weight"))
+        outputs = Features(1, len(rows.rows), fixed=True)
+        shape = LinearShape((rows,), self._features, outputs, bias=False)
+        return shape if self._quant_method.keeps_table(shape) else None
+
+    def weight_bytes(self, itemsize: int) -> int:
+        if self._tied_to is not None or (shape := self._quantized_shape) is None:
+            return super().weight_bytes(itemsize)
+        return self._quant_method.weight_bytes(shape, itemsize)
 
     @property
     def num_weights(self) -> int:
@@ -51,7 +76,8 @@ class VocabParallelEmbedding(Part):
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._table is None else self._table.nbytes
+        kept = self._table if self._quantized is None else self._quantized
+        return 0 if kept is None else kept.nbytes
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """[T, H] of ``indices`` [T] int64."""
@@ -66,7 +92,8 @@ class VocabParallelEmbedding(Part):
         if self._table is not None:
             rows = torch.nn.functional.embedding(indices, self._table).to(self._dtype)
         else:
-            assert self._tied_to is not None
-            rows = self._tied_to.op.weight_rows(indices)
+            op = self._quantized if self._tied_to is None else self._tied_to.op
+            assert op is not None
+            rows = op.weight_rows(indices)
         # The factor is rounded like the rows, as in the models that have one.
         return rows if self._scale == 1.0 else rows.mul_(torch.tensor(self._scale, dtype=rows.dtype))

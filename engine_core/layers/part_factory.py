@@ -13,8 +13,9 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import Rank
 from engine_core.layers.attention import Attention, HeadNormNames
 from engine_core.layers.embedding import VocabParallelEmbedding
+from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import Features, LinearShape, rows_of
-from engine_core.layers.fused_moe import ExpertTensors, FusedMoE, RouterTensors
+from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead, SigmoidGate
 from engine_core.layers.mla import MLAShape, MultiHeadLatentAttention
 from engine_core.layers.norm import HeadsRMSNorm, LayerNorm, RMSNorm
@@ -142,7 +143,7 @@ class PartFactory:
         quantized.
         """
         shape = LinearShape.of(name, Features(1, hidden_size), Features(1, 1, fixed=True))
-        return self._add(SigmoidGate(shape, self.backend, Unquantized()))
+        return self._add(SigmoidGate(shape, self.backend, self._quantization.method((name,)).expanding))
 
     def vocab_parallel_embedding(
         self,
@@ -158,8 +159,9 @@ class PartFactory:
         An embedding has ``groups`` parts of ``hidden_size`` numbers.
         """
         features, shares = Features(groups, hidden_size), self.shares.of_tokens(vocab_size)
+        method = self._quantization.method((name,))
         return self._add(
-            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares)
+            VocabParallelEmbedding(name, vocab_size, features, self.backend, self.dtype, tied_to, scale, shares, method)
         )
 
     def rms_norm(
@@ -220,8 +222,8 @@ class PartFactory:
         self, shape: ExpertsShape, routing: Routing, router: RouterTensors, tensors: ExpertTensors
     ) -> FusedMoE:
         """A router and its experts."""
-        method = self._quantization.method((tensors.prefix,))
-        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, method, self.dtype, self.shares))
+        of_router, of_experts = (self._quantization.method((name,)) for name in (router.gate, tensors.prefix))
+        return self._add(FusedMoE(shape, routing, router, tensors, self.backend, of_experts, self.shares, of_router))
 
     def _add(self, part: AnyPart) -> AnyPart:
         self.parts.append(part)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
+
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 ProgressCallback = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
@@ -28,8 +30,16 @@ class TensorRows:
         return replace(self, name=f"{self.name}.{kind}")
 
 
+MakeQuantized = Callable[[QuantFormat, TensorRows, int], Iterator[QuantizedWeight]]
+"""The rows of a weight in that format with so many inputs, a few at a time."""
+
+
 class Weights(Protocol):
     """Where weights come from."""
+
+    @property
+    def make_quantized(self) -> MakeQuantized | None:
+        """What makes quantized weights up, instead of ``take_stored``; None: they are read."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,9 +57,6 @@ class Weights(Protocol):
 
     def take_table(self, tensor: str | TensorRows) -> torch.Tensor:
         """Like ``take``, for a tensor of which rows will be read: in its own type if that has 16 bits."""
-
-    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        """Like ``take_row``, from a tensor of bytes, which are not converted."""
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
         """That ``place`` of a tensor, as it is stored: of any type, on CPU; valid until one of another layer is taken.

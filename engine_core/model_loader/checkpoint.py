@@ -5,10 +5,12 @@ No weight is read here: ``loader`` does that. Nothing from a checkpoint is execu
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,16 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
-from engine_core.model_loader.location import find_directory, served_name
+from engine_core.model_loader.gguf.config import describe
+from engine_core.model_loader.gguf.files import is_gguf, model_file
+from engine_core.model_loader.gguf.reader import read_gguf
+from engine_core.model_loader.gguf.tokenizer import eos_token_ids
+from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
 from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +48,9 @@ class Checkpoint:
     """A checkpoint that was found and understood; its weights are still on disk."""
 
     path: Path
-    """Directory of config.json (of a downloaded snapshot for a hub id)."""
+    """Directory of config.json (of a downloaded snapshot for a hub id), or the GGUF file, the first of several."""
+    fields: Mapping[str, Any]
+    """Of config.json, or what stands for it in a GGUF file."""
     spec: ModelSpec
     """Resolved: architecture, vocabulary, max_model_len, eos ids, dtype, default sampling."""
     choice: ModelChoice
@@ -51,12 +60,32 @@ class Checkpoint:
     """The type of weights, activations and KV cache."""
     quantization: str | None
     """What linear layers are rounded to when they are loaded, as in ``ModelConfig``."""
+    group_size: int | None
+    """Of int4: inputs that are rounded together."""
     stored_quantization: QuantizationConfig | None
     """How its weights are quantized; None: they are not."""
+    int8_activations: bool
+    """As in ``ModelConfig``."""
     load_format: str
     """As in ``LoadConfig``."""
     seed: int
     """For dummy weights."""
+
+    @property
+    def rounded_to(self) -> str | None:
+        """What linear layers are rounded to when they are loaded, for a person and for the digest; None: nothing."""
+        return self.quantization if self.group_size is None else f"{self.quantization} in groups of {self.group_size}"
+
+    @property
+    def kept_as(self) -> str:
+        """How weights are kept, for a person: bfloat16, AWQ, 4 bits in groups of 128."""
+        stored = None if self.stored_quantization is None else self.stored_quantization.describe()
+        return ", ".join(filter(None, (self.spec.dtype, self.rounded_to or stored)))
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether ``path`` is a GGUF file."""
+        return is_gguf(self.path)
 
     def digest(self, weights: WeightsDigest) -> str:
         """32 hex digits that identify the model: its configuration, length, quantization and ``weights``, all loaded.
@@ -65,29 +94,37 @@ class Checkpoint:
         out: the engine core has none.
         """
         identity = {
-            "config": _read_object(self.path / "config.json"),
+            "config": self.fields,
             "default_sampling": self.spec.default_sampling,
             "eos_token_ids": self.spec.eos_token_ids,
             "max_model_len": self.spec.max_model_len,
-            "quantization": self.quantization,
+            "quantization": self.rounded_to,
             "weights": f"dummy {self.seed}" if self.load_format == "dummy" else weights.hexdigest(),
         }
+        if self.int8_activations:
+            identity["int8_activations"] = True
         return digest_of(json.dumps(identity, sort_keys=True))
 
 
 def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelConfig | None = None) -> Checkpoint:
-    """Find the checkpoint that ``config.model`` names (a directory or a hub id) and read its configuration, for one
-    rank unless ``parallel`` says how many.
+    """Find the checkpoint that ``config.model`` names (as ``location`` says) and read its configuration, for one rank
+    unless ``parallel`` says how many.
 
     Raises ``CheckpointError`` when it is missing or damaged, ``UnsupportedModelError`` when it asks for something the
     engine does not have, ``ConfigError`` when ``max_model_len`` exceeds what it allows, or it cannot be divided.
     """
     weights = load.load_format != "dummy"
-    path = find_directory(config.model, config.revision, config.download_dir, weights=weights)
-    raw = _read_object(path / "config.json")
-    generation = _read_object(path / "generation_config.json", optional=True)
+    path = find_checkpoint(config.model, config.revision, config.download_dir, weights=weights)
+    if is_gguf(path):
+        described = describe(read_gguf(path))
+        raw, generation = described.config, described.generation
+    else:
+        raw = _read_object(path / "config.json")
+        generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    if config.int8_activations:
+        _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
@@ -104,15 +141,28 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     )
     return Checkpoint(
         path,
+        raw,
         spec,
         choice,
         _divided(architecture_config.within(spec.max_model_len), choice, parallel or ParallelConfig()),
         _DTYPES[dtype_name],
         config.quantization,
+        _group_size(config),
         stored,
+        config.int8_activations,
         load.load_format,
         config.seed,
     )
+
+
+def _group_size(config: ModelConfig) -> int | None:
+    """Inputs that --quantization int4 rounds together; None without it. Raises ``ConfigError``."""
+    size = config.quantization_group_size
+    if config.quantization == "int4":
+        return DEFAULT_GROUP_SIZE if size is None else size
+    if size is not None:
+        raise ConfigError("quantization_group_size", size, "no value without --quantization int4")
+    return None
 
 
 def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) -> ModelShape:
@@ -126,12 +176,17 @@ def _divided(config: ModelShape, choice: ModelChoice, parallel: ParallelConfig) 
 
 
 def tokenizer_source(config: ModelConfig) -> Path:
-    """The directory of the tokenizer that ``config`` names, or the model's own; raises as ``find_directory`` does."""
+    """The directory, or the GGUF file, of the tokenizer that ``config`` names, or the model's own.
+
+    Raises as ``find_checkpoint`` does.
+    """
     if config.tokenizer is None or config.tokenizer == config.model:
-        named, revision = config.model, config.tokenizer_revision or config.revision
-    else:
-        named, revision = config.tokenizer, config.tokenizer_revision
-    return find_directory(named, revision, config.download_dir, weights=False)
+        revision = config.tokenizer_revision or config.revision
+        return find_checkpoint(config.model, revision, config.download_dir, weights=False)
+    path = find_path(config.tokenizer, config.tokenizer_revision, config.download_dir, weights=False)
+    if not path.is_dir() or any((path / name).is_file() for name in ("tokenizer.json", "config.json")):
+        return path
+    return model_file(path) or path
 
 
 def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
@@ -172,37 +227,55 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     return named[0]
 
 
-def _stored_quantization(path: Path, raw: dict[str, Any], quantization: str | None) -> QuantizationConfig | None:
-    """How the checkpoint is quantized, if it is."""
+def _stored_quantization(
+    path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
+) -> QuantizationConfig | None:
+    """How the checkpoint, which may have no ``weights``, is quantized, if it is."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"])
+        return STORED[method](raw["quantization_config"], find_tensors(path) if weights and not is_gguf(path) else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
         f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
     )
 
 
+def _require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
+    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
+    if quantization == "int8":
+        problem = "because --quantization int8 rounds inputs always"
+    elif quantization is None and stored is None:
+        problem = f"because {path} is not quantized: choose a checkpoint that is, or add --quantization int4"
+    else:
+        return
+    raise ConfigError("int8_activations", True, f"False, {problem}")
+
+
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
-    """config.json as transformers reads it: defaults filled in, older spellings brought to today's."""
-    _check_names(path / "config.json", raw, choice)
+    """``raw`` as transformers reads it: defaults filled in, older spellings brought to today's."""
+    file = path if is_gguf(path) else path / "config.json"
+    _check_names(file, raw, choice)
     _check_counts(raw)
     if not raw.get("is_causal", True):  # transformers makes any of its decoders an encoder
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: is_causal={raw['is_causal']!r} is not supported: expected true, "
-            "as no token may attend to later ones"
+            f"{file}: is_causal={raw['is_causal']!r} is not supported: expected true, as no token may attend to later "
+            "ones"
         )
     choice.model.check_raw_config(raw)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        config: PretrainedConfig
+        if file == path:
+            config = CONFIG_MAPPING[raw["model_type"]].from_dict(copy.deepcopy(raw))
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # its validators raise many kinds
-        raise CheckpointError(f"{path / 'config.json'} is not usable: {_reason(error)}") from error
+        raise CheckpointError(f"{file} is not usable: {_reason(error)}") from error
     if config.model_type not in choice.model_types:
-        raise _contradiction(path / "config.json", choice, config.model_type)
+        raise _contradiction(file, choice, config.model_type)
     return config
 
 
@@ -335,6 +408,8 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
     """The id of the tokenizer's eos token; None where its files name none, or do not list its tokens with their ids."""
     own = config.tokenizer in (None, config.model) and config.tokenizer_revision is None
     directory = path if own else tokenizer_source(config)
+    if is_gguf(directory):  # what the model's own names is in its generation_config.json
+        return None if own else next(iter(eos_token_ids(read_gguf(directory))), None)
     declared = _read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")
     if listed is None:  # older tokenizers name them in special_tokens_map.json

@@ -1,7 +1,7 @@
 """Convert a checkpoint's tokenizer of another kind into a ``tokenizer.json``: a program of its own.
 
-Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``. On failure it prints
-the reason and exits with 1.
+Usage: ``python -m engine_core.model_loader.convert_tokenizer CHECKPOINT TARGET``, where CHECKPOINT is a directory or a
+GGUF file. On failure it prints the reason and exits with 1.
 
 It does not run in an engine's process because sentencepiece brings an OpenMP runtime beside torch's, and the memory
 that the conversion takes would be missing from the engine's budget.
@@ -15,13 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from engine_core.model_loader.gguf.files import is_gguf
+from engine_core.model_loader.gguf.reader import read_gguf
+from engine_core.model_loader.gguf.tokenizer import tokenizer_files
 from engine_core.model_loader.tekken import TEKKEN_FILE, read_tekken
 
 
 def main(checkpoint: str, target: str) -> int:
     """Write the converted tokenizer's files into the directory ``target``; returns the exit code."""
     try:
-        if (Path(checkpoint) / TEKKEN_FILE).is_file():
+        if is_gguf(Path(checkpoint)):
+            for name, content in tokenizer_files(read_gguf(Path(checkpoint))).items():
+                _write(Path(target) / name, content)
+        elif (Path(checkpoint) / TEKKEN_FILE).is_file():
             _convert_tekken(Path(checkpoint), Path(target))
         else:
             _convert_by_transformers(Path(checkpoint), Path(target))
@@ -33,8 +39,8 @@ def main(checkpoint: str, target: str) -> int:
 
 def _convert_tekken(checkpoint: Path, target: Path) -> None:
     tokenizer, config = read_tekken(checkpoint / TEKKEN_FILE)
-    (target / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
-    (target / "tokenizer_config.json").write_text(json.dumps(config | _own_config(checkpoint)))
+    _write(target / "tokenizer.json", tokenizer)
+    _write(target / "tokenizer_config.json", config | _own_config(checkpoint))
     for template in (*checkpoint.glob("chat_template.jinja"), *checkpoint.glob("additional_chat_templates/*.jinja")):
         copy = target / template.relative_to(checkpoint)
         copy.parent.mkdir(exist_ok=True)
@@ -51,6 +57,10 @@ def _convert_by_transformers(checkpoint: Path, target: Path) -> None:
 
         legacy = _own_config(checkpoint).get("legacy")
         correct_conversion(model.read_bytes(), target, legacy=legacy is None or bool(legacy))
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
 
 
 def _own_config(checkpoint: Path) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
+from engine_core.ops.quantized_weight import Offset, QuantFormat, QuantizedWeight
 
 _STANDARD_DEVIATION = 0.02
 _POOL_SIZE = 2**20 + 7
-_MXFP4_SCALE = 119
+_INNER_SCALE = 32
+"""Of groups with an outer one."""
 
 
 class DummyWeights:
@@ -35,6 +37,7 @@ class DummyWeights:
         self.dtype = dtype
         self._pool = pool.to(device).repeat(2)
         self._shapes = shapes
+        self._quantized: dict[QuantFormat, DummyQuantized] = {}
         self._staging = Staging(dtype, device)
         self._on_progress = on_progress
         self._done = 0
@@ -65,19 +68,19 @@ class DummyWeights:
     def take_table(self, tensor: str | TensorRows) -> torch.Tensor:
         return self.take(tensor)
 
-    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        """Arbitrary ones, and for the scales of MXFP4 one that makes weights about as large as the others."""
-        row = torch.empty(self._shapes[name][1:], dtype=torch.uint8, device=self._pool.device)
-        if name.endswith("_scales"):
-            row.fill_(_MXFP4_SCALE)
-        else:
-            self._repeat(f"{name}.{index}", row, self._pool.view(torch.uint8), 0)
-        row = row if rows is None else row[rows.start : rows.stop]
-        self._done += row.numel() * self._pool.itemsize
-        return row
+    def make_quantized(self, kept: QuantFormat, piece: TensorRows, inputs: int) -> Iterator[QuantizedWeight]:
+        """Random codes, and scales that make weights as large as the others."""
+        if kept not in self._quantized:
+            self._quantized[kept] = DummyQuantized(kept)
+        made, at_once = self._quantized[kept], max(1, _POOL_SIZE // inputs)
+        for first in range(piece.rows.start, piece.rows.stop, at_once):
+            codes = torch.empty(min(at_once, piece.rows.stop - first), inputs, dtype=torch.uint8)
+            self._repeat(piece.name, codes, made.codes, first)
+            self._done += kept.nbytes(*codes.shape)
+            yield made.weight(codes)
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
-        raise NotImplementedError("dummy weights of quantized checkpoints")
+        raise AssertionError(f"{name}: quantized weights are made up by make_quantized")
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self.take(name).to(torch.float32, copy=True)
@@ -97,3 +100,36 @@ class DummyWeights:
         start = (zlib.crc32(name.encode()) + skipped) % _POOL_SIZE
         for piece in torch.split(tensor.view(-1), _POOL_SIZE):
             piece.copy_(pool[start : start + len(piece)])
+
+
+class DummyQuantized:
+    """Weights of one format: random codes, and the same scales everywhere."""
+
+    def __init__(self, kept: QuantFormat) -> None:
+        codebook = torch.tensor(kept.codebook)
+        usable = codebook.isfinite().nonzero()[:, 0].to(torch.uint8)
+        drawn = torch.randint(len(usable), (_POOL_SIZE,), generator=torch.Generator().manual_seed(0))
+        self.codes = usable[drawn].repeat(2)
+        """A pool of them."""
+        self._format = kept
+        self._scale = _STANDARD_DEVIATION / codebook[usable.int()].std().item()
+        self._mean = codebook[usable.int()].mean().item()
+
+    def weight(self, codes: torch.Tensor) -> QuantizedWeight:
+        """With these ``codes`` [N, K]."""
+        kept, (outputs, inputs) = self._format, codes.shape
+        groups = outputs, -(-inputs // kept.group_size)
+        zeros = minima = outer = outer_minima = None
+        if kept.offset is Offset.ZERO:
+            zeros = torch.full(groups, max(0, round(self._mean)), dtype=torch.uint8)
+        if kept.outer_size is None:
+            scales = torch.full(groups, self._scale, dtype=kept.scale_dtype)
+            if kept.offset is Offset.MINIMUM:
+                minima = -self._mean * scales
+        else:
+            scales = torch.full(groups, _INNER_SCALE, dtype=torch.int8)
+            outer_groups = outputs, -(-inputs // kept.outer_size)
+            outer = torch.full(outer_groups, self._scale / _INNER_SCALE, dtype=kept.scale_dtype)
+            if kept.offset is Offset.MINIMUM:
+                minima, outer_minima = scales, -self._mean * outer
+        return QuantizedWeight(kept, codes, scales, outer, zeros, minima, outer_minima)

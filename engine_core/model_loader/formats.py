@@ -12,7 +12,6 @@ _PICKLE = (
 )
 _SAFETENSORS = "choose a checkpoint with model*.safetensors"
 _BY_SUFFIX = {
-    ".gguf": f"a GGUF file, which is not read: {_SAFETENSORS}, such as the one it was made from",
     ".bin": _PICKLE,
     ".pt": _PICKLE,
     ".pth": _PICKLE,
@@ -37,6 +36,7 @@ _METHODS = {
     "exl3": "EXL3",
     "fbgemm_fp8": "FP8 (FBGEMM)",
     "fp8": "FP8",
+    "gguf": "GGUF",
     "gptq": "GPTQ",
     "hqq": "HQQ",
     "modelopt": "ModelOpt",
@@ -66,7 +66,7 @@ def file_problem(file: Path) -> str:
     """What is wrong with a file that is given as a model."""
     if file.suffix != ".safetensors" and (known := _format_of(file.name)) is not None:
         return f"{file} is {known}"
-    return f"{file} is a file: give the directory that has the checkpoint's config.json"
+    return f"{file} is a file: give the directory that has the checkpoint's config.json, or a GGUF file"
 
 
 def missing_weights(directory: Path) -> str:

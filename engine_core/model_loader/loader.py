@@ -17,7 +17,11 @@ from engine_core.layers.weights import ProgressCallback, Weights
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import Digest, TakenBytes, WeightsDigest
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.gguf.config import describe
+from engine_core.model_loader.gguf.reader import read_gguf
+from engine_core.model_loader.gguf.weights import GgufWeights
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.selector import outline_quantization
@@ -44,7 +48,7 @@ def make_model(
 
 def model_outline(checkpoint: Checkpoint, rank: Rank | None = None) -> LanguageModel:
     """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known."""
-    quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+    quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size)
     return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quantization, rank)
 
 
@@ -70,8 +74,22 @@ def load_weights(
             whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
-        weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, on_progress, digest)
+        weights = _open_weights(checkpoint, expected, device, on_progress, digest)
     model.load(weights)
+
+
+def _open_weights(
+    checkpoint: Checkpoint,
+    expected: ExpectedTensors,
+    device: torch.device,
+    on_progress: ProgressCallback | None,
+    digest: Digest | None,
+) -> SafetensorsWeights | GgufWeights:
+    path, dtype = checkpoint.path, checkpoint.dtype
+    if not checkpoint.is_gguf:
+        return SafetensorsWeights(path, expected, dtype, device, on_progress, digest)
+    sources = describe(read_gguf(path)).sources
+    return GgufWeights(path, sources, expected, dtype, device, on_progress, digest)
 
 
 class WeightsOnDisk:
@@ -81,11 +99,11 @@ class WeightsOnDisk:
         """Raises as ``load_weights`` does."""
         model, self._digest = model_outline(checkpoint), WeightsDigest()
         self._checkpoint = checkpoint
-        self._weights: SafetensorsWeights | None = None
+        self._weights: SafetensorsWeights | GgufWeights | None = None
         if checkpoint.load_format != "dummy":
             expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
             device = torch.device("cpu")
-            self._weights = SafetensorsWeights(checkpoint.path, expected, checkpoint.dtype, device, None, self._digest)
+            self._weights = _open_weights(checkpoint, expected, device, None, self._digest)
 
     def digest(self, stop: threading.Event) -> str:
         """The model digest: that of a process that loads all of them. Of no use once ``stop`` is set."""

@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,28 +20,24 @@ from safetensors import SafetensorError, safe_open
 from engine_core.errors import CheckpointError
 from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
+from engine_core.model_loader.expected import ExpectedTensors, check_tensors, some
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_weights
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_BYTE_TYPES = {"U8": torch.uint8}
-_TYPES = (
-    _FLOAT_TYPES
-    | _BYTE_TYPES
-    | {
-        "I8": torch.int8,
-        "I32": torch.int32,
-        "I64": torch.int64,
-        "F8_E4M3": torch.float8_e4m3fn,
-        "F8_E5M2": torch.float8_e5m2,
-    }
-)
+_TYPES = _FLOAT_TYPES | {
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
 _MAPPED_AT_ONCE = 2**28
 """Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
 _SHORT = 2
 """Bytes of a number that tables keep."""
-_NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +60,6 @@ class StoredTensor:
         return _TYPES.get(self.type_name)
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedTensors:
-    """The tensors that a model takes, all of which must be there; others only if they are redundant."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    is_redundant: Callable[[str], bool] = lambda name: False
-    renamed: Callable[[str], str] = lambda name: name
-    """The name in ``shapes`` for that in a file."""
-    repeats: Callable[[str], str | None] = lambda name: None
-    """The tensor that a redundant one must equal, if any."""
-    share: float = 1.0
-    """About how much of them will be taken."""
-
-
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor in the files that a checkpoint consists of; no weight is read.
 
@@ -98,15 +80,17 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
         with _no_garbage_collected():
             tensors = _tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
-            raise CheckpointError(f"{directory}: tensors in more than one file: {_some(twice)}")
+            raise CheckpointError(f"{directory}: tensors in more than one file: {some(twice)}")
         found |= tensors
     if lost := [name for name, shard in index.items() if name not in found or found[name].file.name != shard]:
-        raise CheckpointError(f"{directory / _INDEX}: tensors that are not in the file it names: {_some(lost)}")
+        raise CheckpointError(f"{directory / _INDEX}: tensors that are not in the file it names: {some(lost)}")
     return found
 
 
 class SafetensorsWeights:
     """Reads the tensors of a checkpoint, after checking that they are exactly those a model needs."""
+
+    make_quantized = None
 
     def __init__(
         self,
@@ -124,8 +108,11 @@ class SafetensorsWeights:
         found = find_tensors(directory)
         self._tensors = {expected.renamed(name): tensor for name, tensor in found.items()}
         if twice := [name for name in found if self._tensors[expected.renamed(name)].name != name]:
-            raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {_some(twice)}")
-        _check(directory, self._tensors, expected)
+            raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {some(twice)}")
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        check_tensors(directory, shapes, expected, "config.json")
+        if wrong := next((self._tensors[name] for name in expected.shapes if self._tensors[name].dtype is None), None):
+            raise _wrong_type(wrong, _TYPES)
         self._expected = expected
         self.dtype = dtype
         self._staging = Staging(dtype, device)
@@ -208,21 +195,15 @@ class SafetensorsWeights:
         return parts[0]
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        return self._converted([self._row(name, index, rows, _FLOAT_TYPES)])
-
-    def take_bytes_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        return self._row(name, index, rows, _BYTE_TYPES).to(self._device)
-
-    def _row(self, name: str, index: int, rows: range | None, types: Mapping[str, torch.dtype]) -> torch.Tensor:
         shared = isinstance(self._digest, RankDigest)
         if name not in self._whole:
-            self._whole[name] = self._mapped_tensor(name, types) if shared else self._view(name, types)
+            self._whole[name] = self._mapped_tensor(name) if shared else self._view(name)
         row = self._whole[name][index]
         part = row if rows is None else row[rows.start : rows.stop]
         if shared:
             first = index * row.numel() + (0 if rows is None else rows.start * math.prod(row.shape[1:]))
             self._count(name, first * row.itemsize, part.nbytes)
-        return part
+        return self._converted([part])
 
     def _rows(self, name: str, rows: range) -> torch.Tensor:
         """Neighbouring rows of a tensor; all of them where that is what they are."""
@@ -334,28 +315,3 @@ def _wrong_type(tensor: StoredTensor, types: Iterable[str]) -> CheckpointError:
     return CheckpointError(
         f"{tensor.file}: {tensor.name} is of type {tensor.type_name}; expected one of {', '.join(types)}"
     )
-
-
-def _check(directory: Path, found: Mapping[str, StoredTensor], expected: ExpectedTensors) -> None:
-    """Raise ``CheckpointError`` unless ``found`` has what is ``expected``. Redundant tensors may be of any type."""
-    shapes = expected.shapes
-    missing = [name for name in shapes if name not in found]
-    unexpected = [name for name in found if name not in shapes and not expected.is_redundant(name)]
-    misshaped = [
-        f"{name} is {list(found[name].shape)}, expected {list(shape)}"
-        for name, shape in shapes.items()
-        if name in found and found[name].shape != shape
-    ]
-    problems = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
-    found_problems = [f"{len(names)} {problem} ({_some(names)})" for problem, names in problems if names]
-    if found_problems:
-        raise CheckpointError(f"{directory}: tensors do not fit config.json: {'; '.join(found_problems)}")
-    if wrong := next((found[name] for name in shapes if found[name].dtype is None), None):
-        raise _wrong_type(wrong, _TYPES)
-
-
-def _some(names: Iterable[str]) -> str:
-    """A few names, and how many more there are."""
-    ordered = sorted(names)
-    more = len(ordered) - _NAMES_SHOWN
-    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -16,8 +16,8 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.tokenizer_json import SPACE, merges_by_score, sentencepiece_parts
 
-_SPACE = "▁"
 _MESSAGES: Any = sentencepiece_model_pb2  # made at run time, so that types are not known
 _BPE = _MESSAGES.TrainerSpec.BPE
 _NORMAL = _MESSAGES.ModelProto.SentencePiece.NORMAL
@@ -49,43 +49,12 @@ def correct_conversion(model: bytes, directory: Path, legacy: bool) -> None:
         return
     file = directory / "tokenizer.json"
     tokenizer = json.loads(file.read_bytes())
-    tokenizer |= _around_the_model(proto.normalizer_spec.add_dummy_prefix, legacy)
-    tokenizer["model"] |= {"merges": _merges(proto), "byte_fallback": proto.trainer_spec.byte_fallback}
+    tokenizer |= sentencepiece_parts(proto.normalizer_spec.add_dummy_prefix, legacy)
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    tokenizer["model"] |= {"merges": merges_by_score(scores), "byte_fallback": proto.trainer_spec.byte_fallback}
     tokenizer["model"] |= {"fuse_unk": True, "unk_token": proto.trainer_spec.unk_piece}
     file.write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
     _compare(SentencePieceProcessor(model_proto=model), directory, legacy)
-
-
-def _around_the_model(space_before: bool, legacy: bool) -> dict[str, Any]:
-    """Normalizer, pre-tokenizer and decoder. ``space_before``: a text is encoded with a space before it."""
-    decoders = [_replace(_SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if not space_before:
-        normalizer, metaspace = _replace(" ", _SPACE), None
-    elif legacy:
-        both = [{"type": "Prepend", "prepend": _SPACE}, _replace(" ", _SPACE)]
-        normalizer, metaspace = {"type": "Sequence", "normalizers": both}, None
-    else:
-        normalizer = None
-        metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "first", "split": False}
-    if space_before:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    decoder = {"type": "Sequence", "decoders": decoders}
-    return {"normalizer": normalizer, "pre_tokenizer": metaspace, "decoder": decoder}
-
-
-def _replace(text: str, content: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": text}, "content": content}
-
-
-def _merges(proto: Any) -> list[tuple[str, str]]:
-    """Every two pieces that make a piece, ordered by its score, the highest first."""
-    normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    return [
-        (piece[:end], piece[end:])
-        for piece in sorted(normal, key=normal.__getitem__, reverse=True)
-        for end in range(1, len(piece))
-        if piece[:end] in normal and piece[end:] in normal
-    ]
 
 
 def _compare(reference: SentencePieceProcessor, directory: Path, legacy: bool) -> None:
@@ -98,7 +67,7 @@ def _compare(reference: SentencePieceProcessor, directory: Path, legacy: bool) -
     ]
     special = list(converted.get_added_vocab())
     for text in (*_PROBES, *(reference.decode(ids) for ids in pieces)):
-        if any(content in text for content in special) or (text.startswith((" ", _SPACE)) and not legacy):
+        if any(content in text for content in special) or (text.startswith((" ", SPACE)) and not legacy):
             continue
         ids, expected = converted(text, add_special_tokens=False)["input_ids"], reference.encode(text)
         if ids != expected:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_core.errors import CheckpointError
+from engine_core.model_loader.tokenizer_json import BYTE_LEVEL, added_token, around_text, tokenizer_json, words
 
 TEKKEN_FILE = "tekken.json"
 
@@ -106,32 +107,14 @@ def _tokenizer(special: Sequence[str], tokens: Sequence[bytes]) -> dict[str, Any
         for end in range(1, len(token))
         if token[:end] in spelled and token[end:] in spelled
     ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    words = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": token_id, "content": content, **flags} for token_id, content in enumerate(special)],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level]},
-        "post_processor": _bos_before(vocab[_BOS]),
-        "decoder": byte_level,
+    return tokenizer_json(
         # A word that is a token is that token, even if no merges lead to it.
-        "model": {"type": "BPE", "ignore_merges": True, "vocab": vocab, "merges": merges},
-    }
-
-
-def _bos_before(token_id: int) -> dict[str, Any]:
-    """A post-processor that adds bos to a text."""
-    bos, text = {"SpecialToken": {"id": _BOS, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [bos, text],
-        "pair": [bos, text, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {_BOS: {"id": _BOS, "ids": [token_id], "tokens": [_BOS]}},
-    }
+        {"ignore_merges": True, "vocab": vocab, "merges": merges},
+        [added_token(token_id, content) for token_id, content in enumerate(special)],
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [words(_PATTERN), BYTE_LEVEL]},
+        post_processor=around_text((_BOS, vocab[_BOS])),
+        decoder=BYTE_LEVEL,
+    )
 
 
 def _byte_alphabet() -> list[str]:

@@ -35,16 +35,18 @@ _OTHERWISE = "--tokenizer names another directory or model"
 def tokenizer_directory(config: ModelConfig) -> Iterator[Path]:
     """The directory of the tokenizer's files, with a ``tokenizer.json`` among them.
 
-    Where there is none, the tokenizer is converted, in another process, into a temporary directory.
+    Where there is none, as in a GGUF file, the tokenizer is converted, in another process, into a temporary directory.
     Raises ``CheckpointError``.
     """
-    directory = tokenizer_source(config)
-    if (directory / "tokenizer.json").is_file():
-        _require_no_pointer(directory / "tokenizer.json")
-        yield directory
+    source = tokenizer_source(config)
+    if (source / "tokenizer.json").is_file():
+        _require_no_pointer(source / "tokenizer.json")
+        yield source
         return
     with tempfile.TemporaryDirectory() as converted:
-        _convert(directory, converted)
+        if source.is_dir():
+            _require_convertible(source)
+        _convert(source, Path(converted))
         yield Path(converted)
 
 
@@ -53,7 +55,8 @@ def _require_no_pointer(file: Path) -> None:
         raise CheckpointError(lfs_problem(file))
 
 
-def _convert(directory: Path, target: str) -> None:
+def _require_convertible(directory: Path) -> None:
+    """Raise ``CheckpointError`` where a ``tokenizer.json`` cannot be made of a directory's files."""
     kinds = [kind for kind in _OTHER_KINDS if all((directory / name).is_file() for name in kind)]
     for name in chain.from_iterable(kinds):
         _require_no_pointer(directory / name)
@@ -68,16 +71,18 @@ def _convert(directory: Path, target: str) -> None:
         raise CheckpointError(
             f"{directory} has no tokenizer: expected tokenizer.json, or one of {others}; {_OTHERWISE}"
         )
-    command = [sys.executable, "-P", "-m", "engine_core.model_loader.convert_tokenizer", str(directory), target]
+
+
+def _convert(source: Path, target: Path) -> None:
+    command = [sys.executable, "-P", "-m", "engine_core.model_loader.convert_tokenizer", str(source), str(target)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         problem = " ".join((finished.stdout or finished.stderr).split())
+        has = f"{source} has no tokenizer.json, and its tokenizer cannot be converted: " if source.is_dir() else ""
+        raise CheckpointError(f"{has}{problem}; {_OTHERWISE}")
+    if not (target / "tokenizer.json").is_file():
         raise CheckpointError(
-            f"{directory} has no tokenizer.json, and its tokenizer cannot be converted: {problem}; {_OTHERWISE}"
-        )
-    if not Path(target, "tokenizer.json").is_file():
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json, and transformers cannot make one of its tokenizer; {_OTHERWISE}"
+            f"{source} has no tokenizer.json, and transformers cannot make one of its tokenizer; {_OTHERWISE}"
         )
 
 

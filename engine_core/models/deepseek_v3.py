@@ -14,8 +14,9 @@ from transformers import PretrainedConfig
 from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.forward_context import LayerContext
 from engine_core.kv_cache_interface import LayerCacheSpec, MLAAttentionSpec
+from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.layers.features import Features
-from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
+from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.mla import MLAShape
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.rotary import RopeParameters, read_number, yarn_scale

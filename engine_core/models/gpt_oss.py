@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PretrainedConfig
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import UnsupportedModelError
 from engine_core.forward_context import LayerContext
-from engine_core.layers.fused_moe import InterleavedExperts, RouterTensors
+from engine_core.layers.expert_tensors import InterleavedExperts
+from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import SelfAttention
 from engine_core.models.causal_lm import CausalLM
@@ -23,7 +24,6 @@ from engine_core.models.model_config import (
 )
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import Routing
-from engine_core.quantization.mxfp4 import SCALED_TOGETHER, Mxfp4Experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,6 @@ class GptOssConfig(ArchitectureConfig):
     """All layers have experts."""
 
     mixture: Mixture
-    is_mxfp4: bool
-    """Whether the checkpoint keeps experts in MXFP4."""
 
 
 class GptOssLayer:
@@ -41,9 +39,8 @@ class GptOssLayer:
     def __init__(self, config: GptOssConfig, index: int, prefix: str, parts: PartFactory) -> None:
         hidden, eps, mixture = config.hidden_size, config.norm_eps, config.mixture
         router, name = RouterTensors(f"{prefix}.mlp.router", bias=True), f"{prefix}.mlp.experts"
-        experts = Mxfp4Experts(name, parts.dtype) if config.is_mxfp4 else InterleavedExperts(name)
         self.self_attn = SelfAttention(config, index, f"{prefix}.self_attn", parts)
-        self.mlp = parts.fused_moe(mixture.shape, mixture.routing, router, experts)
+        self.mlp = parts.fused_moe(mixture.shape, mixture.routing, router, InterleavedExperts(name))
         self.input_layernorm = parts.rms_norm(f"{prefix}.input_layernorm", hidden, eps)
         self.post_attention_layernorm = parts.rms_norm(f"{prefix}.post_attention_layernorm", hidden, eps)
 
@@ -70,18 +67,10 @@ class GptOssForCausalLM(CausalLM):
             swiglu_limit=positive_number(config, "swiglu_limit"),
             swiglu_alpha=positive_number(config, "swiglu_alpha"),
         )
-        is_mxfp4 = bool(getattr(config, "quantization_config", None))
-        if is_mxfp4:
-            for name, size in (("hidden_size", experts.hidden_size), ("intermediate_size", experts.intermediate_size)):
-                if size % SCALED_TOGETHER:
-                    raise CheckpointError(
-                        f"{name}={size} is not usable: expected a multiple of {SCALED_TOGETHER} with MXFP4"
-                    )
         return GptOssConfig(
             **fields,
             attention_sinks=True,
             qkv_bias=biased,
             o_bias=biased,
             mixture=Mixture(experts, Routing(experts.top_k, renormalize=True), (True,) * fields["num_layers"]),
-            is_mxfp4=is_mxfp4,
         )

@@ -9,7 +9,8 @@ from transformers import PretrainedConfig
 
 from engine_core.errors import CheckpointError
 from engine_core.forward_context import LayerContext
-from engine_core.layers.fused_moe import RouterTensors, SeparateExperts
+from engine_core.layers.expert_tensors import SeparateExperts
+from engine_core.layers.fused_moe import RouterTensors
 from engine_core.layers.part_factory import PartFactory
 from engine_core.models.blocks import GatedMLP, SelfAttention
 from engine_core.models.causal_lm import CausalLM

@@ -142,6 +142,11 @@ class ExpertsShape:
         return tuple(replace(whole, inner=inner, hidden=hidden) for inner, hidden in parts)
 
     @property
+    def inputs(self) -> tuple[int, int, int]:
+        """Of gate, up and down."""
+        return self.hidden_size, self.hidden_size, self.intermediate_size
+
+    @property
     def num_weights(self) -> int:
         """Numbers in all experts."""
         return self.num_weights_of(self.whole)
@@ -206,6 +211,20 @@ class ExpertWeights:
     """[I], [I] and [H]; of a shard, [I′] and [H′]."""
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedExpertWeights:
+    """The weights of one expert that stay quantized."""
+
+    tensors: Iterator[Iterable[QuantizedWeight]]
+    """As in ``ExpertWeights``, the rows of each a few at a time."""
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    """As in ``ExpertWeights``."""
+
+    def expanded(self, dtype: torch.dtype) -> ExpertWeights:
+        whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
+        return ExpertWeights(whole, self.biases)
+
+
 class ExpertsOp(ABC):
     """Experts whose outputs are rounded to the type of their input after the activation, and after they are multiplied
     by their weights; a row's are then summed in the order in which they are listed, in float32.
@@ -217,10 +236,6 @@ class ExpertsOp(ABC):
         """Bytes of the weights as they are kept."""
 
     @abstractmethod
-    def load(self, experts: Iterable[ExpertWeights]) -> None:
-        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
-
-    @abstractmethod
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
@@ -230,6 +245,14 @@ class ExpertsOp(ABC):
         [M, H′] of the result, to which its own ``residual`` [M, H′] is added; with expert parallelism each gets all.
         ``residual`` may be columns of a wider tensor. Raises ``RankFailedError``.
         """
+
+
+class UnloadedExperts(ExpertsOp):
+    """Experts that are made without weights, and take them in the model's type."""
+
+    @abstractmethod
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        """Take the weights of all experts of this rank's shard, in ascending order and without padding."""
 
 
 class NormOp(Protocol):
@@ -350,8 +373,26 @@ class OpsBackend(ABC):
         """
 
     @abstractmethod
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         """Experts without weights, which will be of type ``dtype``; this rank's part of them with a ``split``."""
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        """Experts whose gates and ups are kept as ``gate_up`` says, and their downs as ``down``.
+
+        ``dtype`` is the model's; ``experts`` are as for ``UnloadedExperts.load``. Unless a backend has kernels for
+        that, the weights are expanded.
+        """
+        op = self.experts(shape, dtype, split)
+        op.load(expert.expanded(dtype) for expert in experts)
+        return op
 
     @abstractmethod
     def norm(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import triton
 
@@ -12,7 +14,6 @@ from engine_core.kernels.triton.norm import normalize
 from engine_core.kernels.triton.rope import rotate
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
-    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     GroupedLinearOp,
@@ -22,9 +23,12 @@ from engine_core.ops.base import (
     NormOp,
     OpsBackend,
     Routing,
+    UnloadedExperts,
 )
 from engine_core.ops.gpu_experts import GpuExperts, InvariantGroupedLinear, LibraryGroupedLinear
 from engine_core.ops.gpu_linear import InvariantLinear, LibraryLinear
+from engine_core.ops.gpu_quantized import GpuQuantizedLinear
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.ops.torch import TorchBackend, TorchNorm
 
 _HEADS_TOGETHER = 8
@@ -149,6 +153,22 @@ class GpuBackend(OpsBackend):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
         return InvariantLinear(weight, bias, self._processors) if self.batch_invariant else LibraryLinear(weight, bias)
 
+    def quantized_linear(
+        self,
+        kept: QuantFormat,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        parts: Iterable[QuantizedWeight],
+        bias: torch.Tensor | None = None,
+        input_order: torch.Tensor | None = None,
+    ) -> LinearOp:
+        if inputs % 2:
+            return super().quantized_linear(kept, outputs, inputs, dtype, parts, bias, input_order)
+        return GpuQuantizedLinear(
+            kept, outputs, inputs, dtype, parts, bias, input_order, self._device, self._processors
+        )
+
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
         if self.batch_invariant:
             return InvariantGroupedLinear(weight, self._processors)
@@ -163,7 +183,7 @@ class GpuBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return TorchBackend().route(logits, routing, correction_bias, expert_scales)  # it sorts: nothing is read back
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return GpuExperts(shape, dtype, self._device, split)
 
     def norm(

@@ -11,7 +11,7 @@ import triton
 
 from engine_core.kernels.triton import AS_WRITTEN
 from engine_core.kernels.triton.experts import expand_rows, reduce_rows, sum_experts
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, GroupedLinearOp
+from engine_core.ops.base import ExpertsShape, ExpertsSplit, ExpertWeights, GroupedLinearOp, UnloadedExperts
 from engine_core.ops.gpu_linear import InvariantLinear
 from engine_core.ops.torch import TorchGroupedLinear
 
@@ -32,7 +32,7 @@ class _Tile:
         return _Tile(16, 32, 32, stages=2) if x.dtype == torch.float32 else _Tile(32, 64, 64, stages=3)
 
 
-class GpuExperts(ExpertsOp):
+class GpuExperts(UnloadedExperts):
     """Weights are kept as they are, those of all experts in one tensor. Nothing is read back from the device, so that
     a CUDA graph can have it.
     """

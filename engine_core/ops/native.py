@@ -5,11 +5,13 @@ All of them give a row the same bits whatever the other rows are, and however ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from engine_core.attention.base import Angles, RotaryOp
 from engine_core.kernels.arguments import NUMBER_TYPES
-from engine_core.kernels.capture import Kernel, kernel_output
+from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
@@ -23,88 +25,17 @@ from engine_core.ops.base import (
     LinearOp,
     NormOp,
     OpsBackend,
+    QuantizedExpertWeights,
     Routing,
+    UnloadedExperts,
 )
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
-from engine_core.ops.native_packing import PANEL, PackedWeights, padded_width
-
-
-class NativeLinear(LinearOp):
-    """Packed as cpu/linear.h describes."""
-
-    masks_argmax = True
-
-    def __init__(self, kernels: Kernels, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Pack ``weight`` [N, K]; K is a multiple of 16."""
-        self.out_features, self.in_features = weight.shape
-        self._kernels = kernels
-        self._weights = PackedWeights(1, self.out_features, self.in_features, weight.dtype, bias=bias is not None)
-        self._weights.pack(0, weight)
-        if bias is not None and self._weights.bias is not None:
-            self._weights.bias[0, : self.out_features] = bias
-        self._arguments = kernels.linear.arguments(
-            weight=self._weights.packed.data_ptr(),
-            bias=None if self._weights.bias is None else self._weights.bias.data_ptr(),
-            in_features=self.in_features,
-            out_features=self.out_features,
-            number_type=NUMBER_TYPES[weight.dtype],
-        )
-
-    @property
-    def nbytes(self) -> int:
-        return self._weights.nbytes
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        residual: torch.Tensor | None = None,
-        scale: float = 1.0,
-        dtype: torch.dtype | None = None,
-        into: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        x = x.contiguous()
-        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype) if into is None else into
-        arguments = self._arguments
-        if residual is None:
-            arguments.residual = None
-        else:
-            arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
-        arguments.output_stride = y.stride(0)
-        arguments.wide, arguments.scale = y.dtype == torch.float32, scale
-        self._call(self._kernels.linear, x, y)
-        return y
-
-    def _call(self, kernel: Kernel, x: torch.Tensor, output: torch.Tensor) -> None:
-        arguments = self._arguments
-        arguments.x, arguments.output, arguments.rows = x.data_ptr(), output.data_ptr(), x.shape[0]
-        arguments.num_threads = torch.get_num_threads()
-        if kernel(arguments) != 0:
-            raise MemoryError("no memory for the inputs of a linear layer")
-
-    def argmax(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return self.greatest(x, allowed)[0]
-
-    def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first NaN where there is one. No other outputs are written."""
-        places, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
-        self._arguments.greatest = values.data_ptr()
-        self._arguments.allowed = None if allowed is None else allowed.data_ptr()
-        self._call(self._kernels.argmax, x.contiguous(), places)
-        return places, values
-
-    def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        found = torch.empty(len(indices), self.in_features, dtype=self._weights.packed.dtype)
-        self._kernels.read_rows.run(
-            weight=self._weights.packed,
-            indices=indices,
-            output=found,
-            rows=len(indices),
-            in_features=self.in_features,
-            number_type=NUMBER_TYPES[found.dtype],
-        )
-        return found
+from engine_core.ops.native_linear import NativeLinear
+from engine_core.ops.native_packing import PANEL, padded_width
+from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuantizedWeights, keeps
+from engine_core.ops.native_quantized_experts import NativeQuantizedExperts, keeps_experts
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
 
 class NativeNorm:
@@ -214,6 +145,22 @@ class NativeBackend(OpsBackend):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
         return NativeLinear(self._kernels, weight, bias)
 
+    def quantized_linear(
+        self,
+        kept: QuantFormat,
+        outputs: int,
+        inputs: int,
+        dtype: torch.dtype,
+        parts: Iterable[QuantizedWeight],
+        bias: torch.Tensor | None = None,
+        input_order: torch.Tensor | None = None,
+    ) -> LinearOp:
+        if not keeps(kept, inputs):
+            return super().quantized_linear(kept, outputs, inputs, dtype, parts, bias, input_order)
+        weights = PackedQuantizedWeights(self._kernels, kept, outputs, inputs, input_order=input_order)
+        weights.pack(0, parts)
+        return NativeQuantizedLinear(self._kernels, weights, dtype, bias)
+
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
         return NativeGroupedLinear(self._kernels, weight)
 
@@ -226,8 +173,23 @@ class NativeBackend(OpsBackend):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return route(self._kernels, logits, routing, correction_bias, expert_scales)
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return NativeExperts(self._kernels, shape, dtype, split)
+
+    def quantized_experts(
+        self,
+        shape: ExpertsShape,
+        gate_up: QuantFormat,
+        down: QuantFormat,
+        dtype: torch.dtype,
+        experts: Iterable[QuantizedExpertWeights],
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        if not keeps_experts(shape, gate_up, down):
+            return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
+        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        op.load(experts)
+        return op
 
     def norm(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, width: int, scale: float = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from abc import abstractmethod
 from collections.abc import Iterable
+from ctypes import Structure
 from typing import Protocol
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, Routing
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, Routing, UnloadedExperts
 from engine_core.ops.native_packing import TILE, PackedWeights, interleave, padded_width
 
 
@@ -82,12 +83,16 @@ def route(
 
 
 class Matrices(Protocol):
-    """A weight [N, K] for each expert, packed, with biases [E, N padded] or without."""
-
-    bias: torch.Tensor | None
+    """A weight [N, K] for each expert, packed."""
 
     @property
     def nbytes(self) -> int: ...
+
+
+class PackableMatrices(Matrices, Protocol):
+    """With biases [E, N padded] or without."""
+
+    bias: torch.Tensor | None
 
     def pack(self, index: int, weight: torch.Tensor) -> None:
         """Copy the ``weight`` [N, K] of expert ``index``."""
@@ -109,13 +114,10 @@ class PackedExperts(ExpertsOp):
     _gate_up: Matrices
     _down: Matrices
 
-    def __init__(
-        self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None, tile: int
-    ) -> None:
-        """Half of each ``tile`` of ``_gate_up`` is the gate's, then half up's; ``dtype``: of what is loaded."""
+    def __init__(self, kernel: Kernel, shape: ExpertsShape, split: ExpertsSplit | None, tile: int) -> None:
+        """Half of each ``tile`` of ``_gate_up`` is the gate's, then half up's."""
         self._kernel = kernel
         self._shape = shape
-        self._dtype = dtype
         self._split = split
         self._shard = shape.whole if split is None else split.own
         self._tile_inner = tile // 2
@@ -135,28 +137,6 @@ class PackedExperts(ExpertsOp):
     @property
     def nbytes(self) -> int:
         return self._gate_up.nbytes + self._down.nbytes
-
-    def load(self, experts: Iterable[ExpertWeights]) -> None:
-        sizes = self._arguments
-        tiles = -(-sizes.inner_part // self._tile_inner)
-        gate_up = torch.zeros(tiles, 2, self._tile_inner, sizes.hidden, dtype=self._dtype)
-        down = torch.zeros(sizes.hidden_part, sizes.inner, dtype=self._dtype)
-        for expert, weights in enumerate(experts):
-            for place in range(2):
-                interleave(next(weights.tensors), gate_up[:, place])
-            self._gate_up.pack(expert, gate_up.view(-1, sizes.hidden))
-            down[: len(self._shard.hidden), : self._shape.intermediate_size] = next(weights.tensors)
-            self._down.pack(expert, down)
-            if weights.biases is not None:
-                self._load_biases(expert, *weights.biases)
-
-    def _load_biases(self, expert: int, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
-        assert self._gate_up.bias is not None
-        assert self._down.bias is not None
-        tiles = self._gate_up.bias[expert].view(-1, 2, self._tile_inner)
-        for place, bias in enumerate((gate, up)):
-            interleave(bias[:, None], tiles[:, place, :, None])
-        self._down.bias[expert, : len(down)] = down
 
     def __call__(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -200,7 +180,50 @@ class PackedExperts(ExpertsOp):
         """
 
 
-class NativeExperts(PackedExperts):
+class PackingExperts(PackedExperts, UnloadedExperts):
+    """Packs weights in the model's type, or what they are rounded to."""
+
+    _gate_up: PackableMatrices
+    _down: PackableMatrices
+
+    def __init__(
+        self, kernel: Kernel, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None, tile: int
+    ) -> None:
+        """``dtype``: of what is loaded."""
+        super().__init__(kernel, shape, split, tile)
+        self._dtype = dtype
+
+    def load(self, experts: Iterable[ExpertWeights]) -> None:
+        sizes = self._arguments
+        tiles = -(-sizes.inner_part // self._tile_inner)
+        gate_up = torch.zeros(tiles, 2, self._tile_inner, sizes.hidden, dtype=self._dtype)
+        down = torch.zeros(sizes.hidden_part, sizes.inner, dtype=self._dtype)
+        for expert, weights in enumerate(experts):
+            for place in range(2):
+                interleave(next(weights.tensors), gate_up[:, place])
+            self._gate_up.pack(expert, gate_up.view(-1, sizes.hidden))
+            down[: len(self._shard.hidden), : self._shape.intermediate_size] = next(weights.tensors)
+            self._down.pack(expert, down)
+            if weights.biases is not None:
+                assert self._gate_up.bias is not None
+                assert self._down.bias is not None
+                load_biases(weights.biases, self._gate_up.bias[expert], self._down.bias[expert], self._tile_inner)
+
+
+def load_biases(
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    tile_inner: int,
+) -> None:
+    """Copy an expert's ``biases``, those of gate and up in turns of ``tile_inner``."""
+    tiles = gate_up.view(-1, 2, tile_inner)
+    for place in range(2):
+        interleave(biases[place][:, None], tiles[:, place, :, None])
+    down[: len(biases[2])] = biases[2]
+
+
+class NativeExperts(PackingExperts):
     """Weights in their own type."""
 
     def __init__(
@@ -215,15 +238,25 @@ class NativeExperts(PackedExperts):
         arguments.gate_up, arguments.down = gate_up.packed.data_ptr(), down.packed.data_ptr()
         if gate_up.bias is not None and down.bias is not None:
             arguments.gate_up_bias, arguments.down_bias = gate_up.bias.data_ptr(), down.bias.data_ptr()
-        is_native = dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16"
-        self._factor_type = dtype if is_native else torch.float32
+        self._factor_type = factor_type(kernels, dtype)
 
     def _rooms(self, rows: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        sizes, factors = self._arguments, self._factor_type
-        gathered = kernel_output(rows, sizes.top_k * sizes.hidden, factors)
-        of_whole_experts = self._split is not None and self._split.expert_parallel
-        return {
-            "gathered": gathered,
-            "activated": kernel_output(rows, sizes.top_k * sizes.inner_part, factors),
-            "outputs": kernel_output(rows, sizes.top_k * sizes.hidden, dtype) if of_whole_experts else gathered,
-        }
+        return rooms_for_factors(self._arguments, self._split, self._factor_type, rows, dtype)
+
+
+def factor_type(kernels: Kernels, dtype: torch.dtype) -> torch.dtype:
+    """What inputs in ``dtype`` are converted to before they are multiplied: ``Factor`` of cpu/formats.h."""
+    return dtype if dtype == torch.bfloat16 and kernels.instruction_set == "avx512_bf16" else torch.float32
+
+
+def rooms_for_factors(
+    sizes: Structure, split: ExpertsSplit | None, factors: torch.dtype, rows: int, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """``PackedExperts._rooms`` of kernels that multiply ``factors``; ``sizes``: a ``RinglineExperts``."""
+    gathered = kernel_output(rows, sizes.top_k * sizes.hidden, factors)
+    of_whole_experts = split is not None and split.expert_parallel
+    return {
+        "gathered": gathered,
+        "activated": kernel_output(rows, sizes.top_k * sizes.inner_part, factors),
+        "outputs": kernel_output(rows, sizes.top_k * sizes.hidden, dtype) if of_whole_experts else gathered,
+    }

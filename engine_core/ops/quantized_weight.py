@@ -7,6 +7,7 @@ codebook[code] + minimum``, where a group of neighbouring inputs of one output h
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,16 +75,32 @@ class QuantizedWeight:
     """[N, G], like ``scales``."""
     outer_minima: torch.Tensor | None = None
 
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedWeight:
+        """With other rows: ``change`` is applied to every tensor, whose first dimension is N."""
+        tensors = (self.codes, self.scales, self.outer_scales, self.zeros, self.minima, self.outer_minima)
+        codes, scales, *others = (None if tensor is None else change(tensor) for tensor in tensors)
+        assert codes is not None
+        assert scales is not None
+        return QuantizedWeight(self.format, codes, scales, *others)
+
     def dequantized(self) -> torch.Tensor:
         """[N, K] float32, on the device of the codes."""
         codebook = torch.tensor(self.format.codebook, device=self.codes.device)
         numbers = codebook[self.codes.int()]
         if self.zeros is not None:
             numbers -= self._of_inputs(self.zeros.float())
-        numbers *= self._of_inputs(self._of_groups(self.scales, self.outer_scales))
-        if self.minima is not None:
-            numbers += self._of_inputs(self._of_groups(self.minima, self.outer_minima))
+        numbers *= self._of_inputs(self.group_scales())
+        if (minima := self.group_minima()) is not None:
+            numbers += self._of_inputs(minima)
         return numbers
+
+    def group_scales(self) -> torch.Tensor:
+        """[N, G] float32."""
+        return self._of_groups(self.scales, self.outer_scales)
+
+    def group_minima(self) -> torch.Tensor | None:
+        """[N, G] float32."""
+        return None if self.minima is None else self._of_groups(self.minima, self.outer_minima)
 
     def _of_groups(self, inner: torch.Tensor, outer: torch.Tensor | None) -> torch.Tensor:
         """[N, G] float32."""

@@ -5,11 +5,19 @@ from __future__ import annotations
 import torch
 
 from engine_core.errors import ConfigError
-from engine_core.kernels.library import KernelLibrary, KernelsUnavailableError, load_int8_kernels, load_kernels_for
+from engine_core.kernels.library import (
+    KernelLibrary,
+    Kernels,
+    KernelsUnavailableError,
+    load_int8_kernels,
+    load_kernels,
+    load_kernels_for,
+)
 from engine_core.ops.base import OpsBackend
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.base import OneMethod, QuantizationConfig
+from engine_core.quantization.base import OneMethod, QuantizationConfig, QuantMethod
+from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE, Int4
 from engine_core.quantization.int8 import Int8
 
 
@@ -23,25 +31,34 @@ def choose_ops(head_dim: int, dtype: torch.dtype, library: KernelLibrary | None 
 
 
 def outline_quantization(
-    quantization: str | None, stored: QuantizationConfig | None = None
+    quantization: str | None, stored: QuantizationConfig | None = None, group_size: int | None = None
 ) -> QuantizationConfig | None:
     """As ``choose_quantization``, where weights are only counted."""
-    return stored if quantization is None else OneMethod(Int8(None))
+    return stored if quantization is None else OneMethod(_rounding(quantization, group_size, None))
 
 
 def choose_quantization(
-    quantization: str | None, stored: QuantizationConfig | None = None, library: KernelLibrary | None = None
+    quantization: str | None,
+    stored: QuantizationConfig | None = None,
+    library: KernelLibrary | None = None,
+    group_size: int | None = None,
 ) -> QuantizationConfig | None:
     """How layers are quantized: as ``ModelConfig.quantization`` says, or else as they are ``stored`` in the checkpoint.
 
-    Raises ``ConfigError`` where it cannot be computed.
+    ``group_size`` is that of int4, None its default. Raises ``ConfigError`` where it cannot be computed.
     """
     if quantization is None:
         return stored
     try:
-        kernels = load_int8_kernels(library=library)
+        kernels = (load_int8_kernels if quantization == "int8" else load_kernels)(library=library)
     except KernelsUnavailableError as error:
         raise ConfigError(
             "quantization", quantization, f"no value, because it needs native kernels: {error}"
         ) from error
-    return OneMethod(Int8(kernels), f"8-bit linear layers by native kernels for {kernels.instruction_set}")
+    method = _rounding(quantization, group_size, kernels)
+    return OneMethod(method, f"{quantization} layers by native kernels for {kernels.instruction_set}")
+
+
+def _rounding(quantization: str, group_size: int | None, kernels: Kernels | None) -> QuantMethod:
+    """Without ``kernels``, weights are only counted."""
+    return Int8(kernels) if quantization == "int8" else Int4(group_size or DEFAULT_GROUP_SIZE, kernels)

@@ -13,7 +13,6 @@ from engine_core.attention.base import Angles, RotaryOp
 from engine_core.layers.rotary import rotate
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import (
-    ExpertsOp,
     ExpertsShape,
     ExpertsSplit,
     ExpertWeights,
@@ -25,6 +24,7 @@ from engine_core.ops.base import (
     OpsBackend,
     Routing,
     Scoring,
+    UnloadedExperts,
 )
 
 
@@ -133,7 +133,7 @@ class TorchGroupedLinear:
         return torch.einsum("mgk,gnk->mgn", x, self.weight)
 
 
-class TorchExperts(ExpertsOp):
+class TorchExperts(UnloadedExperts):
     """One expert after the other."""
 
     def __init__(self, shape: ExpertsShape, split: ExpertsSplit | None = None) -> None:
@@ -238,7 +238,7 @@ class TorchBackend(OpsBackend):
         weights = weights * routing.scale
         return ids.int(), weights if expert_scales is None else weights * expert_scales[ids]
 
-    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> ExpertsOp:
+    def experts(self, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit | None = None) -> UnloadedExperts:
         return TorchExperts(shape, split)
 
     def norm(

@@ -72,11 +72,11 @@ class CpuPlatform(Platform):
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
         self.ops, ops = choose_ops(head_dim, dtype, library)
-        self.quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization, library)
-        quantized = "" if self.quantization is None else self.quantization.describe()
-        self.attention, attention = choose_attention(
-            head_dim, dtype, config.attention_backend, library, kv_cache_dtype
+        self.quantization = choose_quantization(
+            checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )
+        quantized = "" if self.quantization is None else self.quantization.describe()
+        self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library, kv_cache_dtype)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"
         self._chosen = "; ".join(filter(None, (attention, ops, quantized)))

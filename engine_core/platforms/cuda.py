@@ -128,6 +128,8 @@ def check_gpu(
     if checkpoint.quantization is not None:
         needed = "no value on a GPU: leave the option out, or set --device cpu"
         raise ConfigError("quantization", checkpoint.quantization, needed)
+    if checkpoint.int8_activations:
+        raise ConfigError("int8_activations", True, "False on a GPU, whose kernels keep inputs in the model's type")
     for spec in checkpoint.config.cache_specs:
         if isinstance(spec, MLAAttentionSpec):
             _check_latents(spec, checkpoint.dtype)

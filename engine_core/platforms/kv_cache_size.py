@@ -114,7 +114,7 @@ def require_room_for_weights(weights: int, kept_as: str, usable: int) -> None:
     if weights > usable:
         raise OutOfMemoryError(
             f"the weights take {size(weights)} as {kept_as}, but this process may use {size(usable)}. "
-            f"Give it more memory, or choose a smaller --model or --dtype, or --quantization int8."
+            f"Give it more memory, or choose a smaller --model or --dtype, or --quantization int8 or int4."
         )
 
 

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertsShard,
+    ExpertsSplit,
+    LinearOp,
+    OpsBackend,
+    UnloadedExperts,
+)
 
 
 class QuantMethod(ABC):
@@ -42,15 +51,43 @@ class QuantMethod(ABC):
         """
         return weights.take(piece.of("weight"))
 
-    def experts(
-        self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
-    ) -> ExpertsOp:
-        """Experts without weights, of a model of type ``dtype``; this rank's part of them with a ``split``."""
-        return backend.experts(shape, dtype, split)
+    def keeps_table(self, shape: LinearShape) -> bool:
+        """Whether a table of embeddings, which is the weight of a layer of ``shape``, stays quantized."""
+        return False
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+    @property
+    def expanding(self) -> QuantMethod:
+        """The method of a layer that is computed in the model's type, however the checkpoint keeps it: of routers."""
+        return Unquantized()
+
+    def expert_tensors(self, shape: ExpertsShape, tensors: ExpertTensors) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of the checkpoint that experts take."""
+        return tensors.shapes(shape)
+
+    def expert_bytes(
+        self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
+    ) -> int:
         """Bytes that experts, or a rank's ``shard`` of them, will take, without padding."""
         return shape.num_weights_of(shard or shape.whole) * itemsize
+
+    def load_experts(
+        self,
+        shape: ExpertsShape,
+        tensors: ExpertTensors,
+        weights: Weights,
+        backend: OpsBackend,
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        """Take the tensors of experts, or this rank's part of them with a ``split``, from ``weights``."""
+        op = self.experts(shape, weights.dtype, backend, split)
+        op.load(tensors.read(weights, shape, shape.whole if split is None else split.own))
+        return op
+
+    def experts(
+        self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
+    ) -> UnloadedExperts:
+        """Experts without weights, which will be loaded in ``dtype``, the model's."""
+        return backend.experts(shape, dtype, split)
 
 
 class Unquantized(QuantMethod):

@@ -16,9 +16,10 @@ from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
+from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit, LinearOp, OpsBackend, UnloadedExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.base import QuantMethod, take_bias, take_weight
 from engine_core.quantization.int8_experts import Int8Experts, experts_bytes
@@ -48,7 +49,7 @@ class Int8(QuantMethod):
 
     def experts(
         self, shape: ExpertsShape, dtype: torch.dtype, backend: OpsBackend, split: ExpertsSplit | None = None
-    ) -> ExpertsOp:
+    ) -> UnloadedExperts:
         assert self._kernels is not None
         for place, inputs in (("gate", shape.hidden_size), ("down", shape.intermediate_size)):
             require_summable(f"the {place} projection of experts", padded_width(inputs))
@@ -59,7 +60,9 @@ class Int8(QuantMethod):
             )
         return Int8Experts(self._kernels, shape, dtype, split)
 
-    def expert_bytes(self, shape: ExpertsShape, itemsize: int, shard: ExpertsShard | None = None) -> int:
+    def expert_bytes(
+        self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
+    ) -> int:
         return experts_bytes(shape, shard or shape.whole)
 
 

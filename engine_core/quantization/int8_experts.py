@@ -9,7 +9,7 @@ import torch
 from engine_core.kernels.capture import kernel_output
 from engine_core.kernels.library import Kernels
 from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertsSplit
-from engine_core.ops.native_experts import PackedExperts
+from engine_core.ops.native_experts import PackingExperts
 from engine_core.ops.native_packing import padded_width
 from engine_core.quantization.int8_packing import PANEL, Int8Weights, packed_bytes
 
@@ -22,7 +22,7 @@ def experts_bytes(shape: ExpertsShape, shard: ExpertsShard) -> int:
     return len(shard.experts) * (packed_bytes(2 * inner_part, hidden) + packed_bytes(hidden_part, inner) + biases)
 
 
-class Int8Experts(PackedExperts):
+class Int8Experts(PackingExperts):
     """A row with an infinity or a NaN in it becomes NaN, alone."""
 
     def __init__(

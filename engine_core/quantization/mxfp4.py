@@ -1,28 +1,40 @@
-"""Experts stored in MXFP4, and their expansion to the model's type when they are loaded.
+"""Experts stored in MXFP4, and kept so.
 
 MXFP4 (OCP Microscaling Formats, version 1.0) keeps 32 numbers along a row in 16 bytes and one scale: a byte holds two
 numbers of sign, two bits of exponent and one of mantissa, the first in its low half; the scale is a power of two, kept
-as its exponent + 127. Every product has at most two significant bits, so bfloat16 and float32 hold it exactly.
+as its exponent + 127, where 255 stands for NaN. bfloat16 has all of these powers, 2⁻¹²⁷ as a subnormal number. Kernels
+multiply by them in float32, so a model in float16 has them, too; where weights are expanded to float16, those of more
+than 65504 become infinite, and those of less than 2⁻²⁵ zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
 
-from engine_core.layers.fused_moe import ExpertTensors, own_biases
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts, own_biases
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertWeights
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertsShard,
+    ExpertsSplit,
+    OpsBackend,
+    QuantizedExpertWeights,
+)
+from engine_core.ops.quantized_weight import FP4, QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod, Unquantized
+from engine_core.quantization.stored_experts import ExpertFormats
 
-SCALED_TOGETHER = 32
-"""Numbers along a row that have one scale."""
-_BLOCK_BYTES = SCALED_TOGETHER // 2
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4 = QuantFormat(FP4, group_size=32, scale_dtype=torch.bfloat16)
+_BLOCK_BYTES = MXFP4.group_size // 2
+_NAN = 255
+"""As a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,64 +44,93 @@ class Mxfp4Config(QuantizationConfig):
     fields: Mapping[str, Any]
 
     def method(self, names: tuple[str, ...]) -> QuantMethod:
-        return Unquantized()
+        return Mxfp4()
 
     def describe(self) -> str:
         return "experts in MXFP4"
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4Experts(ExpertTensors):
+class Mxfp4(Unquantized):
     """All experts in blocks [E, N, K / 32, 16] and scales [E, N, K / 32] of bytes, with biases; the rows of gates and
-    ups take turns.
+    ups take turns. Linear layers are in the model's type.
     """
 
-    prefix: str
-    dtype: torch.dtype
-    """What they are expanded to."""
-
-    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+    def expert_tensors(self, shape: ExpertsShape, tensors: ExpertTensors) -> dict[str, tuple[int, ...]]:
+        if not isinstance(tensors, InterleavedExperts):
+            raise UnsupportedModelError(
+                f"{tensors.prefix}: MXFP4 is not supported for experts of this architecture, only for those of gpt-oss"
+            )
         experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
-        gate_up, down = (experts, 2 * inner, hidden // SCALED_TOGETHER), (experts, hidden, inner // SCALED_TOGETHER)
-        return {
-            f"{self.prefix}.gate_up_proj_blocks": (*gate_up, _BLOCK_BYTES),
-            f"{self.prefix}.gate_up_proj_scales": gate_up,
-            f"{self.prefix}.gate_up_proj_bias": (experts, 2 * inner),
-            f"{self.prefix}.down_proj_blocks": (*down, _BLOCK_BYTES),
-            f"{self.prefix}.down_proj_scales": down,
-            f"{self.prefix}.down_proj_bias": (experts, hidden),
-        }
+        found: dict[str, tuple[int, ...]] = {}
+        for name, outputs, inputs in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+            if inputs % MXFP4.group_size:
+                raise CheckpointError(
+                    f"{tensors.prefix}.{name} has {inputs} inputs, which is not usable: expected a multiple of "
+                    f"{MXFP4.group_size} with MXFP4"
+                )
+            groups = (experts, outputs, inputs // MXFP4.group_size)
+            found[f"{tensors.prefix}.{name}_blocks"] = (*groups, _BLOCK_BYTES)
+            found[f"{tensors.prefix}.{name}_scales"] = groups
+            found[f"{tensors.prefix}.{name}_bias"] = (experts, outputs)
+        return found
 
-    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
-        gate_up_biases = weights.take_float32(f"{self.prefix}.gate_up_proj_bias")
-        down_biases = weights.take_float32(f"{self.prefix}.down_proj_bias")
-        for expert in shard.experts:
-            biases = own_biases(gate_up_biases[expert], down_biases[expert], shard)
-            yield ExpertWeights(self._tensors(weights, expert, shard), biases)
+    def expert_bytes(
+        self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
+    ) -> int:
+        return ExpertFormats(MXFP4, MXFP4).nbytes(shape, shard or shape.whole)
 
-    def _tensors(self, weights: Weights, expert: int, shard: ExpertsShard) -> Iterator[torch.Tensor]:
-        inner = shard.inner
-        rows = self._expanded(weights, "gate_up_proj", expert, range(2 * inner.start, 2 * inner.stop))
-        yield from (rows[::2], rows[1::2])
-        yield self._expanded(weights, "down_proj", expert, shard.hidden)
+    def load_experts(
+        self,
+        shape: ExpertsShape,
+        tensors: ExpertTensors,
+        weights: Weights,
+        backend: OpsBackend,
+        split: ExpertsSplit | None = None,
+    ) -> ExpertsOp:
+        shard = shape.whole if split is None else split.own
+        experts = _experts(tensors, shape, weights, shard)
+        return backend.quantized_experts(shape, MXFP4, MXFP4, weights.dtype, experts, split)
 
-    def _expanded(self, weights: Weights, name: str, expert: int, rows: range) -> torch.Tensor:
-        blocks, scales = (
-            weights.take_bytes_row(f"{self.prefix}.{name}_{stored}", expert, rows) for stored in ("blocks", "scales")
+
+def _experts(
+    tensors: ExpertTensors, shape: ExpertsShape, weights: Weights, shard: ExpertsShard
+) -> Iterator[QuantizedExpertWeights]:
+    of_gate_up, of_down = (weights.take_float32(f"{tensors.prefix}.{name}_proj_bias") for name in ("gate_up", "down"))
+    for number, expert in zip(shard.experts, tensors.separate.projections(shape, shard), strict=True):
+        parts = _read(tensors.prefix, number, shard, weights)
+        if weights.make_quantized is not None:
+            parts = map(weights.make_quantized, repeat(MXFP4), expert, shape.inputs)
+        yield QuantizedExpertWeights(parts, own_biases(of_gate_up[number], of_down[number], shard))
+
+
+def _read(prefix: str, expert: int, shard: ExpertsShard, weights: Weights) -> Iterator[Iterable[QuantizedWeight]]:
+    gates = slice(2 * shard.inner.start, 2 * shard.inner.stop, 2)
+    ups = slice(gates.start + 1, gates.stop, 2)
+    for name, rows in (("gate_up", gates), ("gate_up", ups), ("down", slice(shard.hidden.start, shard.hidden.stop))):
+        scales, blocks = (
+            _take_bytes(f"{prefix}.{name}_proj_{stored}", expert, rows, weights) for stored in ("scales", "blocks")
         )
-        return expand(blocks, scales).to(self.dtype)
+        if bool((scales == _NAN).any()):
+            raise CheckpointError(
+                f"{prefix}.{name}_proj_scales has a NaN ({_NAN}) among those of expert {expert}: download the "
+                "checkpoint again"
+            )
+        yield [QuantizedWeight(MXFP4, unpack(blocks), powers_of_two(scales))]
 
 
-def expand(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[N, K] in bfloat16 from bytes: blocks [N, K / 32, 16] and scales [N, K / 32]."""
-    pairs, powers = _tables(blocks.device)
-    return pairs[blocks.int()].view(torch.bfloat16).mul_(powers[scales.int()][..., None]).flatten(1)
+def _take_bytes(name: str, expert: int, rows: slice, weights: Weights) -> torch.Tensor:
+    stored = weights.take_stored(name, expert, rows)
+    if stored.dtype != torch.uint8:
+        raise CheckpointError(f"{name} is of type {stored.dtype}, which is not usable: expected bytes (U8)")
+    return stored
 
 
-@cache
-def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a byte [256] means in bfloat16: in a block, its two numbers, here as one int32; as a scale, its power."""
-    numbers = torch.tensor([*_MAGNITUDES, *(-size for size in _MAGNITUDES)], dtype=torch.bfloat16)
-    byte = torch.arange(256)
-    pairs = torch.stack([numbers[byte & 15], numbers[byte >> 4]], 1).view(torch.int32).flatten()
-    return pairs.to(device), torch.exp2(byte.double() - 127).bfloat16().to(device)
+def unpack(blocks: torch.Tensor) -> torch.Tensor:
+    """[N, K] uint8, a code each, of bytes [N, K / 32, 16] of two codes, the first one in the low half."""
+    return torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
+
+
+def powers_of_two(scales: torch.Tensor) -> torch.Tensor:
+    """In bfloat16, of exponents + 127 as uint8, but 255."""
+    bits = scales.to(torch.int16) << 7
+    return bits.masked_fill_(scales == 0, 1 << 6).view(torch.bfloat16)

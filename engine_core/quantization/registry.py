@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.gguf import GgufConfig
+from engine_core.quantization.gptq import GptqConfig
 from engine_core.quantization.mxfp4 import Mxfp4Config
+from engine_core.quantization.schemes import Tensors
 
-STORED: dict[str, Callable[[Mapping[str, Any]], QuantizationConfig]] = {
-    "mxfp4": Mxfp4Config,
+STORED: dict[str, Callable[[Mapping[str, Any], Tensors], QuantizationConfig]] = {
+    "awq": AwqConfig,
+    "gguf": lambda fields, tensors: GgufConfig.of(fields),
+    "gptq": GptqConfig,
+    "mxfp4": lambda fields, tensors: Mxfp4Config(fields),
 }
 """Takes the fields of ``quantization_config``; raises ``UnsupportedModelError`` and ``CheckpointError``."""

@@ -83,10 +83,10 @@ private:
     Buffer places_;
 };
 
-template <class F>
+template <class F, class Products = TileProducts<F>>
 int greatest_of_linear(const RinglineLinear& args) {
     GreatestOutputs outputs(args, args.num_threads);
-    if (outputs.failed() || Linear<F, GreatestOutputs>(args, outputs).run() != 0) return 1;
+    if (outputs.failed() || Linear<F, GreatestOutputs, Products>(args, outputs).run() != 0) return 1;
     outputs.put();
     return 0;
 }

@@ -14,17 +14,21 @@ namespace {
 
 constexpr int kTileInner = kTileOutputs / 2;  // numbers of I of a tile of gate and up
 
-// One of the two products of all experts.
-template <class F>
+inline long gate_up_tiles(const RinglineExperts& args) { return (args.inner_part + kTileInner - 1) / kTileInner; }
+inline long down_tiles(const RinglineExperts& args) { return (args.hidden_part + kTileOutputs - 1) / kTileOutputs; }
+
+// One of the two products of all experts, by `Products` of tiles that follow each other, those of an expert after the
+// other's.
+template <class F, class Products>
 class ExpertProducts {
-    using Element = typename F::Element;
     using Factor = typename F::Factor;
 
 public:
-    ExpertProducts(const ExpertRows& rows, const void* weight, const void* x, long inputs, long tiles, int tile_outputs)
-        : products_(inputs, inputs),
+    using ExpertUnit = Unit<F, typename Products::Tile>;
+
+    ExpertProducts(const ExpertRows& rows, const Products& products, const void* x, long inputs, long tiles, int tile_outputs)
+        : products_(products),
           rows_(rows),
-          weight_(static_cast<const Element*>(weight)),
           x_(static_cast<const Factor*>(x)),
           inputs_(inputs),
           tiles_(tiles),
@@ -32,26 +36,20 @@ public:
           units_(rows, [&](int expert) { return tiles * row_groups(rows.count(expert)); }) {}
 
     bool failed() const { return units_.failed(); }
-    const TileProducts<F>& products() const { return products_; }
-    const Element* first_tile() const { return tile(rows_.active(0), 0); }
+    const Products& products() const { return products_; }
     long units() const { return units_.count(); }
 
-    Unit<F> unit(long number) const {
+    ExpertUnit unit(long number) const {
         const auto [expert, place] = units_.find(number);
-        const long count = rows_.count(expert), groups = row_groups(count), group = place % groups, number_of_tile = place / groups;
+        const long count = rows_.count(expert), groups = row_groups(count), group = place % groups, tile = place / groups;
         const long first = rows_.start(expert) + group_start(count, group);
         const long end = rows_.start(expert) + group_start(count, group + 1);
-        return {tile(expert, number_of_tile), x_ + first * inputs_, first, end - first, number_of_tile * tile_outputs_, expert};
+        return {products_.tile(expert * tiles_ + tile), x_ + first * inputs_, first, end - first, tile * tile_outputs_, expert};
     }
 
 private:
-    const Element* tile(int expert, long number) const {
-        return weight_ + (expert * tiles_ + number) * products_.tile_elements();
-    }
-
-    const TileProducts<F> products_;
+    const Products& products_;
     const ExpertRows& rows_;
-    const Element* const weight_;
     const Factor* const x_;
     const long inputs_, tiles_;
     const int tile_outputs_;
@@ -59,23 +57,23 @@ private:
 };
 
 // The first product, gate and up, and then the activation.
-template <class F>
-struct GateUp : ExpertProducts<F> {
+template <class F, class Products>
+struct GateUp : ExpertProducts<F, Products> {
+    using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
-    const typename F::Element* then;  // what is read ahead at the end
+    const typename Products::Tile* then;  // what is read ahead at the end; null: nothing new
 
-    GateUp(const RinglineExperts& args, const ExpertRows& rows, const typename F::Element* then)
-        : ExpertProducts<F>(rows, args.gate_up, args.gathered, args.hidden, (args.inner_part + kTileInner - 1) / kTileInner,
-                            kTileInner),
+    GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const typename Products::Tile* then)
+        : ExpertProducts<F, Products>(rows, products, args.gathered, args.hidden, gate_up_tiles(args), kTileInner),
           args(args),
           then(then) {}
 
-    const typename F::Element* after_all(const Unit<F>&) const { return then; }
+    typename Products::Tile after_all(const ExpertUnit& unit) const { return then ? *then : unit.tile; }
 
-    void take(int, const Unit<F>& unit, long place, float* sums) const {
-        const long tiles = (args.inner_part + kTileInner - 1) / kTileInner;
+    void take(int, const ExpertUnit& unit, long place, float* sums) const {
         if (args.gate_up_bias) {
-            const float* const bias = args.gate_up_bias + (unit.group * tiles + unit.output / kTileInner) * kTileOutputs;
+            const long tile = unit.group * gate_up_tiles(args) + unit.output / kTileInner;
+            const float* const bias = args.gate_up_bias + tile * kTileOutputs;
             for (int i = 0; i < kTileOutputs; i += kLanes) store(sums + i, add(load(sums + i), load(bias + i)));
         }
         const long left = args.inner_part - unit.output, count = left < kTileInner ? left : kTileInner;
@@ -86,23 +84,23 @@ struct GateUp : ExpertProducts<F> {
 };
 
 // The second product, times the weights: to the place of each pair of a row and an expert.
-template <class F>
-struct Down : ExpertProducts<F> {
+template <class F, class Products>
+struct Down : ExpertProducts<F, Products> {
+    using typename ExpertProducts<F, Products>::ExpertUnit;
     const RinglineExperts& args;
     const ExpertRows& rows;
 
-    Down(const RinglineExperts& args, const ExpertRows& rows)
-        : ExpertProducts<F>(rows, args.down, args.activated, args.inner, (args.hidden_part + kTileOutputs - 1) / kTileOutputs,
-                            kTileOutputs),
+    Down(const RinglineExperts& args, const ExpertRows& rows, const Products& products)
+        : ExpertProducts<F, Products>(rows, products, args.activated, args.inner, down_tiles(args), kTileOutputs),
           args(args),
           rows(rows) {}
 
-    const typename F::Element* after_all(const Unit<F>& unit) const { return unit.tile; }
+    typename Products::Tile after_all(const ExpertUnit& unit) const { return unit.tile; }
 
-    void take(int, const Unit<F>& unit, long place, float* sums) const {
+    void take(int, const ExpertUnit& unit, long place, float* sums) const {
         const long pair = rows.pair(place), left = args.hidden_part - unit.output;
         const long count = left < kTileOutputs ? left : kTileOutputs;
-        const long padded = (args.hidden_part + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
+        const long padded = down_tiles(args) * kTileOutputs;
         const float* const bias = args.down_bias ? args.down_bias + unit.group * padded + unit.output : nullptr;
         auto* const to = static_cast<typename F::Element*>(args.outputs) + pair * args.hidden_part + unit.output;
         const Vec weight = splat(args.weights[pair]);
@@ -123,35 +121,45 @@ void gather_rows_of_experts(const RinglineExperts& args, const ExpertRows& rows)
     });
 }
 
-// Returns 0, or 1 when there is no memory.
+inline int threads_of_experts(const RinglineExperts& args, const ExpertRows& rows) {
+    return threads_of_products(rows.count(), products_of_pair(args), args.num_threads);
+}
+
+// Weights in the model's type. Returns 0, or 1 when there is no memory.
 template <class F>
-int multiply_experts(const RinglineExperts& args) {
-    const ExpertRows rows(args);
-    if (rows.failed()) return 1;
-    if (rows.count() == 0) return 0;
-    const Down<F> down(args, rows);
-    const GateUp<F> gate_up(args, rows, down.failed() ? nullptr : down.first_tile());
+int multiply_experts(const RinglineExperts& args, const ExpertRows& rows) {
+    const TileProducts<F> by_gate_up(args.gate_up, args.hidden, args.hidden), by_down(args.down, args.inner, args.inner);
+    const typename TileProducts<F>::Tile first_of_down = by_down.tile(rows.active(0) * down_tiles(args));
+    const GateUp<F, TileProducts<F>> gate_up(args, rows, by_gate_up, &first_of_down);
+    const Down<F, TileProducts<F>> down(args, rows, by_down);
     if (down.failed() || gate_up.failed()) return 1;
-    const int threads = threads_of_products(rows.count(), products_of_pair(args), args.num_threads);
+    const int threads = threads_of_experts(args, rows);
     if (args.phases & kRinglineGateUp) {
         gather_rows_of_experts<F>(args, rows);
-        multiply_tiles(gate_up.products(), threads, gate_up);
+        multiply_tiles(by_gate_up, threads, gate_up);
     }
-    if (args.phases & kRinglineDown) multiply_tiles(down.products(), threads, down);
+    if (args.phases & kRinglineDown) multiply_tiles(by_down, threads, down);
     return 0;
 }
 
-template <class F>
-int run_experts(const RinglineExperts& args) {
+// Computes the phases of a call; multiply(rows) those of the products, where any row has an expert that is here.
+template <class F, class Multiply>
+int run_experts(const RinglineExperts& args, const Multiply& multiply) {
     if (args.rows == 0) return 0;
-    if (args.phases & (kRinglineGateUp | kRinglineDown))
-        if (multiply_experts<F>(args) != 0) return 1;
+    if (args.phases & (kRinglineGateUp | kRinglineDown)) {
+        const ExpertRows rows(args);
+        if (rows.failed()) return 1;
+        if (rows.count() > 0 && multiply(rows) != 0) return 1;
+    }
     if (args.phases & kRinglineSum) sum_experts<F>(args);
     return 0;
 }
 
 inline int experts(const RinglineExperts& args) {
-    return with_number_type(args.number_type, [&](auto number) { return run_experts<decltype(number)>(args); });
+    return with_number_type(args.number_type, [&](auto number) {
+        using F = decltype(number);
+        return run_experts<F>(args, [&](const ExpertRows& rows) { return multiply_experts<F>(args, rows); });
+    });
 }
 
 }  // namespace

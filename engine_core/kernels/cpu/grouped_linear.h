@@ -15,7 +15,7 @@ public:
           tiles_((args.out_features + kTileOutputs - 1) / kTileOutputs),
           threads_(threads_of_products(args.rows, args.groups * args.out_features * args.in_features, args.num_threads)),
           rows_(args.x, args.rows, (args.groups - 1) * args.x_group_stride + args.in_features, args.x_stride, threads_),
-          products_(args.in_features, rows_.stride()),
+          products_(args.weight, args.in_features, rows_.stride()),
           row_groups_(row_groups(args.rows)) {}
 
     // Returns 0, or 1 when there is no memory.
@@ -29,8 +29,7 @@ public:
     Unit<F> unit(long number) const {
         const long tile = number / row_groups_, part = number % row_groups_, first = group_start(args_.rows, part);
         const long group = tile / tiles_;
-        const auto* const weight = static_cast<const Element*>(args_.weight) + tile * products_.tile_elements();
-        return {weight, rows_.row(first) + group * args_.x_group_stride, first, group_start(args_.rows, part + 1) - first,
+        return {products_.tile(tile), rows_.row(first) + group * args_.x_group_stride, first, group_start(args_.rows, part + 1) - first,
                 tile % tiles_ * kTileOutputs, group};
     }
     const Element* after_all(const Unit<F>& unit) const { return unit.tile; }

@@ -8,6 +8,8 @@ namespace {
 // The largest block of rows: with four vectors of columns, 8 of 16 registers hold sums.
 constexpr int kInt8Rows = 2;
 constexpr int kOffset = 0;
+constexpr int kCodeRows = 2;
+constexpr int kByteOffset = 128;
 
 using Sums = __m256i;
 using Quads = __m256i;  // four weights of each column
@@ -15,6 +17,7 @@ using Quads = __m256i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm256_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 inline void store_sums(int32_t* at, Sums sums) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm256_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 
@@ -45,5 +48,27 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed_by_weights);
     return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+
+// a · b + c, rounded once, on every processor.
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
+
+// The codes of a line of 4 bits each, and of 8 bits.
+inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }
+inline Quads high_nibbles(Quads line) { return low_nibbles(_mm256_srli_epi16(line, 4)); }
+inline Quads byte_codes(Quads line) { return _mm256_xor_si256(line, _mm256_set1_epi8(-128)); }
+
+// What codes up to 15 stand for.
+inline Quads load_table(const uint8_t* at) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Quads look_up(Quads table, Quads codes) { return _mm256_shuffle_epi8(table, codes); }
+
+// sums + the products of four activations with four codes of each column: of up to 7 bits, 2 · 127 · 127 at most, or bytes.
+inline Sums add_code_products(Sums sums, int32_t activations, Quads codes) {
+    const __m256i pairs = _mm256_maddubs_epi16(codes, _mm256_set1_epi32(activations));
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// |−128| · 127 · 2 is below 2¹⁵, too.
+inline Sums add_byte_products(Sums sums, int32_t activations, Quads codes) { return add_products(sums, activations, codes); }
 
 }  // namespace

@@ -9,6 +9,10 @@ namespace {
 constexpr int kInt8Rows = 12;
 // What is added to activations, so that they are unsigned.
 constexpr int kOffset = 128;
+// The same of codes, which have a vector of columns.
+constexpr int kCodeRows = 10;
+// What bytes of codes have been lowered by, so that the instruction can multiply them.
+constexpr int kByteOffset = 0;
 
 using Sums = __m512i;
 using Quads = __m512i;  // four weights of each column
@@ -16,6 +20,7 @@ using Quads = __m512i;  // four weights of each column
 inline Sums splat_integer(int32_t x) { return _mm512_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm512_loadu_si512(at); }
 inline void store_sums(int32_t* at, Sums sums) { _mm512_storeu_si512(at, sums); }
+inline Sums add_integers(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm512_mullo_epi32(a, b); }
 inline Vec to_floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
@@ -34,6 +39,26 @@ inline Quads load_quads(const int8_t* at) { return _mm512_loadu_si512(at); }
 // sums + the products of four activations with four weights of each column.
 inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
     return _mm512_dpbusd_epi32(sums, _mm512_set1_epi32(activations), weights);
+}
+
+// a · b + c, rounded once, on every processor.
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
+
+// The codes of a line of 4 bits each, and of 8 bits.
+inline Quads low_nibbles(Quads line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
+inline Quads high_nibbles(Quads line) { return low_nibbles(_mm512_srli_epi16(line, 4)); }
+inline Quads byte_codes(Quads line) { return line; }
+
+// What codes up to 15 stand for.
+inline Quads load_table(const uint8_t* at) { return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
+inline Quads look_up(Quads table, Quads codes) { return _mm512_shuffle_epi8(table, codes); }
+
+// sums + the products of four activations with four codes of each column, of up to 7 bits and of 8.
+inline Sums add_code_products(Sums sums, int32_t activations, Quads codes) {
+    return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(activations));
+}
+inline Sums add_byte_products(Sums sums, int32_t activations, Quads codes) {
+    return add_code_products(sums, activations, codes);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int kPanelInner = kPanel / 2;  // numbers of I of a panel of gate and up
+constexpr int kPanelInner = kInt8Panel / 2;  // numbers of I of a panel of gate and up
 
 template <class F>
 class Int8Experts {
@@ -26,7 +26,7 @@ public:
         const ExpertUnits blocks(rows_, [&](int expert) { return QuantizedRows::blocks_of(rows_.count(expert)); });
         if (blocks.failed()) return 1;
         const long pairs = rows_.count(), worth = pairs < kRowsPerRead ? kRowsPerRead : pairs;
-        const int threads = threads_worth(worth * products_of_pair(args_) / kProductsPerNanosecond, args_.num_threads);
+        const int threads = threads_worth(worth * products_of_pair(args_) / kInt8ProductsPerNanosecond, args_.num_threads);
         if (args_.phases & kRinglineGateUp && multiply_gate_up(blocks, threads) != 0) return 1;
         return args_.phases & kRinglineDown ? multiply_down(blocks, threads) : 0;
     }
@@ -94,18 +94,18 @@ private:
         Element* const to = activated() + place * args_.inner_part + panel * kPanelInner;
         const float scale = args_.row_scales[place];
         for (int i = 0; i < kPanelInner; i += kLanes) {
-            const Vec gate = weight.result(sums + i, panel * kPanel + i, scale);
-            const Vec up = weight.result(sums + kPanelInner + i, panel * kPanel + kPanelInner + i, scale);
+            const Vec gate = weight.result(sums + i, panel * kInt8Panel + i, scale);
+            const Vec up = weight.result(sums + kPanelInner + i, panel * kInt8Panel + kPanelInner + i, scale);
             F::narrow(to + i, gated(args_, gate, up));
         }
     }
 
     void put(const Panels& weight, long place, long panel, const int32_t* sums) const {
-        const long pair = rows_.pair(place), left = args_.hidden_part - panel * kPanel, count = left < kPanel ? left : kPanel;
-        Element* const to = static_cast<Element*>(args_.outputs) + pair * args_.hidden_part + panel * kPanel;
+        const long pair = rows_.pair(place), left = args_.hidden_part - panel * kInt8Panel, count = left < kInt8Panel ? left : kInt8Panel;
+        Element* const to = static_cast<Element*>(args_.outputs) + pair * args_.hidden_part + panel * kInt8Panel;
         const float scale = args_.row_scales[place];
         for (long i = 0; i < count; i += kLanes)
-            F::narrow(to + i, multiply(weight.result(sums + i, panel * kPanel + i, scale), splat(args_.weights[pair])));
+            F::narrow(to + i, multiply(weight.result(sums + i, panel * kInt8Panel + i, scale), splat(args_.weights[pair])));
     }
 
     const RinglineExperts& args_;

@@ -5,16 +5,14 @@
 #pragma once
 
 #include "int8_rows.h"
-#include "interface.h"
-#include "memory.h"
-#include "team.h"
+#include "linear.h"
 
 namespace {
 
-constexpr int kPanel = 32;  // columns
-constexpr int kVectors = kPanel / kLanes;
-constexpr int kLineBytes = 64, kWordLines = kPanel * 4 / kLineBytes;  // cache lines of a word of each column
-constexpr long kProductsPerNanosecond = 200, kRowsPerRead = 8;  // as in linear.h
+constexpr int kInt8Panel = 32;  // columns
+constexpr int kVectors = kInt8Panel / kLanes;
+constexpr int kWordLines = kInt8Panel * 4 / kCacheLine;  // cache lines of a word of each column
+constexpr long kInt8ProductsPerNanosecond = 200;
 constexpr long kRowsWorthReadingAhead = 8;
 constexpr long kRoundedPerNanosecond = 6;
 constexpr long kPieceBytes = 128 << 10;      // of weights that a thread takes at a time, at most
@@ -40,10 +38,10 @@ void multiply_block(const int32_t* activations, const int8_t* weight, long words
     }
     for (long word = 0; word < words; ++word) {
         for (int line = 0; line < ahead.lines; ++line)
-            __builtin_prefetch(ahead.from + (word * ahead.lines + line) * kLineBytes, 0, 2);
+            __builtin_prefetch(ahead.from + (word * ahead.lines + line) * kCacheLine, 0, 2);
         Quads quads[kVectors];
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) quads[v] = load_quads(weight + (word * kPanel + v * kLanes) * 4);
+        for (int v = 0; v < kVectors; ++v) quads[v] = load_quads(weight + (word * kInt8Panel + v * kLanes) * 4);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -53,7 +51,7 @@ void multiply_block(const int32_t* activations, const int8_t* weight, long words
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) store_sums(sums + r * kPanel + v * kLanes, block[r][v]);
+        for (int v = 0; v < kVectors; ++v) store_sums(sums + r * kInt8Panel + v * kLanes, block[r][v]);
 }
 
 // The same for 1 ≤ rows ≤ R.
@@ -70,17 +68,17 @@ class Panels {
 public:
     explicit Panels(const RinglineInt8Weight& weight, long which = 0)
         : words_((weight.in_features + 3) / 4),
-          count_((weight.out_features + kPanel - 1) / kPanel),
+          count_((weight.out_features + kInt8Panel - 1) / kInt8Panel),
           weight_(weight.weight + which * count_ * bytes()),
-          scales_(weight.scales + which * count_ * kPanel),
-          column_sums_(weight.column_sums + which * count_ * kPanel),
-          bias_(weight.bias ? weight.bias + which * count_ * kPanel : nullptr) {}
+          scales_(weight.scales + which * count_ * kInt8Panel),
+          column_sums_(weight.column_sums + which * count_ * kInt8Panel),
+          bias_(weight.bias ? weight.bias + which * count_ * kInt8Panel : nullptr) {}
 
     long words() const { return words_; }
     long count() const { return count_; }
-    long bytes() const { return words_ * 4 * kPanel; }  // of a panel
+    long bytes() const { return words_ * 4 * kInt8Panel; }  // of a panel
     const int8_t* weight(long panel) const { return weight_ + panel * bytes(); }
-    const int32_t* column_sums(long panel) const { return column_sums_ + panel * kPanel; }
+    const int32_t* column_sums(long panel) const { return column_sums_ + panel * kInt8Panel; }
 
     // What a row's sums with columns from `column` on stand for.
     Vec result(const int32_t* sums, long column, float row_scale) const {
@@ -119,13 +117,13 @@ public:
     // finish(row, panel, sums) is called for each row of the piece and each of its panels.
     template <class Finish>
     void compute(long piece, const Panels& weight, const QuantizedRows& rows, const Finish& finish) const {
-        alignas(64) int32_t sums[kInt8Rows * kPanel];
+        alignas(64) int32_t sums[kInt8Rows * kInt8Panel];
         for (long panel = first_panel(piece); panel < first_panel(piece) + panels_ && panel < weight.count(); ++panel)
             for (long b = first_block(piece); b < first_block(piece) + kPieceBlocks && b < rows.blocks(); ++b) {
                 const long first = rows.first(b), count = rows.first(b + 1) - first;
                 multiply_rows<kInt8Rows>(count, rows.words(b), weight.weight(panel), weight.words(), weight.column_sums(panel),
                                          ahead_of(weight, panel, rows, b - first_block(piece)), sums);
-                for (long r = 0; r < count; ++r) finish(first + r, panel, sums + r * kPanel);
+                for (long r = 0; r < count; ++r) finish(first + r, panel, sums + r * kInt8Panel);
             }
     }
 
@@ -158,14 +156,14 @@ public:
         if (buffer_.failed()) return 1;
         const long worth = call_.rows < kRowsPerRead ? kRowsPerRead : call_.rows;
         const long products = worth * weight_.in_features * weight_.out_features;
-        const int threads = threads_worth(products / kProductsPerNanosecond, call_.num_threads);
+        const int threads = threads_worth(products / kInt8ProductsPerNanosecond, call_.num_threads);
         const int rounding = threads_worth(call_.rows * weight_.in_features / kRoundedPerNanosecond, threads);
         parallel_for(rounding, rows_.blocks(), 1, [&](long block) { quantize(block); });
         const long units = panels_.count() * Pieces::of_rows(rows_.blocks());
         const Pieces pieces(panels_, rows_.blocks(), Pieces::panels_of(units, panels_, threads));
         parallel_for(threads, pieces.count(), 1, [&](long piece) {
             pieces.compute(piece, panels_, rows_, [&](long row, long panel, const int32_t* sums) {
-                finish(row, panel * kPanel, sums);
+                finish(row, panel * kInt8Panel, sums);
             });
         });
         return 0;
@@ -181,21 +179,21 @@ private:
     void finish(long row, long column, const int32_t* sums) const {
         const long left = weight_.out_features - column;
         auto* const to = static_cast<typename Output::Element*>(call_.output) + row * call_.output_stride + column;
-        typename Output::Element whole[kPanel];
-        auto* const at = left < kPanel ? whole : to;
-        typename Input::Element residual[kPanel] = {};
+        typename Output::Element whole[kInt8Panel];
+        auto* const at = left < kInt8Panel ? whole : to;
+        typename Input::Element residual[kInt8Panel] = {};
         if (call_.residual) {
             const auto* const from = static_cast<const typename Input::Element*>(call_.residual);
-            const long here = left < kPanel ? left : kPanel;
+            const long here = left < kInt8Panel ? left : kInt8Panel;
             std::memcpy(residual, from + row * call_.residual_stride + column, here * sizeof *residual);
         }
-        for (int lane = 0; lane < kPanel; lane += kLanes) {
+        for (int lane = 0; lane < kInt8Panel; lane += kLanes) {
             Vec y = panels_.result(sums + lane, column + lane, rows_.scale(row));
             y = multiply(y, splat(call_.scale));
             if (call_.residual) y = add(y, Input::widen(residual + lane));
             Output::narrow(at + lane, y);
         }
-        if (left < kPanel) std::memcpy(to, whole, left * sizeof *to);
+        if (left < kInt8Panel) std::memcpy(to, whole, left * sizeof *to);
     }
 
     const RinglineInt8Weight& weight_;

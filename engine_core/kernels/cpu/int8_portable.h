@@ -7,6 +7,8 @@ namespace {
 
 constexpr int kInt8Rows = 2;
 constexpr int kOffset = 0;
+constexpr int kCodeRows = 2;
+constexpr int kByteOffset = 128;
 
 using Sums = Integers;
 typedef int8_t Quads __attribute__((vector_size(16)));  // four weights of each column
@@ -18,6 +20,7 @@ inline Sums load_sums(const int32_t* at) {
     return sums;
 }
 inline void store_sums(int32_t* at, Sums sums) { std::memcpy(at, &sums, sizeof sums); }
+inline Sums add_integers(Sums a, Sums b) { return a + b; }
 inline Sums multiply_integers(Sums a, Sums b) { return a * b; }
 inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
 
@@ -51,5 +54,28 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
         for (int i = 0; i < 4; ++i) sums[lane] += four[i] * weights[lane * 4 + i];
     return sums;
 }
+
+// a · b + c, rounded once, on every processor.
+inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
+    for (int lane = 0; lane < kLanes; ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+}
+
+// The codes of a line of 4 bits each, and of 8 bits.
+inline Quads low_nibbles(Quads line) { return line & 15; }
+inline Quads high_nibbles(Quads line) { return line >> 4 & 15; }
+inline Quads byte_codes(Quads line) { return line ^ -128; }
+
+// What codes up to 15 stand for.
+inline Quads load_table(const uint8_t* at) {
+    Quads table;
+    std::memcpy(&table, at, sizeof table);
+    return table;
+}
+inline Quads look_up(Quads table, Quads codes) { return __builtin_shuffle(table, codes); }
+
+// sums + the products of four activations with four codes of each column, of up to 7 bits and bytes.
+inline Sums add_code_products(Sums sums, int32_t activations, Quads codes) { return add_products(sums, activations, codes); }
+inline Sums add_byte_products(Sums sums, int32_t activations, Quads codes) { return add_products(sums, activations, codes); }
 
 }  // namespace

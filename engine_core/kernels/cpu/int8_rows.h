@@ -11,6 +11,20 @@ constexpr float kSmallest = 1e-30f;        // rows of smaller numbers are taken 
 // Exclusive-ored with a word of 4 bytes, it adds kOffset to each.
 constexpr int32_t kFlip = static_cast<int32_t>(kOffset * 0x01010101u);
 
+// How numbers become bytes: multiplied by the factor and rounded. The scale undoes it: NaN where there is an infinity or a
+// NaN among them.
+struct Rounding {
+    float factor, scale;
+};
+
+// For numbers whose greatest magnitude has these bits.
+inline Rounding rounding_for(int32_t bits) {
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof magnitude);
+    if (bits >= kInfinity) return {0.0f, __builtin_nanf("")};
+    return magnitude >= kSmallest ? Rounding{127.0f / magnitude, magnitude / 127.0f} : Rounding{0.0f, 0.0f};
+}
+
 // Rounds `count` numbers to bytes of up to 127 and puts words of 4, exclusive-ored with `flip`, at every `step`-th place of
 // `to`; fills the last word with zeros. Returns the scale: NaN where there is an infinity or a NaN.
 template <class F>
@@ -20,11 +34,8 @@ float round_row(const typename F::Element* from, long count, int32_t* to, long s
     std::memcpy(tail, from + whole, (count - whole) * sizeof *tail);
     Sums most = magnitudes(F::widen(tail));
     for (long i = 0; i < whole; i += kLanes) most = larger(most, magnitudes(F::widen(from + i)));
-    const int32_t bits = largest(most);
-    float magnitude;
-    std::memcpy(&magnitude, &bits, sizeof magnitude);
-    const bool usable = bits < kInfinity && magnitude >= kSmallest;
-    const Vec factor = splat(usable ? 127.0f / magnitude : 0.0f);
+    const Rounding rounding = rounding_for(largest(most));
+    const Vec factor = splat(rounding.factor);
     const auto round = [&](const typename F::Element* numbers, long first) {
         // Infinity times zero is NaN, which rounds to any byte: with a scale of NaN it does not matter.
         int32_t words[kLanes / 4];
@@ -33,7 +44,7 @@ float round_row(const typename F::Element* from, long count, int32_t* to, long s
     };
     for (long i = 0; i < whole; i += kLanes) round(from + i, i / 4);
     if (whole < count) round(tail, whole / 4);
-    return usable ? magnitude / 127.0f : bits < kInfinity ? 0.0f : __builtin_nanf("");
+    return rounding.scale;
 }
 
 // Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be. Within a block, a word of 4

@@ -45,7 +45,7 @@ struct RinglineAttention {
 // zeros to whole tiles.
 struct RinglineLinear {
     const void* x;         // [M, K]
-    const void* weight;    // packed: see linear.h
+    const void* weight;    // packed: see linear.h; of the quantized kernels a RinglineQuantizedWeight
     const float* bias;     // [N], or null
     const void* residual;  // [M, N] of x's type, added to y; or null
     void* output;          // [M, N]; floats where `wide` is set
@@ -108,8 +108,8 @@ struct RinglineExperts {
     const void* x;              // [M, H]
     const int32_t* ids;         // [M, k]; pairs of a row and an expert that is not here are left out
     const float* weights;       // [M, k]
-    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight
-    const void* down;           // [E, H′ / 64] tiles of I inputs; or a RinglineInt8Weight
+    const void* gate_up;        // [E, I′ / 32] tiles of H inputs; or a RinglineInt8Weight, or a RinglineQuantizedWeight
+    const void* down;           // [E, H′ / 64] tiles of I inputs; or one of the others
     const float* gate_up_bias;  // [E, I′ / 32, 64], in the order of the tiles; or null
     const float* down_bias;     // [E, H′ padded to tiles], or null
     const void* residual;       // [M, H′], or null
@@ -130,9 +130,44 @@ struct RinglineExperts {
     float limit, alpha;  // of kRinglineClampedSwiglu
 };
 
-// M rows of such a weight, as they were before it was packed.
+// A weight [N, K] of codes. What a code c of input k stands for is scale · (codebook[c] − zero), or scale · codebook[c] +
+// minimum, where the inputs k / group_size of an output have the scale, the zero and the minimum; G is ⌈K / group_size⌉.
+//
+// Outputs are in panels of 16, padded with zeros to whole tiles of 64; several weights may follow each other. K and the
+// group size are multiples of 16.
+struct RinglineQuantizedWeight {
+    const uint8_t* codes;      // [N / 16] panels of lines of 64 bytes: see quantized_pack.h
+    const void* scales;        // [N / 16, G, 16] of scale_type; int8_t where there are outer ones
+    const void* outer_scales;  // [N / 16, ⌈K / outer_size⌉, 16] of scale_type: factors of the others; or null
+    const uint8_t* zeros;      // [N / 16, G, 16], or null
+    const void* minima;        // [N / 16, G, 16], like scales; or null
+    const void* outer_minima;  // like outer_scales
+    const float* codebook;     // [1 << bits]
+    const int32_t* input_order;  // [K]: which input of x each one of the weight is; null: the same
+    int64_t in_features, out_features;
+    int64_t group_size, outer_size;  // the outer one a multiple of the other
+    int32_t bits;                    // of a code: 4 or 8
+    int32_t scale_type;              // RinglineNumberType
+};
+
+// Writes `rows` rows from row `first` on, of a weight that has `tile_panels` panels of every tile from panel `panel` on; all
+// dense.
+struct RinglineQuantizedPacking {
+    const RinglineQuantizedWeight* weight;
+    const uint8_t* codes;      // [rows, K]
+    const void* scales;        // [rows, G]
+    const void* outer_scales;  // [rows, ⌈K / outer_size⌉]; this and what follows where the weight has them
+    const uint8_t* zeros;      // [rows, G]
+    const void* minima;        // [rows, G]
+    const void* outer_minima;
+    int64_t first, rows;
+    int64_t panel, tile_panels;
+    int32_t num_threads;
+};
+
+// M rows of a weight, as they were before it was packed; of the quantized kernels in the numbers that they stand for.
 struct RinglineRows {
-    const void* weight;
+    const void* weight;      // as in RinglineLinear
     const int64_t* indices;  // [M]
     void* output;            // [M, K]
     int64_t rows, in_features;
@@ -254,6 +289,21 @@ struct RinglineInt8Linear {
     float scale;  // of the product and its bias
 };
 
+// Rounds M rows of a weight to 4 bits, in groups that share an outer scale and an outer minimum by 256 inputs: see
+// int4_round.h. G is ⌈K / group_size⌉, O is ⌈K / 256⌉; outer ones are bfloat16.
+struct RinglineInt4Rounding {
+    const void* input;       // [M, K]
+    uint8_t* codes;          // [M, K]
+    int8_t* scales;          // [M, G]
+    uint16_t* outer_scales;  // [M, O]
+    int8_t* minima;          // [M, G]
+    uint16_t* outer_minima;  // [M, O]
+    int64_t rows, in_features;
+    int32_t group_size;      // 32, 64 or 128
+    int32_t input_type;
+    int32_t num_threads;
+};
+
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
@@ -303,6 +353,12 @@ struct RinglineGather {
     X(argmax, RinglineLinear)                 \
     X(grouped_linear, RinglineGroupedLinear)  \
     X(read_rows, RinglineRows)                \
+    X(int4_round, RinglineInt4Rounding)       \
+    X(quantized_linear, RinglineLinear)       \
+    X(quantized_argmax, RinglineLinear)       \
+    X(quantized_rows, RinglineRows)           \
+    X(quantized_pack, RinglineQuantizedPacking) \
+    X(quantized_experts, RinglineExperts)     \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \
     X(activate, RinglineActivation)           \
@@ -318,7 +374,9 @@ struct RinglineGather {
 #define RINGLINE_INT8_KERNELS(X)        \
     X(int8_linear, RinglineInt8Linear)  \
     X(int8_pack, RinglineInt8Packing)   \
-    X(int8_experts, RinglineExperts)
+    X(int8_experts, RinglineExperts)    \
+    X(quantized_int8_linear, RinglineLinear) \
+    X(quantized_int8_argmax, RinglineLinear)
 
 // A captured call of a kernel.
 struct RinglineOperation {

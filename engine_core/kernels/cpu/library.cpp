@@ -25,7 +25,7 @@ bool equal(const char* a, const char* b) { return std::strcmp(a, b) == 0; }
 RINGLINE_EXPORT const Kernels* ringline_kernels(const char* instruction_set) {
 #ifdef RINGLINE_KERNELS_AVX512_BF16
     if (equal(instruction_set, "avx512_bf16"))
-        return has_avx512() && __builtin_cpu_supports("avx512bf16") ? &kernels_avx512_bf16 : nullptr;
+        return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? &kernels_avx512_bf16 : nullptr;
 #endif
 #ifdef RINGLINE_KERNELS_AVX2
     if (equal(instruction_set, "avx2")) return has_avx2() ? &kernels_avx2 : nullptr;

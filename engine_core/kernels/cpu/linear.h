@@ -42,9 +42,9 @@ struct ReadAhead {
 };
 
 // A unit of work: neighbouring rows, at most kMostUnitRows, by a tile of outputs.
-template <class F>
+template <class F, class Tile = const typename F::Element*>
 struct Unit {
-    const typename F::Element* tile;
+    Tile tile;
     const typename F::Factor* x;  // the first row
     long first, rows;             // numbers of the rows
     long output;                  // the tile's first output
@@ -55,6 +55,44 @@ struct Unit {
 inline long row_groups(long rows) { return (rows + kMostUnitRows - 1) / kMostUnitRows; }
 inline long group_start(long rows, long group) { return rows * group / row_groups(rows); }
 
+// Rows as factors: as they are, or converted, or with their inputs in an `order` [width].
+template <class F>
+class FactorRows {
+    using Element = typename F::Element;
+    using Factor = typename F::Factor;
+    static constexpr bool kConverted = sizeof(Factor) != sizeof(Element);
+
+public:
+    FactorRows(const void* x, long rows, long width, long stride, int threads, const int32_t* order = nullptr)
+        : copied_(kConverted || order),
+          buffer_(copied_ ? rows * width * static_cast<long>(sizeof(Factor)) : 1),
+          stride_(copied_ ? width : stride),
+          first_(static_cast<const Factor*>(x)) {
+        if (!copied_ || buffer_.failed()) return;
+        Factor* const to = reinterpret_cast<Factor*>(buffer_.at(0));
+        first_ = to;
+        parallel_for(threads_worth(rows * width / kConvertedPerNanosecond, threads), rows, 1, [&](long row) {
+            const Element* const from = static_cast<const Element*>(x) + row * stride;
+            if (!order) return F::load_factors(to + row * width, from, width);
+            for (long i = 0; i < width; i += kPanel) {
+                Element ordered[kPanel];
+                for (int j = 0; j < kPanel; ++j) ordered[j] = from[order[i + j]];
+                F::load_factors(to + row * width + i, ordered, kPanel);
+            }
+        });
+    }
+
+    bool failed() const { return buffer_.failed(); }
+    long stride() const { return stride_; }
+    const Factor* row(long row) const { return first_ + row * stride_; }
+
+private:
+    const bool copied_;
+    const Buffer buffer_;
+    const long stride_;
+    const Factor* first_;
+};
+
 // Computes units of rows of `inputs` factors, which lie `stride` apart.
 template <class F>
 class TileProducts {
@@ -62,13 +100,21 @@ class TileProducts {
     using Factor = typename F::Factor;
 
 public:
-    TileProducts(long inputs, long stride)
-        : inputs_(inputs),
+    using Tile = const Element*;
+
+    TileProducts(const void* weight, long inputs, long stride)
+        : weight_(static_cast<Tile>(weight)),
+          inputs_(inputs),
           stride_(stride),
           panel_(inputs * kPanel),
           part_(kPartBytes / (kTileOutputs * static_cast<long>(sizeof(Element)))) {}
 
-    long tile_elements() const { return kTilePanels * panel_; }
+    TileProducts(const RinglineLinear& args, const FactorRows<F>& rows, int)
+        : TileProducts(args.weight, args.in_features, rows.stride()) {}
+    static const int32_t* input_order(const RinglineLinear&) { return nullptr; }
+
+    bool failed() const { return false; }
+    Tile tile(long number) const { return weight_ + number * kTilePanels * panel_; }
 
     // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
     void compute(const Unit<F>& unit, const Element* following, float* sums) const {
@@ -132,6 +178,7 @@ private:
         }
     }
 
+    const Tile weight_;
     const long inputs_, stride_;
     const long panel_;  // elements of a panel
     const long part_;   // inputs that are taken at a time
@@ -139,17 +186,17 @@ private:
 
 // Compute all units of `work` on some threads. Work has units(), unit(i), and take(thread, unit, row, sums), which is called
 // for each row of a unit; after_all(unit) is what is read ahead where no unit follows.
-template <class F, class Work>
-void multiply_tiles(const TileProducts<F>& products, int threads, const Work& work) {
+template <class Products, class Work>
+void multiply_tiles(const Products& products, int threads, const Work& work) {
     const long count = work.units();
     long next = 0;
     in_parallel(threads, [&](int thread) {
         alignas(kCacheLine) float sums[kMostUnitRows * kTileOutputs];
         long number = take(next);
         if (number >= count) return;
-        for (Unit<F> unit = work.unit(number);;) {
+        for (auto unit = work.unit(number);;) {
             const long following = take(next);
-            const Unit<F> then = following < count ? work.unit(following) : unit;
+            const auto then = following < count ? work.unit(following) : unit;
             products.compute(unit, following < count ? then.tile : work.after_all(unit), sums);
             for (long row = 0; row < unit.rows; ++row) work.take(thread, unit, unit.first + row, sums + row * kTileOutputs);
             if (following >= count) return;
@@ -162,64 +209,37 @@ inline int threads_of_products(long rows, long products, int threads) {
     return threads_worth((rows < kRowsPerRead ? kRowsPerRead : rows) * products / kProductsPerNanosecond, threads);
 }
 
-// Rows as factors: as they are, or converted.
-template <class F>
-class FactorRows {
-    using Element = typename F::Element;
-    using Factor = typename F::Factor;
-    static constexpr bool kConverted = sizeof(Factor) != sizeof(Element);
-
-public:
-    FactorRows(const void* x, long rows, long width, long stride, int threads)
-        : buffer_(kConverted ? rows * width * static_cast<long>(sizeof(Factor)) : 1),
-          stride_(kConverted ? width : stride),
-          first_(static_cast<const Factor*>(x)) {
-        if (!kConverted || buffer_.failed()) return;
-        Factor* const to = reinterpret_cast<Factor*>(buffer_.at(0));
-        first_ = to;
-        parallel_for(threads_worth(rows * width / kConvertedPerNanosecond, threads), rows, 1, [&](long row) {
-            F::load_factors(to + row * width, static_cast<const Element*>(x) + row * stride, width);
-        });
-    }
-
-    bool failed() const { return buffer_.failed(); }
-    long stride() const { return stride_; }
-    const Factor* row(long row) const { return first_ + row * stride_; }
-
-private:
-    const Buffer buffer_;
-    const long stride_;
-    const Factor* first_;
-};
-
 // Products whose results go to `Outputs`: take(thread, row, first, sums) is called for the tile of outputs from `first` on.
-template <class F, class Outputs>
+template <class F, class Outputs, class Products = TileProducts<F>>
 class Linear {
+    using Tile = typename Products::Tile;
+    using LinearUnit = Unit<F, Tile>;
+
 public:
     Linear(const RinglineLinear& args, Outputs& outputs)
         : args_(args),
           outputs_(outputs),
           threads_(threads_of_products(args.rows, args.out_features * args.in_features, args.num_threads)),
-          rows_(args.x, args.rows, args.in_features, args.in_features, threads_),
-          products_(args.in_features, rows_.stride()),
+          rows_(args.x, args.rows, args.in_features, args.in_features, threads_, Products::input_order(args)),
+          products_(args, rows_, threads_),
           groups_(row_groups(args.rows)) {}
 
     // Returns 0, or 1 when there is no memory.
     int run() {
-        if (rows_.failed()) return 1;
+        if (rows_.failed() || products_.failed()) return 1;
         multiply_tiles(products_, threads_, *this);
         return 0;
     }
 
     long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
-    Unit<F> unit(long number) const {
+    LinearUnit unit(long number) const {
         const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
-        const auto* const weight = static_cast<const typename F::Element*>(args_.weight) + tile * products_.tile_elements();
-        return {weight, rows_.row(first), first, group_start(args_.rows, group + 1) - first, tile * kTileOutputs, 0};
+        return {products_.tile(tile), rows_.row(first), first, group_start(args_.rows, group + 1) - first,
+                tile * kTileOutputs, 0};
     }
-    const typename F::Element* after_all(const Unit<F>& unit) const { return unit.tile; }
+    Tile after_all(const LinearUnit& unit) const { return unit.tile; }
 
-    void take(int thread, const Unit<F>& unit, long row, float* sums) const {
+    void take(int thread, const LinearUnit& unit, long row, float* sums) const {
         if (args_.bias)
             for (int i = 0; i < kTileOutputs; i += kLanes)
                 store(sums + i, add(load(sums + i), load(args_.bias + unit.output + i)));
@@ -231,7 +251,7 @@ private:
     Outputs& outputs_;
     const int threads_;
     const FactorRows<F> rows_;
-    const TileProducts<F> products_;
+    const Products products_;
     const long groups_;  // of rows
 };
 
@@ -279,10 +299,10 @@ private:
     const RinglineLinear& args_;
 };
 
-template <class F>
+template <class F, class Products = TileProducts<F>>
 int written_linear(const RinglineLinear& args) {
     WrittenOutputs<F> outputs(args);
-    return Linear<F, WrittenOutputs<F>>(args, outputs).run();
+    return Linear<F, WrittenOutputs<F>, Products>(args, outputs).run();
 }
 
 inline int linear(const RinglineLinear& args) {

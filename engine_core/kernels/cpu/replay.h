@@ -45,6 +45,7 @@ void adapt(RinglineSelection& call, const RinglineStep& step) {
     call.num_threads = step.num_threads;
 }
 void adapt(RinglineInt8Packing&, const RinglineStep&) {}  // weights are packed before any step
+void adapt(RinglineQuantizedPacking&, const RinglineStep&) {}
 void adapt(RinglineBarrier&, const RinglineStep&) {}
 
 int replay_one(const RinglineOperation& operation, const RinglineStep& step) {

@@ -52,6 +52,28 @@ inline float largest_lane(Vec v) {
 
 // Pairs of bfloat16, the earlier one in the low half of a word.
 inline Words load_words(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+template <int kBits>
+inline Words shifted_right(Words w) {
+    return _mm256_srli_epi32(w, kBits);
+}
+
+// Numbers that are looked up by the low 4 bits of words.
+struct Table16 {
+    explicit Table16(const float* numbers) : low(_mm256_loadu_ps(numbers)), high(_mm256_loadu_ps(numbers + 8)) {}
+    Vec operator[](Words w) const {
+        const Vec is_high = _mm256_castsi256_ps(_mm256_slli_epi32(w, 28));
+        return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, w), _mm256_permutevar8x32_ps(high, w), is_high);
+    }
+    const Vec low, high;
+};
+
+// By the low 8 bits.
+struct Table256 {
+    explicit Table256(const float* numbers) : numbers(numbers) {}
+    Vec operator[](Words w) const { return _mm256_i32gather_ps(numbers, _mm256_and_si256(w, _mm256_set1_epi32(255)), 4); }
+    const float* const numbers;
+};
+
 inline Vec low_bfloat16(Words w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 inline Vec high_bfloat16(Words w) {
     return _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -65,6 +87,13 @@ inline void store_float16(uint16_t* at, Vec v) {
 inline Vec load_bfloat16(const uint16_t* at) {
     return low_bfloat16(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
+inline Vec load_bytes(const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+inline Vec load_bytes(const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+
 inline void store_bfloat16(uint16_t* at, Vec v) {
     const Words bits = _mm256_castps_si256(v);
     const Words odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

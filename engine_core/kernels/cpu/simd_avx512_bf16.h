@@ -48,6 +48,25 @@ inline float largest_lane(Vec v) { return _mm512_reduce_max_ps(v); }
 // Pairs of bfloat16, the earlier one in the low half of a word.
 inline Words load_words(const void* at) { return _mm512_loadu_si512(at); }
 
+template <int kBits>
+inline Words shifted_right(Words w) {
+    return _mm512_srli_epi32(w, kBits);
+}
+
+// Numbers that are looked up by the low 4 bits of words.
+struct Table16 {
+    explicit Table16(const float* numbers) : numbers(_mm512_loadu_ps(numbers)) {}
+    Vec operator[](Words w) const { return _mm512_permutexvar_ps(w, numbers); }
+    const Vec numbers;
+};
+
+// By the low 8 bits.
+struct Table256 {
+    explicit Table256(const float* numbers) : numbers(numbers) {}
+    Vec operator[](Words w) const { return _mm512_i32gather_ps(_mm512_and_si512(w, _mm512_set1_epi32(255)), numbers, 4); }
+    const float* const numbers;
+};
+
 inline Words low_halves(Words w) { return _mm512_and_si512(w, _mm512_set1_epi32(0x0000ffff)); }
 
 inline Vec load_float16(const uint16_t* at) {
@@ -60,6 +79,13 @@ inline void store_float16(uint16_t* at, Vec v) {
 inline Vec load_bfloat16(const uint16_t* at) {
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+inline Vec load_bytes(const int8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline Vec load_bytes(const uint8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 
 #ifdef __AVX512BF16__

@@ -70,6 +70,23 @@ inline Words load_words(const void* at) {
     std::memcpy(&w, at, sizeof w);
     return w;
 }
+template <int kBits>
+inline Words shifted_right(Words w) {
+    return w >> kBits;
+}
+
+// Numbers that are looked up by the low bits of words.
+template <int kMask>
+struct Table {
+    explicit Table(const float* numbers) : numbers(numbers) {}
+    Vec operator[](Words w) const {
+        return Vec{numbers[w[0] & kMask], numbers[w[1] & kMask], numbers[w[2] & kMask], numbers[w[3] & kMask]};
+    }
+    const float* const numbers;
+};
+using Table16 = Table<15>;
+using Table256 = Table<255>;
+
 inline Vec low_bfloat16(Words w) { return bits_as<Vec>(w << 16); }
 inline Vec high_bfloat16(Words w) { return bits_as<Vec>(w & 0xffff0000u); }
 
@@ -109,6 +126,11 @@ inline void store_float16(uint16_t* at, Vec v) {
 inline Vec load_bfloat16(const uint16_t* at) { return low_bfloat16(Words{at[0], at[1], at[2], at[3]}); }
 inline void store_bfloat16(uint16_t* at, Vec v) {
     for (int lane = 0; lane < kLanes; ++lane) at[lane] = narrowed_bfloat16(v[lane]);
+}
+
+template <class Byte>
+inline Vec load_bytes(const Byte* at) {
+    return Vec{static_cast<float>(at[0]), static_cast<float>(at[1]), static_cast<float>(at[2]), static_cast<float>(at[3])};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ tensors. On a machine without a GPU they can be run under Triton's interpreter, 
 attention          chunks, single rows, and splits joined   (read first)
 cache              the write to the KV cache
 linear             a batch-invariant matrix product
+quantized          the same, with a weight that stays quantized
 experts            products of rows with the weights of their experts
 norm, rope, activation     what is done to each row between the products
 """

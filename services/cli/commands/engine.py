@@ -12,7 +12,7 @@ import click
 
 from engine_core.config import EngineConfig
 from engine_core.errors import CheckpointError, ConfigError
-from engine_core.model_loader.location import check_location, local_directory
+from engine_core.model_loader.location import check_location, local_path
 from engine_core.progress import StartupProgress
 from engine_core.vllm_options import instead_of_vllm_options
 from services.common.config import vllm_options as server_options
@@ -79,7 +79,7 @@ def engine_config(values: dict[str, Any]) -> EngineConfig:
         config = build(EngineConfig(), {"kernel_cache_dir": kernel_cache_dir, **values})
         check_location(config.model.model)
         if config.model.tokenizer:
-            local_directory(config.model.tokenizer)
+            local_path(config.model.tokenizer)
     except ConfigError as error:
         raise click.UsageError(f"{unusable_option(error.option, error.value, error.accepted)}.") from None
     except CheckpointError as error:

@@ -41,7 +41,7 @@ class _SettingType(click.ParamType):  # type: ignore[type-arg]  # generic only s
         self._setting = setting
         self.name = {int: "integer", float: "number", tuple: "list"}.get(setting.kind, "text")
         if setting.choices is not None:
-            self.name = "|".join(setting.choices)
+            self.name = "|".join(map(str, setting.choices))
         elif setting.unit is not None:
             self.name = setting.unit
 

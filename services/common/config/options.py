@@ -57,7 +57,7 @@ class Setting:
     """Whether None ("derive it") is a value."""
     default: Any
     help: str
-    choices: tuple[str, ...] | None = None
+    choices: tuple[str, ...] | tuple[int, ...] | None = None
     minimum: float | None = None
     maximum: float | None = None
     unit: str | None = None
@@ -80,7 +80,7 @@ class Setting:
     def accepted(self) -> str:
         """What the option takes, in words."""
         if self.choices is not None:
-            return "one of " + ", ".join(self.choices)
+            return "one of " + ", ".join(map(str, self.choices))
         noun = {
             bool: "true or false",
             int: "an integer",

@@ -36,6 +36,8 @@ ENGINE_OPTIONS = (
     "dtype",
     "max_model_len",
     "quantization",
+    "quantization_group_size",
+    "int8_activations",
     "model_impl",
     "seed",
     "gpu_memory_utilization",

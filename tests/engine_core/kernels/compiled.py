@@ -31,6 +31,7 @@ from engine_core.kv_cache_interface import AttentionSpec, MLAAttentionSpec
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from engine_core.platforms.cuda import COMPILED_CAPABILITIES
 from tests.engine_core.attention.sequences import Geometry
 
@@ -176,6 +177,15 @@ def compute_layers(geometry: Geometry, dtype: torch.dtype, hidden: int, inner: i
     ops.linear(typed(128256, hidden))(x, dtype=torch.float32)
 
 
+def multiply_quantized(kept: QuantFormat, dtype: torch.dtype, hidden: int, inner: int) -> None:
+    """A few rows by weights that stay quantized."""
+    ops = GpuBackend(132, deterministic=True, device=META)
+    for outputs, inputs in ((2 * inner, hidden), (hidden, inner)):
+        layer = ops.quantized_linear(kept, outputs, inputs, dtype, ())
+        layer(numbers(40, inputs, dtype=dtype), residual=numbers(40, outputs, dtype=dtype))
+        layer(numbers(40, inputs, dtype=dtype), dtype=torch.float32)
+
+
 def compute_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
     """A few rows through experts."""
     experts, rows = GpuBackend(132, deterministic=True, device=META).experts(shape, dtype), 40
@@ -189,6 +199,12 @@ EXPERTS = {
     "gpt-oss-20b": ExpertsShape(
         32, 4, 2880, 2880, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702
     ),
+}
+FORMATS = {
+    "AWQ": QuantFormat(UNSIGNED4, 128, torch.float16, offset=Offset.ZERO),
+    "MXFP4": QuantFormat(FP4, 32, torch.bfloat16),
+    "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "Q6_K": QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
 }
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 GEOMETRIES = [
@@ -212,6 +228,8 @@ def every_configuration() -> Iterator[tuple[str, Callable[[], None]]]:
         for hidden, inner, head_dim in ((1024, 3072, 128), (4096, 14336, 128), (896, 4864, 64)):
             shape = Geometry(32, 8, head_dim, 16)
             yield f"{dtype} layers of {hidden} and {inner}", partial(compute_layers, shape, dtype, hidden, inner)
+        for name, kept in FORMATS.items():
+            yield f"{dtype} {name}", partial(multiply_quantized, kept, dtype, 4096, 14336)
         for model, experts in EXPERTS.items():
             yield f"{dtype} experts of {model}", partial(compute_experts, experts, dtype)
 

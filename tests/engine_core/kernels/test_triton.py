@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engine_core.attention.sequences import Geometry
-from tests.engine_core.kernels.compiled import Compiled, attend, compiling, compute_layers
+from tests.engine_core.kernels.compiled import FORMATS, Compiled, attend, compiling, compute_layers, multiply_quantized
 
 ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = Path(__file__).parent / "interpreted"
@@ -73,6 +73,17 @@ def test_layers_compile(capability: int, tmp_path: Path) -> None:
     for one in products:
         assert ("wgmma" in one.ptx) == (capability == 90)
         assert "cp.async" in one.ptx
+
+
+@pytest.mark.parametrize(
+    "name", ["AWQ", *(pytest.param(name, marks=pytest.mark.wide) for name in FORMATS if name != "AWQ")]
+)
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.wide), 90])
+def test_weights_that_stay_quantized_compile(capability: int, name: str, tmp_path: Path) -> None:
+    with compiling(capability, tmp_path) as made:
+        multiply_quantized(FORMATS[name], torch.bfloat16, 4096, 14336)
+    assert {one.name for one in made} == {"multiply_quantized"}
+    assert [one for one in made if not one.fits] == []
 
 
 def test_float32_is_not_rounded_to_be_multiplied(tmp_path: Path) -> None:

@@ -15,17 +15,12 @@ from safetensors.torch import save_file
 from engine_core.distributed.ranks import Rank
 from engine_core.errors import CheckpointError
 from engine_core.kernels.library import load_int8_kernels, load_kernels
-from engine_core.layers.fused_moe import (
-    ExpertTensors,
-    FusedMoE,
-    InterleavedExperts,
-    RouterTensors,
-    SeparateExperts,
-    StackedExperts,
-)
+from engine_core.layers.expert_tensors import ExpertTensors, InterleavedExperts, SeparateExperts, StackedExperts
+from engine_core.layers.fused_moe import FusedMoE, RouterTensors
 from engine_core.layers.shares import Shares
 from engine_core.model_loader.dummy import DummyWeights
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape, OpsBackend, Routing
 from engine_core.ops.native import NativeBackend
@@ -41,6 +36,7 @@ WAYS: dict[str, tuple[ExpertTensors, ExpertsShape]] = {
     "separate": (SeparateExperts("l.experts"), SHAPE),
     "other names": (SeparateExperts("l.experts", gate="w1", up="w3", down="w2"), SHAPE),
     "stacked": (StackedExperts("l.experts"), SHAPE),
+    "separate, with biases": (SeparateExperts("l.experts"), replace(SHAPE, bias=True)),
     "interleaved": (InterleavedExperts("l.experts"), replace(SHAPE, bias=True)),
 }
 BACKENDS: dict[str, OpsBackend] = {"native": NativeBackend(load_kernels()), "torch": TorchBackend()}
@@ -54,9 +50,10 @@ def stored(tensors: ExpertTensors, shape: ExpertsShape, dtype: torch.dtype) -> d
     match tensors:
         case SeparateExperts(prefix):
             return {
-                f"{prefix}.{expert}.{name}.weight": tensor[expert].clone()
-                for expert in range(shape.num_experts)
-                for name, tensor in zip((tensors.gate, tensors.up, tensors.down), (gates, ups, downs), strict=True)
+                f"{prefix}.{number}.{name}.{kind}": tensor.clone()
+                for number, (of_expert, biases) in enumerate(experts)
+                for kind, each in (("weight", of_expert), ("bias", biases or ()))
+                for name, tensor in zip((tensors.gate, tensors.up, tensors.down), each, strict=kind == "weight")
             }
         case StackedExperts(prefix):
             return {f"{prefix}.gate_up_proj": torch.cat([gates, ups], 1), f"{prefix}.down_proj": downs}
@@ -82,9 +79,10 @@ def of_router(shape: ExpertsShape, dtype: torch.dtype) -> dict[str, torch.Tensor
     }
 
 
-def part(way: str, backend: OpsBackend, method: QuantMethod, dtype: torch.dtype) -> FusedMoE:
+def part(way: str, backend: OpsBackend, method: QuantMethod) -> FusedMoE:
     tensors, shape = WAYS[way]
-    return FusedMoE(shape, Routing(shape.top_k), ROUTER, tensors, backend, method, dtype, Shares(Rank(), None, backend))
+    shares = Shares(Rank(), None, backend)
+    return FusedMoE(shape, Routing(shape.top_k), ROUTER, tensors, backend, method, shares, method)
 
 
 def opened(directory: Path, made: FusedMoE, dtype: torch.dtype) -> SafetensorsWeights:
@@ -100,7 +98,7 @@ def test_every_way_is_read_into_the_same_experts(way: str, backend: str, method:
     tensors, shape = WAYS[way]
     as_stored = stored(tensors, shape, dtype) | of_router(shape, dtype)
     save_file({name: tensor.float() for name, tensor in as_stored.items()}, tmp_path / "model.safetensors")
-    made = part(way, layers, quantized, dtype)
+    made = part(way, layers, quantized)
     made.load(opened(tmp_path, made, dtype))
 
     experts: ExpertsOp = load(quantized.experts(shape, dtype, layers), shape, dtype)
@@ -115,7 +113,7 @@ def test_every_way_is_read_into_the_same_experts(way: str, backend: str, method:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_dummy_weights(way: str) -> None:
-    made = part(way, BACKENDS["native"], METHODS["unquantized"], torch.bfloat16)
+    made = part(way, BACKENDS["native"], METHODS["unquantized"])
     made.load(DummyWeights(made.tensors(), torch.bfloat16, torch.device("cpu"), seed=0))
     y = made(numbers(9, 48, dtype=torch.bfloat16, seed=1), None).float()
     assert y.isfinite().all()
@@ -124,7 +122,7 @@ def test_dummy_weights(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_does_not_fit_is_named(way: str, tmp_path: Path) -> None:
-    made = part(way, BACKENDS["torch"], METHODS["unquantized"], torch.float32)
+    made = part(way, BACKENDS["torch"], METHODS["unquantized"])
     tensors, shape = WAYS[way]
     all_tensors = stored(tensors, shape, torch.float32) | of_router(shape, torch.float32)
 
@@ -146,7 +144,7 @@ def test_what_does_not_fit_is_named(way: str, tmp_path: Path) -> None:
 
 
 def test_an_expert_in_two_files_is_named(tmp_path: Path) -> None:
-    made = part("separate", BACKENDS["torch"], METHODS["unquantized"], torch.float32)
+    made = part("separate", BACKENDS["torch"], METHODS["unquantized"])
     tensors, shape = WAYS["separate"]
     all_tensors = stored(tensors, shape, torch.float32) | of_router(shape, torch.float32)
     twice = "l.experts.1.up_proj.weight"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from engine_core.layers.weights import TensorRows
 from engine_core.model_loader.dummy import DummyWeights
+from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 
 CPU = torch.device("cpu")
 SHAPES = {"a.weight": (1500, 1000), "b.weight": (700, 1000), "b.bias": (700,), "norm.weight": (1000,)}
@@ -32,3 +35,34 @@ def test_joined_tensors_are_those_taken_alone() -> None:
     together.take("norm.weight")
     total = (2200 * 1000 + 1700) * 2
     assert told == [(4_400_000, total), (4_401_400, total), (total, total)]
+
+
+FP8 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        QuantFormat(FP4, 32, torch.bfloat16),
+        QuantFormat(FP8, 128, torch.float32),
+        QuantFormat(UNSIGNED4, 32, torch.float16, offset=Offset.ZERO),
+        QuantFormat(UNSIGNED4, 32, torch.float16, offset=Offset.MINIMUM),
+        QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+        QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+    ],
+    ids=["FP4", "FP8", "zeros", "minima", "minima of two levels", "two levels"],
+)
+def test_quantized_weights(kept: QuantFormat) -> None:
+    """As large as the others, not whole groups away from zero, and the same for ranks that have some rows."""
+    weights = DummyWeights(SHAPES, torch.float32, CPU, seed=3)
+    parts = list(weights.make_quantized(kept, TensorRows("a", 1500, range(1500)), 1000))
+    assert len(parts) > 1
+    whole = torch.cat([part.dequantized() for part in parts])
+    assert whole.shape == (1500, 1000)
+    assert abs(whole.std() - 0.02) < 1e-3
+    assert abs(whole.mean()) < 3e-3
+    (some,) = weights.make_quantized(kept, TensorRows("a", 1500, range(1100, 1140)), 1000)
+    assert torch.equal(some.dequantized(), whole[1100:1140])
+    assert not torch.equal(some.dequantized(), whole[1060:1100])
+    (other,) = weights.make_quantized(kept, TensorRows("b", 1500, range(1100, 1140)), 1000)
+    assert not torch.equal(some.codes, other.codes)

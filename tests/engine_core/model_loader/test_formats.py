@@ -19,7 +19,6 @@ from tests.engine_core.models.driver import open_at
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 3\n"
 FILES = {
-    "model-Q4_K_M.gguf": "a GGUF file, which is not read: choose",
     "pytorch_model-00001-of-00002.bin": "a PyTorch file; such files can execute code, so they are never read: choose",
     "model.pt": "a PyTorch file",
     "consolidated.00.pth": "in its publisher's own format, which is not read: choose",

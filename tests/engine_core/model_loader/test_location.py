@@ -19,7 +19,8 @@ from huggingface_hub.errors import (
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader.checkpoint import open_checkpoint
-from engine_core.model_loader.location import check_location, download, served_name
+from engine_core.model_loader.hub import HubModel, download
+from engine_core.model_loader.location import check_location, find_checkpoint, served_name
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 from tests.engine_core.models.driver import open_at
 
@@ -56,7 +57,7 @@ def test_not_in_the_cache(is_offline: bool, why: str, tmp_path: Path, monkeypatc
     if not is_offline:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no")))
-    message = rf"^some/model is not a directory, and not in the cache {tmp_path}; {why}.*hf download some/model --cache"
+    message = rf"^some/model is neither a directory nor a file, and not in the cache {tmp_path}; {why}.*hf download some/model --cache"
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
 
@@ -68,7 +69,7 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ("error", "message"),
     [
         (GatedRepoError("no", response=RESPONSE), "some/model at revision v2 is gated"),
-        (RepositoryNotFoundError("no", response=RESPONSE), "is not a directory, and the hub has no such repository"),
+        (RepositoryNotFoundError("no", response=RESPONSE), "is neither a directory nor a file, and the hub has no such repository"),
         (RevisionNotFoundError("no", response=RESPONSE), "some/model has no revision v2"),
         (RuntimeError("refused"), "some/model at revision v2 cannot be downloaded: refused"),
         (OSError(28, "No space left on device"), "cannot be downloaded: .*No space left on device"),
@@ -100,7 +101,7 @@ def test_what_is_asked_for(load_format: str, tmp_path: Path, monkeypatch: pytest
 
 def test_a_revision_not_in_the_cache_is_downloaded_as_such() -> None:
     with pytest.raises(CheckpointError, match=r"run `hf download some/model --revision v1` where"):
-        download("some/model", "v1", None, weights=True)
+        download(HubModel("some/model"), "v1", None, weights=True)
 
 
 @pytest.mark.parametrize(
@@ -148,5 +149,5 @@ def test_names_of_no_checkpoint(model: str, message: str, tmp_path: Path) -> Non
 
 
 def test_no_model() -> None:
-    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory or a hub id"):
+    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory, a GGUF file, a hub id or smollm2"):
         open_checkpoint(ModelConfig(), LoadConfig())

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from engine_core.errors import CheckpointError
 from engine_core.model_loader import safetensors_reader as stored
-from engine_core.model_loader.safetensors_reader import ExpectedTensors, SafetensorsWeights, find_tensors
+from engine_core.model_loader.expected import ExpectedTensors
+from engine_core.model_loader.safetensors_reader import SafetensorsWeights, find_tensors
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.randn(4, 3), "b.weight": torch.randn(5).to(torch.float16), "c.bias": torch.randn(2, 2)}

@@ -33,7 +33,7 @@ def test_a_revision_is_that_of_its_own_repository(
     monkeypatch.setattr(location, "download", download)
     with tokenizer_directory(config) as directory:
         assert directory == TINY
-    assert [call.args[:2] for call in download.call_args_list] == [asked]
+    assert [(call.args[0].repository, call.args[1]) for call in download.call_args_list] == [asked]
 
 
 @pytest.mark.parametrize("name", ["qwen.tiktoken", "tiktoken.model", "tokenizer.model"])

@@ -47,7 +47,9 @@ def build_model(
     collectives: TensorCollectives | None = None,
 ) -> LanguageModel:
     """The checkpoint's model, or a rank's part, with its weights, by default as an engine on CPU would compute it."""
-    quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+    quantization = choose_quantization(
+        checkpoint.quantization, checkpoint.stored_quantization, group_size=checkpoint.group_size
+    )
     layers = layers or layers_of(checkpoint)
     if attention is None:
         attention = chosen_attention() if isinstance(layers, NativeBackend) else TorchAttention()

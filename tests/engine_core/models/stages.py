@@ -26,7 +26,9 @@ def load_stages(checkpoint: Checkpoint, count: int) -> list[StagedModel]:
     stages = []
     for stage in range(count):
         rank = Rank(pp=stage, pp_size=count)
-        quantization = choose_quantization(checkpoint.quantization, checkpoint.stored_quantization)
+        quantization = choose_quantization(
+            checkpoint.quantization, checkpoint.stored_quantization, group_size=checkpoint.group_size
+        )
         model = make_model(checkpoint, attention, layers, CPU, quantization, rank)
         load_weights(model, checkpoint, CPU)
         stages.append(model)

@@ -10,7 +10,7 @@ import torch
 from engine_core.kernels.capture import BufferPool, Captured, capturing
 from engine_core.kernels.library import load_kernels
 from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertWeights, UnloadedExperts
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = {
@@ -40,7 +40,7 @@ def weights_of(shape: ExpertsShape, expert: int, dtype: torch.dtype) -> tuple[Te
     return (gate, up, down), biases
 
 
-def load(experts: ExpertsOp, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
+def load(experts: UnloadedExperts, shape: ExpertsShape, dtype: torch.dtype) -> ExpertsOp:
     weights = (weights_of(shape, expert, dtype) for expert in range(shape.num_experts))
     experts.load(ExpertWeights(iter(tensors), biases) for tensors, biases in weights)
     return experts

@@ -13,7 +13,7 @@ from engine_core.distributed.collectives import TensorCollectives
 from engine_core.distributed.ranks import UNIT, cut
 from engine_core.kernels.capture import BufferPool, Captured, capturing, kernel_output
 from engine_core.kernels.library import load_kernels
-from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, LinearOp
+from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, ExpertWeights, LinearOp, UnloadedExperts
 
 from .experts import chosen, load, numbers, weights_of
 
@@ -107,8 +107,13 @@ class Parts:
     ) -> Parts:
         ranks = [LateRank(rank, size) for rank in range(size)]
         splits = [ExpertsSplit.of(shape, rank, expert_parallel=expert_parallel) for rank in ranks]
-        ops = [load_part(make(shape, dtype, split), shape, dtype, split) for split in splits]
-        return cls(load(make(shape, dtype, None), shape, dtype), ranks, splits, ops)
+        whole, *ops = (make(shape, dtype, split) for split in (None, *splits))
+        if isinstance(whole, UnloadedExperts):
+            load(whole, shape, dtype)
+        for op, split in zip(ops, splits, strict=True):
+            if isinstance(op, UnloadedExperts):
+                load_part(op, shape, dtype, split)
+        return cls(whole, ranks, splits, ops)
 
     def residuals(self, residual: torch.Tensor | None) -> list[torch.Tensor | None]:
         """The columns of each rank."""
@@ -138,7 +143,7 @@ class Parts:
         return results[0]
 
 
-def load_part(experts: ExpertsOp, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit) -> ExpertsOp:
+def load_part(experts: UnloadedExperts, shape: ExpertsShape, dtype: torch.dtype, split: ExpertsSplit) -> None:
     own = split.own
     inner, hidden = (slice(part.start, part.stop) for part in (own.inner, own.hidden))
 
@@ -150,7 +155,6 @@ def load_part(experts: ExpertsOp, shape: ExpertsShape, dtype: torch.dtype, split
         return ExpertWeights(iter((gate[inner], up[inner], down[hidden])), biases)
 
     experts.load(map(part_of, own.experts))
-    return experts
 
 
 def rows_of(

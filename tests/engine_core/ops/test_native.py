@@ -18,7 +18,8 @@ from engine_core.kernels.library import Kernels
 from engine_core.layers.rotary import RopeParameters, Rotary
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import HeadNorms, HeadsShape
-from engine_core.ops.native import NativeBackend, NativeLinear
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.native_linear import NativeLinear
 from engine_core.ops.torch import TorchBackend
 from engine_core.sampling.numpy_ops import NumpyOps
 

@@ -1,4 +1,4 @@
-"""Experts in MXFP4: expanded as transformers expands them, and then the same model as from expanded weights."""
+"""Experts in MXFP4: what is read stands for what transformers expands it to, and makes the same model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from safetensors.torch import load_file, save_file
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
+from engine_core.layers.fused_moe import FusedMoE
 from engine_core.model_loader.loader import model_outline
-from engine_core.quantization.mxfp4 import expand
+from engine_core.ops.quantized_weight import QuantizedWeight
+from engine_core.ops.torch import TorchBackend
+from engine_core.quantization.mxfp4 import MXFP4, powers_of_two, unpack
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import make_model, save_model
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
+IDS = torch.arange(3, 60)
 
 
 def random_bytes(*shape: int, seed: int, low: int = 0, high: int = 256) -> torch.Tensor:
@@ -26,14 +30,14 @@ def random_bytes(*shape: int, seed: int, low: int = 0, high: int = 256) -> torch
     return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_byte_and_every_scale(dtype: torch.dtype) -> None:
-    """But the scale 0, for which the reference's type may have no normal number, and 255, which stands for NaN."""
-    scales = torch.arange(1, 255, dtype=torch.uint8)[:, None].expand(-1, 17)
+def test_every_byte_and_every_scale() -> None:
+    """To the bit, in float32; 255, which stands for NaN, is refused elsewhere."""
+    scales = torch.arange(255, dtype=torch.uint8)[:, None].expand(-1, 17)
     blocks = torch.cat([torch.arange(256, dtype=torch.uint8), random_bytes(16, seed=0)]).view(1, 17, 16)
     blocks = blocks.expand(len(scales), -1, -1)
-    expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=dtype)[0].t()
-    assert torch.equal(expand(blocks, scales).to(dtype), expected)
+    expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)[0].t()
+    weight = QuantizedWeight(MXFP4, unpack(blocks), powers_of_two(scales))
+    assert torch.equal(weight.dequantized(), expected)
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +65,39 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return packed, expanded
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
-def test_a_checkpoint_is_the_model_of_its_expanded_weights(
-    dtype: str, quantization: str | None, checkpoints: tuple[Path, Path]
-) -> None:
-    ids = torch.arange(3, 60)
-    packed, expanded = (load(path, dtype, quantization) for path in checkpoints)
+def test_expanded_it_is_the_model_of_its_expanded_weights(dtype: str, checkpoints: tuple[Path, Path]) -> None:
+    packed, expanded = (load(path, dtype, layers=TorchBackend()) for path in checkpoints)
     assert packed.weight_bytes == expanded.weight_bytes
-    assert torch.equal(logits_of(packed, ids), logits_of(expanded, ids))
+    assert torch.equal(logits_of(packed, IDS), logits_of(expanded, IDS))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 0.05), ("float32", 1e-5), ("float16", 0.01)])
+def test_kept_it_is_nearly_that_model(dtype: str, tolerance: float, checkpoints: tuple[Path, Path]) -> None:
+    """Sums of groups are added up, which rounds elsewhere."""
+    packed, expanded = (load(path, dtype) for path in checkpoints)
+    one, other = logits_of(packed, IDS), logits_of(expanded, IDS)
+    torch.testing.assert_close(one, other, atol=tolerance * float(other.std()), rtol=0)
+    assert packed.weight_bytes < expanded.weight_bytes
 
 
 def test_what_it_will_take_is_known(checkpoints: tuple[Path, Path]) -> None:
-    packed, expanded = (open_at(path) for path in checkpoints)
-    assert (packed.expanded_quantization, expanded.expanded_quantization) == ("mxfp4", None)
-    one, other = (model_outline(each) for each in (packed, expanded))
-    assert one.expected_weight_bytes == other.expected_weight_bytes
-    for part, same in zip(one.parts, other.parts, strict=True):
-        assert (part.num_weights, part.step_weights(2)) == (same.num_weights, same.step_weights(2))
+    packed, expanded = (model_outline(open_at(path, dtype="bfloat16")) for path in checkpoints)
+    (shape,) = {part._shape for part in packed.parts if isinstance(part, FusedMoE)}
+    biases = shape.num_experts * (2 * shape.intermediate_size + shape.hidden_size)
+    for part, same in zip(packed.parts, expanded.parts, strict=True):
+        assert part.num_weights == same.num_weights
+        if isinstance(part, FusedMoE):
+            kept = (shape.num_weights - biases) * 4.5 / 8 + 4 * biases
+            assert part.weight_bytes(2) == part.gate.weight_bytes(2) + kept
+            assert [each.nbytes for each in part.step_weights(2)] == [part.gate.weight_bytes(2), kept]
+        else:
+            assert part.weight_bytes(2) == same.weight_bytes(2)
+
+
+def test_what_is_quantized_is_not_rounded_again(checkpoints: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="quantized already, with MXFP4"):
+        open_at(checkpoints[0], quantization="int8")
 
 
 def test_dummy_weights_are_of_the_usual_size(checkpoints: tuple[Path, Path]) -> None:
@@ -96,7 +115,11 @@ def test_what_does_not_fit_is_named(checkpoints: tuple[Path, Path], tmp_path: Pa
     for changed, message in (
         ({key: tensor for key, tensor in tensors.items() if key != name}, rf"1 missing \({name}\)"),
         (tensors | {name: tensors[name][:, :-1].contiguous()}, rf"1 mis-shaped \({name} is"),
-        (tensors | {name: tensors[name].float()}, rf"{name} is of type F32; expected one of U8"),
+        (
+            tensors | {name: tensors[name].float()},
+            rf"{name} is of type torch.float32, which is not usable: expected bytes",
+        ),
+        (tensors | {name: tensors[name].where(tensors[name] != 119, 255)}, rf"{name} has a NaN"),
         (
             tensors | {"model.norm.weight": tensors["model.norm.weight"].byte()},
             r"model\.norm\.weight is of type U8; expected one of F64",
@@ -107,18 +130,18 @@ def test_what_does_not_fit_is_named(checkpoints: tuple[Path, Path], tmp_path: Pa
             load(tmp_path)
 
 
-def test_what_no_model_expands_is_refused(tmp_path: Path) -> None:
+def test_what_no_model_has_is_refused(tmp_path: Path) -> None:
     raw = GptOssConfig(hidden_size=72, num_local_experts=4, num_experts_per_tok=2).to_dict()
     raw |= {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
     for changed, error, message in (
-        (raw, CheckpointError, "hidden_size=72 is not usable: expected a multiple of 32 with MXFP4"),
+        (raw, CheckpointError, "gate_up_proj has 72 inputs, which is not usable: expected a multiple of 32 with MXFP4"),
         (raw | {"quantization_config": {"quant_method": "awq"}}, UnsupportedModelError, "quantized with AWQ"),
         (
             raw | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
             UnsupportedModelError,
-            "quantized with MXFP4, which is not supported for MixtralForCausalLM",
+            "MXFP4 is not supported for experts of this architecture, only for those of gpt-oss",
         ),
     ):
         (tmp_path / "config.json").write_text(json.dumps(changed))
         with pytest.raises(error, match=message):
-            open_at(tmp_path)
+            model_outline(open_at(tmp_path, dtype="bfloat16")).tensors()

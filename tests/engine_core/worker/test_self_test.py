@@ -16,7 +16,8 @@ from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.kernels.library import load_kernels
 from engine_core.llm import configure
 from engine_core.ops.base import DecoderStack, LinearOp, OpsBackend
-from engine_core.ops.native import NativeBackend, NativeLinear
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.native_linear import NativeLinear
 from engine_core.progress import StartupProgress
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable

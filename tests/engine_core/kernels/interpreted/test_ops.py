@@ -13,9 +13,11 @@ from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
 from engine_core.ops.gpu_linear import InvariantLinear, ProductTiles
+from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from engine_core.ops.torch import TorchBackend
 from tests.engine_core.ops.experts import chosen, numbers, weights_of
 from tests.engine_core.ops.parts import Parts, assert_same_bits
+from tests.engine_core.ops.quantized_weights import random_weight, some_rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
@@ -159,8 +161,10 @@ EXPERTS = [
     pytest.param(ExpertsShape(3, 1, 64, 200, Activation.SILU, bias=True), 90, marks=WIDE),
 ]
 """Shapes and rows; some experts have no row, some more than a tile."""
+ONE_TYPE = [pytest.param(each, marks=() if each == torch.bfloat16 else WIDE) for each in TOLERANCE]
 
 
+@pytest.mark.parametrize("dtype", ONE_TYPE, ids=str)
 @pytest.mark.parametrize(("shape", "rows"), EXPERTS)
 def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
     made, reference = OPS.experts(shape, dtype), TorchBackend().experts(shape, torch.float32)
@@ -178,6 +182,7 @@ def test_experts(shape: ExpertsShape, rows: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True], ids=["outputs", "experts"])
+@pytest.mark.parametrize("dtype", ONE_TYPE, ids=str)
 @pytest.mark.parametrize(("shape", "rows"), EXPERTS)
 def test_experts_of_several_ranks(shape: ExpertsShape, rows: int, dtype: torch.dtype, expert_parallel: bool) -> None:
     parts = Parts.make(OPS.experts, shape, dtype, 2, expert_parallel=expert_parallel)
@@ -194,3 +199,29 @@ def test_grouped_linear_layers(dtype: torch.dtype) -> None:
     )
     for layers in (OPS, GpuBackend(3, deterministic=False)):
         close(layers.grouped_linear(weight)(x), TorchBackend().grouped_linear(weight)(x), dtype)
+
+
+FLOAT8 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+FORMATS = {
+    "zeros": QuantFormat(UNSIGNED4, 32, torch.float16, offset=Offset.ZERO),
+    "minima in two steps": QuantFormat(UNSIGNED4, 16, torch.float16, outer_size=64, offset=Offset.MINIMUM),
+    "FP4": QuantFormat(FP4, 128, torch.bfloat16),
+    "8 bits": QuantFormat(SIGNED8, 200, torch.float32),
+    "FP8": QuantFormat(FLOAT8, 64, torch.float32),
+}
+
+
+@pytest.mark.parametrize("kept", FORMATS.values(), ids=FORMATS)
+def test_what_stays_quantized_is_multiplied_as_the_expanded_weight(kept: QuantFormat, dtype: torch.dtype) -> None:
+    weight, order = random_weight(kept, 70, 200), torch.randperm(200, generator=torch.Generator().manual_seed(3))
+    parts = [some_rows(weight, slice(0, 40)), some_rows(weight, slice(40, 70))]
+    bias, x, residual = (numbers(*shape, dtype=dtype) / 4 for shape in ((70,), (9, 200), (9, 90)))
+    made = OPS.quantized_linear(kept, 70, 200, dtype, iter(parts), bias, order)
+    expanded = OPS.linear(weight.dequantized().to(dtype), bias)
+    into = torch.zeros(9, 100, dtype=dtype)
+    made(x, residual=residual[:, 20:], scale=0.5, into=into[:, 30:])
+    close(into[:, 30:], expanded(x[:, order], residual=residual[:, 20:], scale=0.5), dtype)
+    assert not into[:, :30].any()
+    assert_same_bits(made(x[3:4], dtype=torch.float32), made(x, dtype=torch.float32)[3:4])
+    some = torch.tensor([69, 0, 40])
+    assert_same_bits(made.weight_rows(some), expanded.weight_rows(some)[:, order.argsort()])

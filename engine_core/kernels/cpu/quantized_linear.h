@@ -1,0 +1,280 @@
+// y = x · Wᵀ + b with a weight that stays quantized, and inputs in the model's type.
+//
+// Panels, tiles and units of work are those of linear.h. A result is, for each group of inputs in ascending order, a chain
+// of additions of x · codebook[code] from 0 on, less the zero times the sum of the inputs; that times the scale is added to
+// the result, and the minimum times the sum of the inputs.
+//
+// With few rows codes are looked up in registers, just before they are multiplied. With many, those of a part of a tile are
+// looked up once, to memory in the cache, for all rows: the same operations, and so the same bits.
+#pragma once
+
+#include "argmax.h"
+#include "quantized_codes.h"
+#include "quantized_groups.h"
+
+namespace {
+
+// The number type of factors, and of the numbers that codes are looked up as.
+template <class F>
+struct DecodedOf {
+    using Type = Float32;
+};
+#ifdef __AVX512BF16__
+template <>
+struct DecodedOf<BFloat16> {
+    using Type = BFloat16;
+};
+#endif
+
+constexpr long kDecodedBytes = 64 << 10;  // of a part of a tile, of which some remains in the L1 cache
+
+// Computes units of rows of factors, which lie `stride` apart. A tile is named by its first panel.
+template <class D, class Codes>
+class QuantizedTileProducts {
+    using Factor = typename D::Factor;
+    static constexpr int kColumns = kBlockColumns, kVectors = kPanel / kLanes;
+    static constexpr long kElementBytes = sizeof(typename D::Element);
+    static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
+
+public:
+    using Tile = long;
+
+    QuantizedTileProducts(const RinglineQuantizedWeight& weight, const Factor* x, long stride, long rows, int threads)
+        : codes_(weight.codebook),
+          groups_(weight),
+          sums_(weight, x, stride, rows, threads),
+          lines_(weight.codes),
+          inputs_(weight.in_features),
+          stride_(stride),
+          panel_(code_lines(weight) * kLineBytes),
+          part_(part_of(weight.group_size)) {}
+
+    // Of a linear layer.
+    template <class Rows>
+    QuantizedTileProducts(const RinglineLinear& args, const Rows& rows, int threads)
+        : QuantizedTileProducts(weight_of(args), rows.row(0), rows.stride(), args.rows, threads) {}
+    static const int32_t* input_order(const RinglineLinear& args) { return weight_of(args).input_order; }
+    Tile tile(long number) const { return number * kTilePanels; }
+
+    bool failed() const { return sums_.failed(); }
+
+    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    template <class AnyUnit>
+    void compute(const AnyUnit& unit, Tile following, float* sums) const {
+        GroupNumbers numbers;
+        alignas(kCacheLine) char decoded[kDecodedBytes];
+        alignas(kCacheLine) float open[kMostUnitRows * kTileOutputs];
+        const RowBlocks blocks(unit.rows);
+        for (long i = 0; i < unit.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
+        for (long first = 0; first < inputs_; first += part_) {
+            const Part part = part_at(first);
+            const bool last = part.end == inputs_;
+            const Part then = part_at(last ? 0 : part.end);
+            const Tile next = last ? following : unit.tile;
+            groups_.read(unit.tile, part.first_group, part.groups, numbers);
+            groups_.prefetch_groups(next, then.first_group, then.groups);
+            const Ahead ahead{lines(next, then.first), panel_};
+            const Sums at{sums, open, unit.first};
+            if (blocks.count == 1) {
+                with_constant<kBlockRows>(unit.rows, [&](auto rows) {
+                    add_part<rows.value>(part, InRegisters{*this, lines(unit.tile, first), ahead}, numbers, unit.x, at);
+                });
+                continue;
+            }
+            decode(part, lines(unit.tile, first), ahead, decoded);
+            for (long block = 0; block < blocks.count; ++block) {
+                const long row = blocks.start(block);
+                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
+                    add_part<rows.value>(part, InMemory{decoded}, numbers, unit.x + row * stride_,
+                                         {sums + row * kTileOutputs, open + row * kTileOutputs, unit.first + row});
+                });
+            }
+        }
+    }
+
+private:
+    struct Part {
+        long first, end;  // inputs
+        long first_group, groups;
+    };
+    struct Ahead {
+        const uint8_t* lines;
+        long panel;
+    };
+    struct Sums {
+        float* results;  // [rows, kTileOutputs]
+        float* open;     // likewise: of groups that end in a later part
+        long row;        // the number of the first
+    };
+
+    static const RinglineQuantizedWeight& weight_of(const RinglineLinear& args) {
+        return *static_cast<const RinglineQuantizedWeight*>(args.weight);
+    }
+
+    // A part has whole groups, or is a part of one.
+    static long part_of(long group_size) { return group_size < kMostPart ? kMostPart / group_size * group_size : kMostPart; }
+
+    Part part_at(long first) const {
+        const long end = first + part_ < inputs_ ? first + part_ : inputs_, group = first / groups_.size();
+        return {first, end, group, (end - 1) / groups_.size() + 1 - group};
+    }
+
+    const uint8_t* lines(Tile tile, long input) const {
+        return lines_ + tile * panel_ + input / Codes::kInputs * kLineBytes;
+    }
+
+    // Where the words of a vector of outputs are in a tile, from the first line on.
+    long place(int vector) const { return vector / kVectors * panel_ + vector % kVectors * kLanes * 4; }
+
+    // The codes of a part, from its first input on.
+    struct InRegisters {
+        const QuantizedTileProducts& products;
+        const uint8_t* lines;
+        const Ahead ahead;
+
+        template <int Rows>
+        inline __attribute__((always_inline)) void add_products(
+            Block<D, Rows, kColumns>& block, const Factor* x, long stride, int vector, const Part&, long from, long count) const {
+            const Codes codes = products.codes_;
+            const long first = from / Codes::kInputs, end = (from + count) / Codes::kInputs;
+            for (long line = first; line < end; ++line) {
+#pragma GCC unroll 8
+                for (int c = 0; c < kColumns; ++c) {
+                    const long at = products.place(vector + c) + line * kLineBytes;
+                    const Words words = load_words(lines + at);
+                    if ((vector + c) % kVectors == 0) prefetch(ahead.lines + at);
+                    for_constants<Codes::kSteps>([&](auto step) {
+                        const auto column = codes.template column<step.value>(words);
+                        const Factor* const factors = x + line * Codes::kInputs + step.value * D::kPack;
+#pragma GCC unroll 8
+                        for (int r = 0; r < Rows; ++r)
+                            block.sums[r][c] = D::accumulate(block.sums[r][c], factors + r * stride, column);
+                    });
+                }
+            }
+        }
+    };
+
+    // Look up the codes of a part, as linear.h's panels have them: [kTilePanels, inputs of the part, kPanel].
+    void decode(const Part& part, const uint8_t* lines, const Ahead& ahead, char* decoded) const {
+        const Codes codes = codes_;
+        const long inputs = part.end - part.first;
+        for (int vector = 0; vector < kTileOutputs / kLanes; ++vector)
+            for (long line = 0; line < inputs / Codes::kInputs; ++line) {
+                const long at = place(vector) + line * kLineBytes;
+                const Words words = load_words(lines + at);
+                if (vector % kVectors == 0) prefetch(ahead.lines + at);
+                for_constants<Codes::kSteps>([&](auto step) {
+                    const auto column = codes.template column<step.value>(words);
+                    std::memcpy(decoded + decoded_place(part, vector, line * Codes::kSteps + step.value), &column, sizeof column);
+                });
+            }
+    }
+    static long decoded_place(const Part& part, int vector, long step) {
+        const long inputs = part.end - part.first, panel = vector / kVectors, column = vector % kVectors * kLanes;
+        return ((panel * inputs + step * D::kPack) * kPanel + column * D::kPack) * kElementBytes;
+    }
+
+    struct InMemory {
+        const char* decoded;
+
+        template <int Rows>
+        inline __attribute__((always_inline)) void add_products(
+            Block<D, Rows, kColumns>& block, const Factor* x, long stride, int vector, const Part& part, long from,
+            long count) const {
+            const typename D::Element* columns[kColumns];
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c)
+                columns[c] = reinterpret_cast<const typename D::Element*>(
+                    decoded + decoded_place(part, vector + c, from / D::kPack));
+            block.template add_products<false>(x + from, stride, columns, columns, kPanel * D::kPack,
+                                               static_cast<int>(count / D::kPack));
+        }
+    };
+
+    // Add a part of the inputs to the results of a block of rows.
+    template <int Rows, class Source>
+    void add_part(const Part& part, const Source& source, const GroupNumbers& numbers, const Factor* x, const Sums& to) const {
+        const long stride = stride_;
+        for (int vector = 0; vector < kTileOutputs / kLanes; vector += kColumns)
+            for (long g = 0; g < part.groups; ++g) {
+                const long begin = (part.first_group + g) * groups_.size(), end = begin + groups_.size();
+                const long from = begin > part.first ? begin : part.first, until = end < part.end ? end : part.end;
+                Block<D, Rows, kColumns> block;
+                float* const open = to.open + vector * kLanes;
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                    for (int c = 0; c < kColumns; ++c)
+                        block.sums[r][c] = from == begin ? splat(0.0f) : load(open + r * kTileOutputs + c * kLanes);
+                source.template add_products<Rows>(block, x + part.first, stride, vector, part, from - part.first, until - from);
+                if (until < end && until < inputs_) {
+#pragma GCC unroll 8
+                    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+                        for (int c = 0; c < kColumns; ++c) store(open + r * kTileOutputs + c * kLanes, block.sums[r][c]);
+                } else {
+                    add_group<Rows>(block, part.first_group + g, numbers, g * kTileOutputs + vector * kLanes, to.row,
+                                    to.results + vector * kLanes);
+                }
+            }
+    }
+
+    // Add a group's sums to the results. `at`: where its numbers are.
+    template <int Rows>
+    inline __attribute__((always_inline)) void add_group(
+        Block<D, Rows, kColumns>& block, long group, const GroupNumbers& numbers, long at, long row, float* results) const {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            float* const to = results + r * kTileOutputs;
+            const Vec input_sum = groups_.has_zeros() || groups_.has_minima() ? splat(sums_.of(row + r)[group]) : splat(0.0f);
+#pragma GCC unroll 8
+            for (int c = 0; c < kColumns; ++c) {
+                const long from = at + c * kLanes;
+                Vec sum = block.sums[r][c];
+                if (groups_.has_zeros()) sum = multiply_add(input_sum, load(numbers.negated_zeros + from), sum);
+                Vec result = multiply_add(sum, load(numbers.scales + from), load(to + c * kLanes));
+                if (groups_.has_minima()) result = multiply_add(input_sum, load(numbers.minima + from), result);
+                store(to + c * kLanes, result);
+            }
+        }
+    }
+
+    const Codes codes_;
+    const PackedGroups groups_;
+    const InputSums<D> sums_;
+    const uint8_t* const lines_;
+    const long inputs_, stride_;
+    const long panel_;  // bytes
+    const long part_;   // inputs that are taken at a time
+};
+
+template <class T>
+struct Named {
+    using Type = T;
+};
+
+// f(a number type, products of it with codes of the weight's bits).
+template <class F>
+int with_quantized_products(const RinglineLinear& args, const F& f) {
+    return with_number_type(args.number_type, [&](auto number) {
+        using D = typename DecodedOf<decltype(number)>::Type;
+        const int32_t bits = static_cast<const RinglineQuantizedWeight*>(args.weight)->bits;
+        if (bits == 4) return f(number, Named<QuantizedTileProducts<D, Codes<D, 4>>>{});
+        return f(number, Named<QuantizedTileProducts<D, Codes<D, 8>>>{});
+    });
+}
+
+inline int quantized_linear(const RinglineLinear& args) {
+    return with_quantized_products(args, [&](auto number, auto products) {
+        return written_linear<decltype(number), typename decltype(products)::Type>(args);
+    });
+}
+
+inline int quantized_argmax(const RinglineLinear& args) {
+    return with_quantized_products(args, [&](auto number, auto products) {
+        return greatest_of_linear<decltype(number), typename decltype(products)::Type>(args);
+    });
+}
+
+}  // namespace

@@ -1,0 +1,158 @@
+"""How checkpoints keep the weights of experts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.base import ExpertsShape, ExpertsShard, ExpertWeights
+
+
+class ExpertTensors(ABC):
+    """How a checkpoint keeps the tensors of experts."""
+
+    prefix: str
+    """What the names of all of them begin with: ``model.layers.0.mlp.experts``."""
+
+    @property
+    def separate(self) -> SeparateExperts:
+        """What the tensors are called where each projection of each expert has its own, as most quantizers want it."""
+        return SeparateExperts(self.prefix)
+
+    @abstractmethod
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor."""
+
+    @abstractmethod
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        """What ``shard`` has of the experts, in ascending order; the tensors of one are to be taken before the next is
+        read.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProjections:
+    """The weights of one expert, or what a rank has of them; names are those of linear layers."""
+
+    gate: TensorRows
+    up: TensorRows
+    down: TensorRows
+
+    def __iter__(self) -> Iterator[TensorRows]:
+        return iter((self.gate, self.up, self.down))
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts(ExpertTensors):
+    """Three tensors for each expert, or six with biases."""
+
+    prefix: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    @property
+    def separate(self) -> Self:
+        return self
+
+    def projections(self, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertProjections]:
+        """Those of each expert of ``shard``."""
+        inner, hidden = shape.intermediate_size, shape.hidden_size
+        for expert in shard.experts:
+            yield ExpertProjections(
+                TensorRows(f"{self.prefix}.{expert}.{self.gate}", inner, shard.inner),
+                TensorRows(f"{self.prefix}.{expert}.{self.up}", inner, shard.inner),
+                TensorRows(f"{self.prefix}.{expert}.{self.down}", hidden, shard.hidden),
+            )
+
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for expert in self.projections(shape, shape.whole):
+            for piece, inputs in zip(expert, shape.inputs, strict=True):
+                found[f"{piece.name}.weight"] = (piece.count, inputs)
+        return found | self.bias_shapes(shape)
+
+    def bias_shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        if not shape.bias:
+            return {}
+        pieces = (piece for expert in self.projections(shape, shape.whole) for piece in expert)
+        return {f"{piece.name}.bias": (piece.count,) for piece in pieces}
+
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        for expert in self.projections(shape, shard):
+            tensors = (weights.take(piece.of("weight")) for each in [expert] for piece in each)
+            yield ExpertWeights(tensors, biases_of(expert, weights) if shape.bias else None)
+
+
+def biases_of(expert: ExpertProjections, weights: Weights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of the rows of each projection; copies."""
+    gate, up, down = (
+        weights.take_float32(f"{piece.name}.bias")[piece.rows.start : piece.rows.stop] for piece in expert
+    )
+    return gate, up, down
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts(ExpertTensors):
+    """All experts in one tensor [E, 2 · I, H] of gates and ups, and one [E, H, I]."""
+
+    prefix: str
+
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
+        return {
+            f"{self.prefix}.gate_up_proj": (experts, 2 * inner, hidden),
+            f"{self.prefix}.down_proj": (experts, hidden, inner),
+        }
+
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        gate_up, down = self.shapes(shape)
+        gates, size = shard.inner, shape.intermediate_size
+        ups = range(size + gates.start, size + gates.stop)
+        wanted = ((gate_up, gates), (gate_up, ups), (down, shard.hidden))
+        for expert in shard.experts:
+            yield ExpertWeights(weights.take_row(name, each, rows) for each in [expert] for name, rows in wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedExperts(ExpertTensors):
+    """All experts in one tensor [E, H, 2 · I], in which gates and ups take turns, and one [E, I, H], with biases."""
+
+    prefix: str
+
+    def shapes(self, shape: ExpertsShape) -> dict[str, tuple[int, ...]]:
+        experts, hidden, inner = shape.num_experts, shape.hidden_size, shape.intermediate_size
+        return {
+            f"{self.prefix}.gate_up_proj": (experts, hidden, 2 * inner),
+            f"{self.prefix}.down_proj": (experts, inner, hidden),
+            f"{self.prefix}.gate_up_proj_bias": (experts, 2 * inner),
+            f"{self.prefix}.down_proj_bias": (experts, hidden),
+        }
+
+    def read(self, weights: Weights, shape: ExpertsShape, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        gate_up_name, down_name, *biases = self.shapes(shape)
+        gate_up_biases, down_biases = (weights.take_float32(name) for name in biases)
+        for expert in shard.experts:
+            tensors = self._tensors(weights, gate_up_name, down_name, expert, shard)
+            yield ExpertWeights(tensors, own_biases(gate_up_biases[expert], down_biases[expert], shard))
+
+    @staticmethod
+    def _tensors(weights: Weights, gate_up: str, down: str, expert: int, shard: ExpertsShard) -> Iterator[torch.Tensor]:
+        inner, hidden = shard.inner, shard.hidden
+        rows = weights.take_row(gate_up, expert).t()[2 * inner.start : 2 * inner.stop]
+        yield from (rows[::2], rows[1::2])
+        yield weights.take_row(down, expert).t()[hidden.start : hidden.stop]
+
+
+def own_biases(
+    gate_up: torch.Tensor, down: torch.Tensor, shard: ExpertsShard
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``shard`` has of an expert's biases ``gate_up`` [2 · I], which take turns, and ``down`` [H]."""
+    inner, hidden = shard.inner, shard.hidden
+    own = gate_up[2 * inner.start : 2 * inner.stop]
+    return own[::2], own[1::2], down[hidden.start : hidden.stop]

@@ -1,0 +1,51 @@
+"""The tensors that a model takes, and the check that a checkpoint has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_core.errors import CheckpointError
+
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """The tensors that a model takes, all of which must be there; others only if they are redundant."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    is_redundant: Callable[[str], bool] = lambda name: False
+    renamed: Callable[[str], str] = lambda name: name
+    """The name in ``shapes`` for that in a file."""
+    repeats: Callable[[str], str | None] = lambda name: None
+    """The tensor that a redundant one must equal, if any."""
+    share: float = 1.0
+    """About how much of them will be taken."""
+
+
+def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], expected: ExpectedTensors, source: str) -> None:
+    """Raise ``CheckpointError`` unless the shapes ``found`` are those ``expected``, by what ``source`` says.
+
+    Redundant tensors may be of any shape.
+    """
+    shapes = expected.shapes
+    missing = [name for name in shapes if name not in found]
+    unexpected = [name for name in found if name not in shapes and not expected.is_redundant(name)]
+    misshaped = [
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in shapes.items()
+        if name in found and found[name] != shape
+    ]
+    problems = (("missing", missing), ("unexpected", unexpected), ("mis-shaped", misshaped))
+    found_problems = [f"{len(names)} {problem} ({some(names)})" for problem, names in problems if names]
+    if found_problems:
+        raise CheckpointError(f"{path}: tensors do not fit {source}: {'; '.join(found_problems)}")
+
+
+def some(names: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    ordered = sorted(names)
+    more = len(ordered) - _NAMES_SHOWN
+    return ", ".join(ordered[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,5 @@
+"""Checkpoints in GGUF files (llama.cpp's format).
+
+types      the types of tensors: their names and blocks
+reader     a file's metadata and the places of its tensors; torch-free   (read first)
+"""

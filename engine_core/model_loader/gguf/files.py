@@ -1,0 +1,62 @@
+"""Which files are a checkpoint in GGUF: those of a directory, and of a repository on the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+
+from engine_core.errors import CheckpointError
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_BESIDE_MODELS = ("mmproj", "imatrix")
+"""How files begin that are in GGUF and no language model: what reads images, and statistics of weights."""
+_MOST_NAMED = 20
+
+
+def is_gguf(path: PurePath) -> bool:
+    """Whether that is the name of a GGUF file."""
+    return path.suffix.lower() == SUFFIX
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """The files that are models, by name; of a model in several files, the first."""
+    return sorted(
+        name
+        for name in names
+        if is_gguf(path := PurePath(name))
+        and not path.name.startswith(_BESIDE_MODELS)
+        and ((part := _PART.fullmatch(path.name)) is None or int(part["number"]) == 1)
+    )
+
+
+def model_name(path: PurePath) -> str:
+    """The name of a model whose (first) file this is."""
+    part = _PART.fullmatch(path.name)
+    return part["stem"] if part else path.stem
+
+
+def parts_of(name: str) -> str:
+    """A pattern, as ``fnmatch`` has it, of all the files of the model whose (first) file has that name."""
+    part = _PART.fullmatch(name)
+    return f"{part['stem']}-?????-of-{part['count']}.gguf" if part else name
+
+
+def model_file(directory: Path) -> Path | None:
+    """The model of a directory that has no weights in safetensors; None where there is none.
+
+    Raises ``CheckpointError`` where it has several.
+    """
+    if any(directory.glob("*.safetensors")):
+        return None
+    models = models_among(path.name for path in directory.glob("*") if path.is_file())
+    if len(models) > 1:
+        raise CheckpointError(f"{directory} has {several(models)}: give one of the files")
+    return directory / models[0] if models else None
+
+
+def several(models: Sequence[str]) -> str:
+    """How many models there are, and their names."""
+    more = ", …" if len(models) > _MOST_NAMED else ""
+    return f"{len(models)} models in GGUF ({', '.join(models[:_MOST_NAMED])}{more})"

@@ -1,0 +1,88 @@
+"""Typed access to a GGUF file's metadata: what is missing or unusable is an error naming the field and the file."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.gguf.reader import GgufFile, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """The fields of ``file``, those of its architecture without the architecture's name."""
+
+    file: GgufFile
+    architecture: str
+    """``general.architecture``."""
+
+    @classmethod
+    def of(cls, file: GgufFile) -> Metadata:
+        """Raises ``CheckpointError`` where ``general.architecture`` is no name."""
+        architecture = file.metadata.get("general.architecture")
+        if not isinstance(architecture, str) or not architecture:
+            raise CheckpointError(f"{file.path} names no architecture (general.architecture={architecture!r})")
+        return cls(file, architecture)
+
+    def has(self, name: str) -> bool:
+        return self._value(name) is not None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number; of a list of one for each layer, which must be equal, that one."""
+        value = self._value(name)
+        if isinstance(value, Sequence) and not isinstance(value, str) and value:
+            if len(set(value)) > 1:
+                raise self._problem(name, value, "the same for all layers, as the model has no other")
+            value = value[0]
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._problem(name, value, "a whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number: of those that round to the file's, which is a float32, the one with the fewest digits."""
+        value = self._value(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._problem(name, value, "a number")
+        written = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+        return next((each for each in written if _as_float32(each) == value), float(value))
+
+    def text(self, name: str, default: str) -> str:
+        value = self._value(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self._problem(name, value, "a text")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._value(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._problem(name, value, "true or false")
+        return value
+
+    def _value(self, name: str) -> Value | None:
+        return self.file.metadata.get(self.key(name))
+
+    def key(self, name: str) -> str:
+        """The name in the file."""
+        return name if name.startswith(("general.", "tokenizer.")) else f"{self.architecture}.{name}"
+
+    def _problem(self, name: str, value: object, expected: str) -> CheckpointError:
+        found = f"{self.key(name)}={value!r:.80}" if value is not None else f"no {self.key(name)}"
+        return CheckpointError(f"{self.file.path}: {found}: expected {expected}")
+
+
+def _as_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf

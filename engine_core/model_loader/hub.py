@@ -1,0 +1,151 @@
+"""Checkpoints on the hub: how they are named, and their download by huggingface_hub, which finds its token, cache and
+offline mode on its own.
+
+Neither torch nor the hub's library is imported before something is downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.gguf.files import SUFFIX, models_among, parts_of, several
+
+_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+_WEIGHTS = ("model*.safetensors",)
+_OTHER_COPIES = ("original/*", "consolidated*", "onnx/*")
+_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*(/[\w.-]+)?)(:(?P<type>[\w.-]+))?")
+_ID_WITH_FILE = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)/(?P<file>([\w.-]+/)*[\w.-]+\.gguf)")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A repository, and which of its GGUF models is meant, if one is."""
+
+    repository: str
+    gguf: str | None = None
+    """A file's path, or the type of weights with which its name ends."""
+
+    @classmethod
+    def parse(cls, model: str) -> HubModel | None:
+        """``org/name``, ``org/name:Q4_K_M`` or ``org/name/file.gguf``; None for what is no hub id."""
+        if (named := _ID_WITH_FILE.fullmatch(model)) is not None:
+            return cls(named["repository"], named["file"])
+        if (named := _ID.fullmatch(model)) is None or named["repository"].endswith(SUFFIX):
+            return None
+        return cls(named["repository"], named["type"])
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Names of all files of the GGUF model, as ``fnmatch`` has them."""
+        if self.gguf is None:
+            return ()
+        if self.gguf.endswith(SUFFIX):
+            return (parts_of(self.gguf),)
+        either = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in self.gguf)
+        ends = (SUFFIX, f"-?????-of-?????{SUFFIX}")
+        return tuple(f"{start}{either}{end}" for start in ("", "*[-._/]") for end in ends)
+
+    def among(self, names: Iterable[str]) -> list[str]:
+        """The (first) files of models that are meant."""
+        return models_among(name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns))
+
+
+def download(model: HubModel, revision: str | None, download_dir: str | None, weights: bool) -> Path:
+    """Download a model, or find it in the cache; returns its directory, or its (first) GGUF file.
+
+    Raises ``CheckpointError`` when it does not exist, may not be read, or cannot be reached.
+    """
+    if model.gguf is None:
+        directory = _snapshot(model, revision, download_dir, [*_SMALL_FILES, *(_WEIGHTS if weights else ())])
+        other = any(directory.glob("*.safetensors")) or (not weights and (directory / "config.json").exists())
+        if other or not (there := _ggufs(model, revision, directory)):
+            return directory
+        if len(there) > 1:
+            raise CheckpointError(f"{model.repository} has {_choice(model, there)}")
+        model = HubModel(model.repository, there[0])
+    directory = _snapshot(model, revision, download_dir, model.patterns)
+    chosen = model.among(_files_below(directory))
+    if len(chosen) == 1:
+        return directory / chosen[0]
+    if chosen:
+        raise CheckpointError(f"{model.repository}: {model.gguf} may be any of {_choice(model, chosen)}")
+    there = _ggufs(model, revision, directory)
+    has = f"it has {_choice(model, there)}" if there else "it has no GGUF file"
+    raise CheckpointError(f"{model.repository} has no file of {model.gguf}: {has}")
+
+
+def _choice(model: HubModel, models: Sequence[str]) -> str:
+    by_type = re.split(r"[-.]", Path(models[0]).stem)[-1]
+    return f"{several(models)}: name one, as in {model.repository}:{by_type} or {model.repository}/{models[0]}"
+
+
+def _ggufs(model: HubModel, revision: str | None, directory: Path) -> list[str]:
+    """The repository's models in GGUF; without a network, those that are in the cache."""
+    from huggingface_hub import HfApi
+
+    try:
+        return models_among(HfApi().list_repo_files(model.repository, revision=revision))
+    except Exception:  # the errors of the hub library's HTTP client differ by release
+        return models_among(_files_below(directory))
+
+
+def _files_below(directory: Path) -> Iterable[str]:
+    return (path.relative_to(directory).as_posix() for path in directory.rglob("*"))
+
+
+def _snapshot(model: HubModel, revision: str | None, download_dir: str | None, patterns: Sequence[str]) -> Path:
+    """The directory of a repository's snapshot, with the files of those patterns."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    name = model.repository
+    at = name if revision is None else f"{name} at revision {revision}"
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=download_dir,
+                allow_patterns=list(patterns),
+                ignore_patterns=list(_OTHER_COPIES),
+            )
+        )
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{at} is gated: ask for access on its page, then log in with `hf auth login` or set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{name} is neither a directory nor a file, and the hub has no such repository, or it is private: check "
+            "the name, or log in with `hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{name} has no revision {revision}: give one of its branches, tags or commits"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise CheckpointError(_not_cached(name, revision, at, download_dir)) from error
+    except Exception as error:  # the errors of the hub library's HTTP client differ by release
+        raise CheckpointError(f"{at} cannot be downloaded: {' '.join(str(error).split())}") from error
+
+
+def _not_cached(name: str, revision: str | None, at: str, download_dir: str | None) -> str:
+    """What is wrong where nothing can be downloaded, and what to do."""
+    from huggingface_hub import constants
+
+    cache = download_dir or constants.HF_HUB_CACHE
+    if constants.HF_HUB_OFFLINE:
+        why, remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded", "unset it"
+    else:
+        why, remedy = "the hub cannot be reached", "check the network"
+    given = {"--revision": revision, "--cache-dir": download_dir}
+    options = "".join(f" {flag} {value}" for flag, value in given.items() if value)
+    return (
+        f"{at} is neither a directory nor a file, and not in the cache {cache}; {why}: {remedy}, run "
+        f"`hf download {name}{options}` where there is a network, or give a directory"
+    )

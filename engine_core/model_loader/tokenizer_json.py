@@ -1,0 +1,74 @@
+"""Parts of a ``tokenizer.json``, for the converters that write one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+"""Bytes as GPT-2 writes them, a character for each: as a pre-tokenizer and as a decoder."""
+SPACE = "▁"
+"""What SentencePiece writes for a space."""
+
+
+def tokenizer_json(model: dict[str, Any], added: Sequence[dict[str, Any]], **parts: Any) -> dict[str, Any]:
+    """A whole file: a BPE model, tokens that are kept whole in a text (``added_token``), and what is around them."""
+    around = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added}
+    return {**head, **dict.fromkeys(around), **parts, "model": {"type": "BPE", **model}}
+
+
+def added_token(token_id: int, content: str, special: bool = True, rstrip: bool = False) -> dict[str, Any]:
+    """A token that is kept whole in a text; with ``rstrip`` it takes the blanks after it, too."""
+    flags = dict.fromkeys(("single_word", "lstrip", "normalized"), False)
+    return {"id": token_id, "content": content, **flags, "rstrip": rstrip, "special": special}
+
+
+def words(pattern: str) -> dict[str, Any]:
+    """A pre-tokenizer that makes a word of each match of a regular expression, and of what is between them."""
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def around_text(before: tuple[str, int] | None, after: tuple[str, int] | None = None) -> dict[str, Any] | None:
+    """A post-processor that adds tokens, each given with its id, to a text; None where there are none."""
+    if before is None and after is None:
+        return None
+    start, end = ([{"SpecialToken": {"id": token[0], "type_id": 0}}] if token else [] for token in (before, after))
+    single = [*start, {"Sequence": {"id": "A", "type_id": 0}}, *end]
+    tokens = {token[0]: {"id": token[0], "ids": [token[1]], "tokens": [token[0]]} for token in (before, after) if token}
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+
+
+def sentencepiece_parts(space_before: bool, legacy: bool) -> dict[str, Any]:
+    """Normalizer, pre-tokenizer and decoder of a SentencePiece model that does not change texts.
+
+    ``space_before``: a text is encoded with a space before it, as is, if ``legacy``, the text after a special token.
+    """
+    decoders = [_replace(SPACE, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+    metaspace = None
+    normalizer: dict[str, Any] | None = _replace(" ", SPACE)
+    if space_before:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+        if legacy:
+            both = [{"type": "Prepend", "prepend": SPACE}, normalizer]
+            normalizer = {"type": "Sequence", "normalizers": both}
+        else:
+            normalizer = None
+            metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    decoder = {"type": "Sequence", "decoders": decoders}
+    return {"normalizer": normalizer, "pre_tokenizer": metaspace, "decoder": decoder}
+
+
+def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """SentencePiece's merges: every two pieces that make a piece, ordered by its score, the highest first."""
+    return [
+        (piece[:end], piece[end:])
+        for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+        for end in range(1, len(piece))
+        if piece[:end] in scores and piece[end:] in scores
+    ]
+
+
+def _replace(text: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": text}, "content": content}

@@ -1,0 +1,80 @@
+"""Fields of ``quantization_config``, each of which must be what it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
+
+GROUP_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+WHOLE_ROWS = -1
+"""What checkpoints say where all inputs of an output are one group."""
+
+
+class ConfigFields:
+    """Those of one method; refusals name it and the field."""
+
+    def __init__(self, method: str, fields: Mapping[str, Any], place: str = "quantization_config") -> None:
+        """``method`` is for a person; ``place`` is where the fields are in config.json."""
+        self.method = method
+        self.fields = fields
+        self._place = place
+
+    def one_of(self, name: str, accepted: Iterable[Any], default: Any = None) -> Any:
+        """A value that is among those ``accepted``; without one, the default. Raises ``UnsupportedModelError``."""
+        value = self.fields.get(name, default)
+        known = tuple(accepted)
+        # 1 == True, and 4.0 is no number of bits
+        if not any(type(value) is type(each) and value == each for each in known):
+            expected = ", ".join(repr(each) for each in known)
+            raise UnsupportedModelError(
+                f"{self.method}: {self._place}.{name}={value!r} is not supported: expected one of {expected}"
+            )
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false, or the default where it is null. Raises ``CheckpointError``."""
+        value = self.fields.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.unusable(name, "true or false")
+        return value
+
+    def group_size(self, name: str = "group_size", default: int | None = None) -> int | None:
+        """Inputs of a group; None: all."""
+        value: int = self.one_of(name, (WHOLE_ROWS, *GROUP_SIZES), default)
+        return None if value == WHOLE_ROWS else value
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings; none where it is not there or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.unusable(name, "a list of strings")
+        return tuple(value)
+
+    def objects(self, name: str) -> dict[str, Mapping[str, Any]]:
+        """An object of objects; empty where it is not there or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+            raise self.unusable(name, "an object of objects")
+        return value
+
+    def unusable(self, name: str, expected: str) -> CheckpointError:
+        value = self.fields.get(name)
+        return CheckpointError(f"{self.method}: {self._place}.{name}={value!r} is not usable: expected {expected}")
+
+
+def is_linear(name: str) -> bool:
+    """Whether the layer of that prefix is one of a decoder layer's: not the head, nor the embedding tied to it."""
+    return ".layers." in f".{name}."
+
+
+def groups_in_words(size: int | None) -> str:
+    """For a person; None: all inputs are one."""
+    return "whole rows" if size is None else f"groups of {size}"

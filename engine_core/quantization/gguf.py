@@ -1,0 +1,68 @@
+"""Layers of GGUF files: each weight has a type of its own, and stays in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.layers.features import LinearShape
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.quantization.base import QuantizationConfig, QuantMethod
+from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from engine_core.quantization.stored import StoredMethod
+
+_FLOAT_TYPES = ("F32", "F16", "BF16")
+_READ_AT_ONCE = 2**18
+"""Numbers, about: their codes stay in a processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConfig(QuantizationConfig):
+    """What stands for ``quantization_config`` is made of a file's metadata."""
+
+    types: Mapping[str, str]
+    """The type of each tensor, under its name in transformers' format."""
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> GgufConfig:
+        """Raises ``UnsupportedModelError`` for a type that is not read."""
+        types: Mapping[str, str] = fields["types"]
+        for name, kept in types.items():
+            if kept not in BLOCK_TYPES and kept not in _FLOAT_TYPES:
+                raise UnsupportedModelError(
+                    f"{name} is of type {kept}, which is not supported: choose a file with "
+                    f"{', '.join([*BLOCK_TYPES, *_FLOAT_TYPES])}, such as one whose name ends in Q4_K_M or Q4_0"
+                )
+        return cls(types)
+
+    def method(self, names: tuple[str, ...]) -> QuantMethod:
+        return GgufMethod(self.types)
+
+    def describe(self) -> str:
+        counts = Counter(kept for kept in self.types.values() if kept in BLOCK_TYPES)
+        return f"weights in GGUF's {', '.join(name for name, _ in counts.most_common())}" if counts else "from GGUF"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufMethod(StoredMethod):
+    """``Weights.take_stored`` gives rows of blocks [N, bytes]."""
+
+    types: Mapping[str, str]
+    separates_experts: ClassVar[bool] = True
+
+    def keeps_table(self, shape: LinearShape) -> bool:
+        return all(self.format(piece.name, shape.inputs.count) is not None for piece in shape.pieces)
+
+    def format(self, name: str, inputs: int) -> QuantFormat | None:
+        block = BLOCK_TYPES.get(self.types.get(f"{name}.weight", ""))
+        return None if block is None else block.format
+
+    def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
+        name = f"{piece.name}.weight"
+        block, step = BLOCK_TYPES[self.types[name]], max(1, _READ_AT_ONCE // inputs)
+        for first in range(piece.rows.start, piece.rows.stop, step):
+            yield block.weight(weights.take_stored(name, slice(first, min(first + step, piece.rows.stop))))

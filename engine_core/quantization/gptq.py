@@ -1,0 +1,159 @@
+"""GPTQ (Frantar et al., 2022, https://arxiv.org/abs/2210.17323) as AutoGPTQ and GPTQModel store it: codes of 4 or 8
+bits, a scale and a zero for each group of inputs.
+
+A word of ``qweight`` [K · bits / 32, N] holds one output's codes of neighbouring inputs, from the lowest bits on; one
+of ``qzeros`` [K / group, N · bits / 32] the zeros of neighbouring outputs, each less one but in version 2 of the
+format. ``g_idx`` [K] names each input's group: with ``desc_act`` groups are of inputs that need not be neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine_core.errors import CheckpointError
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.quantized_weight import (
+    SIGNED4,
+    SIGNED8,
+    UNSIGNED4,
+    UNSIGNED8,
+    Offset,
+    QuantFormat,
+    QuantizedWeight,
+)
+from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
+from engine_core.quantization.packing import fields_of, some_rows, take, take_scales
+from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
+
+BITS = (4, 8)
+_LEFT_OUT, _TAKEN = "-:", "+:"
+"""How rules of ``dynamic`` begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class GptqScheme(Scheme):
+    """Codes packed along inputs."""
+
+    bits: int
+    group_size: int | None
+    """None: all inputs."""
+    symmetric: bool
+    """All zeros are in the middle."""
+    stored_less: int
+    """What was subtracted from zeros: 1 in version 1 of the format."""
+    scale_dtype: torch.dtype
+
+    def format(self, inputs: int) -> QuantFormat:
+        if self.symmetric:
+            return QuantFormat(SIGNED4 if self.bits == 4 else SIGNED8, self.group_size or inputs, self.scale_dtype)
+        codebook = UNSIGNED4 if self.bits == 4 else UNSIGNED8
+        return QuantFormat(codebook, self.group_size or inputs, self.scale_dtype, offset=Offset.ZERO)
+
+    def tensors(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+        groups = -(-inputs // (self.group_size or inputs))
+        return {
+            f"{name}.qweight": (-(-inputs * self.bits // 32), outputs),
+            f"{name}.qzeros": (groups, -(-outputs * self.bits // 32)),
+            f"{name}.scales": (groups, outputs),
+            f"{name}.g_idx": (inputs,),
+        }
+
+    def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
+        size = self.group_size or inputs
+        groups = take(weights, f"{name}.g_idx", (torch.int32, torch.int64)).long()
+        in_order = torch.arange(inputs) // size
+        if torch.equal(groups, in_order):
+            return None
+        order = groups.argsort(stable=True)
+        if not torch.equal(groups[order], in_order):
+            raise CheckpointError(
+                f"{name}.g_idx does not divide {inputs} inputs into groups of {size}, numbered from 0: download the "
+                "checkpoint again"
+            )
+        return order
+
+    def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
+        kept = self.format(inputs)
+        for rows in some_rows(piece.rows, inputs):
+            columns = slice(rows.start, rows.stop)
+            words = take(weights, f"{piece.name}.qweight", (torch.int32,), slice(None), columns)
+            scales = take_scales(weights, f"{piece.name}.scales", kept.scale_dtype, slice(None), columns)
+            zeros = self._zeros(piece.name, rows, weights)
+            codes = fields_of(words.t(), self.bits)[:, :inputs]
+            yield QuantizedWeight(kept, codes, scales.t().contiguous(), zeros=zeros)
+
+    def _zeros(self, name: str, rows: range, weights: Weights) -> torch.Tensor | None:
+        """[``rows``, G] uint8; None where all are in the middle."""
+        together = 32 // self.bits
+        first, last = rows.start // together, -(-rows.stop // together)
+        words = take(weights, f"{name}.qzeros", (torch.int32,), slice(None), slice(first, last))
+        stored = fields_of(words, self.bits)[:, rows.start - first * together : rows.stop - first * together]
+        zeros = stored.to(torch.int16) + self.stored_less
+        if self.symmetric:
+            middle = 1 << (self.bits - 1)
+            if not (zeros == middle).all():
+                raise CheckpointError(
+                    f"{name}.qzeros has other zeros than {middle}, but quantization_config says sym: true; set that "
+                    "to false"
+                )
+            return None
+        if (zeros > 255).any():
+            raise CheckpointError(f"{name}.qzeros has a zero of 256: expected at most 255")
+        return zeros.to(torch.uint8).t().contiguous()
+
+
+class GptqConfig(SchemesConfig):
+    """Linear layers of decoder layers, and the head if it says so, but for rules by name (``dynamic``)."""
+
+    def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
+        super().__init__()
+        known = ConfigFields("GPTQ", fields)
+        known.one_of("quant_method", ("gptq",))
+        known.one_of("is_marlin_format", (False, None))
+        stored = known.one_of("checkpoint_format", ("gptq", "gptq_v2", None))
+        self._scheme = GptqScheme(
+            known.one_of("bits", BITS),
+            known.group_size(),
+            known.flag("sym", True),
+            0 if stored == "gptq_v2" else 1,
+            scale_dtype(tensors, ".scales"),
+        )
+        known.flag("desc_act", False)
+        self._of_head = known.flag("lm_head", False)
+        self._rules = [self._rule(pattern, changes) for pattern, changes in known.objects("dynamic").items()]
+        self._tensors = tensors
+
+    def _rule(self, pattern: str, changes: Mapping[str, Any]) -> tuple[re.Pattern[str], GptqScheme | None]:
+        """Which layers, and their scheme."""
+        scheme = None
+        if not pattern.startswith(_LEFT_OUT):
+            known = ConfigFields("GPTQ", changes, f"quantization_config.dynamic[{pattern!r}]")
+            own = self._scheme
+            scheme = GptqScheme(
+                known.one_of("bits", BITS, own.bits),
+                known.group_size() if "group_size" in changes else own.group_size,
+                known.flag("sym", own.symmetric),
+                own.stored_less,
+                own.scale_dtype,
+            )
+        try:
+            return re.compile(pattern.removeprefix(_LEFT_OUT).removeprefix(_TAKEN)), scheme
+        except re.error as error:
+            raise CheckpointError(
+                f"GPTQ: quantization_config.dynamic has the rule {pattern!r}, which is no regular expression: {error}"
+            ) from error
+
+    def scheme(self, name: str) -> GptqScheme | None:
+        if f"{name}.weight" in self._tensors and f"{name}.qweight" not in self._tensors:
+            return None
+        if not (is_linear(name) or (name == "lm_head" and self._of_head)):
+            return None
+        return next((scheme for pattern, scheme in self._rules if pattern.match(name)), self._scheme)
+
+    def describe(self) -> str:
+        return f"GPTQ, {self._scheme.bits} bits in {groups_in_words(self._scheme.group_size)}"

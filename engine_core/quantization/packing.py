@@ -1,0 +1,74 @@
+"""Codes out of the words that checkpoints pack them into, in few passes over memory; and checks of what lies beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engine_core.errors import CheckpointError
+from engine_core.layers.weights import Weights
+
+_CODES_AT_ONCE = 2**22
+"""More would not stay in a processor's caches between two passes."""
+_TOGETHER = 64
+"""Rows that kernels pack together: chunks of fewer would be padded."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def some_rows(rows: range, inputs: int) -> Iterator[range]:
+    """``rows`` of that many codes each, a few at a time."""
+    step = max(_TOGETHER, _CODES_AT_ONCE // max(inputs, 1) // _TOGETHER * _TOGETHER)
+    for start in range(rows.start, rows.stop, step):
+        yield range(start, min(start + step, rows.stop))
+
+
+def take(weights: Weights, name: str, types: tuple[torch.dtype, ...], *place: int | slice) -> torch.Tensor:
+    """That ``place`` of a tensor, which must be of one of these ``types``."""
+    found = weights.take_stored(name, *place)
+    if found.dtype not in types:
+        raise CheckpointError(f"{name} is of type {_name(found.dtype)}; expected {' or '.join(map(_name, types))}")
+    return found
+
+
+def take_scales(weights: Weights, name: str, dtype: torch.dtype, *place: int | slice) -> torch.Tensor:
+    """Likewise finite numbers, in ``dtype``, which must hold them exactly."""
+    found = take(weights, name, FLOATS, *place)
+    if not found.isfinite().all():
+        raise CheckpointError(f"{name} has infinities or NaNs: download the checkpoint again")
+    converted = found.to(dtype)
+    if found.dtype != dtype and not torch.equal(converted.to(found.dtype), found):
+        problem = f"{name} has numbers that {_name(dtype)}, the type of other scales, cannot hold"
+        raise CheckpointError(f"{problem}: choose another checkpoint")
+    return converted
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def bytes_of(words: torch.Tensor) -> torch.Tensor:
+    """[N, 4 · W] uint8 of ``words`` [N, W] int32, the lowest byte first."""
+    return words.contiguous().view(torch.uint8)
+
+
+def nibbles_of(packed: torch.Tensor) -> torch.Tensor:
+    """[N, 2 · B] of ``packed`` [N, B] uint8, two codes in a byte, the first in its low half."""
+    pairs = packed.to(torch.int16)
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    return pairs.view(torch.uint8)
+
+
+def bytes_apart(words: torch.Tensor) -> torch.Tensor:
+    """[W, 4, K] uint8 of ``words`` [K, W] int32: the four bytes of each, the lowest first."""
+    columns = words.t().contiguous()
+    found = torch.empty(columns.shape[0], 4, columns.shape[1], dtype=torch.uint8)
+    for place in range(4):
+        found[:, place] = columns >> (8 * place)
+    return found
+
+
+def fields_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """[N, W · 32 / bits] uint8 of ``packed`` [N, W] int32: the codes along its rows, the lowest first."""
+    return bytes_of(packed) if bits == 8 else nibbles_of(bytes_of(packed))

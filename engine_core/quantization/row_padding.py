@@ -1,0 +1,53 @@
+"""Zeros after some of a quantized layer's outputs, where a backend pads them: rows whose codes and scales are zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate
+
+import torch
+
+from engine_core.layers.features import Features
+from engine_core.ops.base import OpsBackend
+from engine_core.ops.quantized_weight import QuantizedWeight
+
+
+class RowPadding:
+    """Zeros after some of a layer's outputs."""
+
+    def __init__(self, outputs: Features, backend: OpsBackend) -> None:
+        widths = [] if outputs.padded(backend) == outputs.size else (outputs.parts or (outputs.size,)) * outputs.groups
+        ends = accumulate(widths)
+        self._zeros = {end: backend.padded(width) - width for end, width in zip(ends, widths, strict=True)}
+        """How many, by the number of the output that they precede."""
+
+    def count(self, rows: range) -> int:
+        """Outputs of ``rows`` with the zeros behind each of them."""
+        return len(rows) + sum(zeros for end, zeros in self._zeros.items() if rows.start < end <= rows.stop)
+
+    def of_tensor(self, rows: torch.Tensor, first: int) -> torch.Tensor:
+        """``rows`` [N, K], which begin with output ``first``."""
+        runs = list(self._runs(first, len(rows)))
+        if len(runs) == 1 and runs[0][2] == 0:
+            return rows
+        return torch.cat([torch.nn.functional.pad(rows[start:stop], (0, 0, 0, zeros)) for start, stop, zeros in runs])
+
+    def of_parts(self, parts: Iterator[QuantizedWeight], first: int) -> Iterator[QuantizedWeight]:
+        for part in parts:
+            count = len(part.codes)
+            if self.count(range(first, first + count)) == count:
+                yield part
+            else:
+                yield part.each(partial(self.of_tensor, first=first))
+            first += count
+
+    def _runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Where runs of neighbouring rows start and stop, counted from ``first``, and the zeros behind them."""
+        start = 0
+        for end, zeros in self._zeros.items():
+            if first < end <= first + count:
+                yield start, end - first, zeros
+                start = end - first
+        if start < count:
+            yield start, count, 0

@@ -1,0 +1,100 @@
+"""How single layers of a quantized checkpoint are stored: a scheme for each, or none, in files that say which."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+from engine_core.quantization.base import QuantizationConfig, QuantMethod
+from engine_core.quantization.stored import StoredMethod
+
+
+class TensorInfo(Protocol):
+    """What a file's header says of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """None for a type that no model takes."""
+
+
+Tensors = Mapping[str, TensorInfo]
+"""All tensors of a checkpoint by name; empty where weights are made up."""
+
+
+class Scheme(ABC):
+    """How the weight [N, K] of a layer is stored."""
+
+    @abstractmethod
+    def format(self, inputs: int) -> QuantFormat:
+        """How it is kept."""
+
+    @abstractmethod
+    def tensors(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor of the layer of that prefix, without a bias."""
+
+    @abstractmethod
+    def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
+        """As ``StoredMethod.read``."""
+
+    def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
+        """As ``StoredMethod.input_order``."""
+        return None
+
+
+class SchemesConfig(QuantizationConfig):
+    """Each layer has a scheme, or none."""
+
+    def __init__(self) -> None:
+        self._method = SchemesMethod(self)
+
+    @abstractmethod
+    def scheme(self, name: str) -> Scheme | None:
+        """That of the layer of that prefix; None: it is not quantized."""
+
+    def method(self, names: tuple[str, ...]) -> QuantMethod:
+        return self._method
+
+
+class SchemesMethod(StoredMethod):
+    """Reads each layer as its scheme says."""
+
+    def __init__(self, config: SchemesConfig) -> None:
+        self._scheme = config.scheme
+
+    def format(self, name: str, inputs: int) -> QuantFormat | None:
+        scheme = self._scheme(name)
+        return None if scheme is None else scheme.format(inputs)
+
+    def tensors_of(self, piece: TensorRows, inputs: int) -> dict[str, tuple[int, ...]]:
+        if (scheme := self._scheme(piece.name)) is None:
+            return super().tensors_of(piece, inputs)
+        return scheme.tensors(piece.name, piece.count, inputs)
+
+    def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
+        scheme = self._scheme(piece.name)
+        assert scheme is not None
+        return scheme.read(piece, inputs, weights)
+
+    def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
+        scheme = self._scheme(name)
+        assert scheme is not None
+        return scheme.input_order(name, inputs, weights)
+
+
+def scale_dtype(tensors: Tensors, ending: str, otherwise: torch.dtype = torch.float16) -> torch.dtype:
+    """The type of the first tensor of floats whose name ends so; without one, the other."""
+    dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith(ending))
+    return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), otherwise)
+
+
+def is_listed(name: str, listed: tuple[str, ...]) -> bool:
+    """Whether whole parts of ``name``, between dots, are in the list of exceptions."""
+    return any(f".{each}." in f".{name}." for each in listed)

@@ -1,0 +1,135 @@
+"""Experts whose weights are quantized in the checkpoint, a projection of an expert at a time, in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from engine_core.layers.expert_tensors import ExpertProjections, SeparateExperts, biases_of
+from engine_core.layers.weights import TensorRows, Weights
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertsShard,
+    ExpertsSplit,
+    ExpertWeights,
+    OpsBackend,
+    QuantizedExpertWeights,
+)
+from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFormats:
+    """How all experts of a layer are kept."""
+
+    gate_up: QuantFormat
+    down: QuantFormat
+
+    def nbytes(self, shape: ExpertsShape, shard: ExpertsShard) -> int:
+        """Bytes of a rank's ``shard``, without padding."""
+        gate_up = self.gate_up.nbytes(2 * len(shard.inner), shape.hidden_size)
+        down = self.down.nbytes(len(shard.hidden), shape.intermediate_size)
+        biases = 4 * (2 * len(shard.inner) + len(shard.hidden)) if shape.bias else 0
+        return len(shard.experts) * (gate_up + down + biases)
+
+
+class ReadsProjections(Protocol):
+    """What is needed of a ``StoredMethod``."""
+
+    def format(self, name: str, inputs: int) -> QuantFormat | None: ...
+
+    def tensors_of(self, piece: TensorRows, inputs: int) -> dict[str, tuple[int, ...]]: ...
+
+    def rows(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]: ...
+
+    def order(self, piece: TensorRows, inputs: int, weights: Weights) -> torch.Tensor | None: ...
+
+    def take_expanded(self, piece: TensorRows, inputs: int, weights: Weights) -> torch.Tensor: ...
+
+
+class StoredExperts:
+    """Experts of which ``method`` reads each projection as it reads a linear layer's weight."""
+
+    def __init__(self, method: ReadsProjections, shape: ExpertsShape, tensors: SeparateExperts) -> None:
+        self._method = method
+        self._shape = shape
+        self._tensors = tensors
+
+    @cached_property
+    def _kept(self) -> list[set[QuantFormat | None]]:
+        """The formats that there are of gates, ups and downs."""
+        found: list[set[QuantFormat | None]] = [set(), set(), set()]
+        for expert in self._tensors.projections(self._shape, self._shape.whole):
+            for formats, piece, inputs in zip(found, expert, self._shape.inputs, strict=True):
+                formats.add(self._method.format(piece.name, inputs))
+        return found
+
+    @property
+    def are_quantized(self) -> bool:
+        """Whether any is."""
+        return any(formats != {None} for formats in self._kept)
+
+    @property
+    def formats(self) -> ExpertFormats | None:
+        """None where they have none in common: then they are expanded."""
+        gate, up, down = self._kept
+        if gate != up or len(gate) > 1 or len(down) > 1:
+            return None
+        (of_gate_up,), (of_down,) = gate, down
+        return None if of_gate_up is None or of_down is None else ExpertFormats(of_gate_up, of_down)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor."""
+        found: dict[str, tuple[int, ...]] = {}
+        for expert in self._tensors.projections(self._shape, self._shape.whole):
+            for piece, inputs in self._pieces(expert):
+                found |= self._method.tensors_of(piece, inputs)
+        return found | self._tensors.bias_shapes(self._shape)
+
+    def nbytes(self, itemsize: int, shard: ExpertsShard) -> int:
+        """Bytes of a rank's ``shard``, without padding."""
+        if (formats := self.formats) is None:
+            return self._shape.num_weights_of(shard) * itemsize
+        return formats.nbytes(self._shape, shard)
+
+    def load(self, weights: Weights, backend: OpsBackend, split: ExpertsSplit | None) -> ExpertsOp:
+        """``QuantMethod.load_experts``."""
+        shape, shard = self._shape, self._shape.whole if split is None else split.own
+        formats = self.formats
+        if formats is None or self._are_ordered(shard, weights):
+            op = backend.experts(shape, weights.dtype, split)
+            op.load(self._expanded(weights, shard))
+            return op
+        experts = self._quantized(weights, shard)
+        return backend.quantized_experts(shape, formats.gate_up, formats.down, weights.dtype, experts, split)
+
+    def _are_ordered(self, shard: ExpertsShard, weights: Weights) -> bool:
+        """Whether columns of any projection are not in the order of its inputs."""
+        return any(
+            self._method.order(piece, inputs, weights) is not None
+            for expert in self._tensors.projections(self._shape, shard)
+            for piece, inputs in self._pieces(expert)
+        )
+
+    def _quantized(self, weights: Weights, shard: ExpertsShard) -> Iterator[QuantizedExpertWeights]:
+        for expert in self._tensors.projections(self._shape, shard):
+            parts = (self._method.rows(piece, inputs, weights) for piece, inputs in self._pieces(expert))
+            yield QuantizedExpertWeights(parts, self._biases(expert, weights))
+
+    def _expanded(self, weights: Weights, shard: ExpertsShard) -> Iterator[ExpertWeights]:
+        for expert in self._tensors.projections(self._shape, shard):
+            tensors = (self._method.take_expanded(piece, inputs, weights) for piece, inputs in self._pieces(expert))
+            yield ExpertWeights(tensors, self._biases(expert, weights))
+
+    def _pieces(self, expert: ExpertProjections) -> Iterator[tuple[TensorRows, int]]:
+        return zip(expert, self._shape.inputs, strict=True)
+
+    def _biases(
+        self, expert: ExpertProjections, weights: Weights
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        return biases_of(expert, weights) if self._shape.bias else None
