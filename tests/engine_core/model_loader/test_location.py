@@ -69,7 +69,10 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ("error", "message"),
     [
         (GatedRepoError("no", response=RESPONSE), "some/model at revision v2 is gated"),
-        (RepositoryNotFoundError("no", response=RESPONSE), "is neither a directory nor a file, and the hub has no such repository"),
+        (
+            RepositoryNotFoundError("no", response=RESPONSE),
+            "is neither a directory nor a file, and the hub has no such repository",
+        ),
         (RevisionNotFoundError("no", response=RESPONSE), "some/model has no revision v2"),
         (RuntimeError("refused"), "some/model at revision v2 cannot be downloaded: refused"),
         (OSError(28, "No space left on device"), "cannot be downloaded: .*No space left on device"),
@@ -149,5 +152,7 @@ def test_names_of_no_checkpoint(model: str, message: str, tmp_path: Path) -> Non
 
 
 def test_no_model() -> None:
-    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory, a GGUF file, a hub id or smollm2"):
+    with pytest.raises(
+        ConfigError, match="model='' is not usable: expected a directory, a GGUF file, a hub id or smollm2"
+    ):
         open_checkpoint(ModelConfig(), LoadConfig())
