@@ -122,7 +122,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         raw = _read_object(path / "config.json")
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights and path.suffix != SUFFIX)
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
@@ -230,7 +230,7 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
 def _stored_quantization(
     path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
 ) -> QuantizationConfig | None:
-    """How the checkpoint, which may have no ``weights``, is quantized, if it is."""
+    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized

@@ -338,6 +338,12 @@ class OpsBackend(ABC):
     def numerics(self) -> str:
         """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
 
+    def describe_layers(self) -> str:
+        """What is special about the layers that were made, for a person. Raises ``ConfigError`` where an option turns
+        out to be without effect.
+        """
+        return ""
+
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:
         """A linear layer of ``weight`` [N, K] and ``bias`` [N], padded."""

@@ -71,7 +71,7 @@ class CpuPlatform(Platform):
         self._ranks_on_host = rank.ranks_on_host
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.ops, ops = choose_ops(head_dim, dtype, library)
+        self.ops, ops = choose_ops(head_dim, dtype, library, int8_activations=checkpoint.int8_activations)
         self.quantization = choose_quantization(
             checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )

@@ -18,6 +18,7 @@ public:
     long count() const { return (inputs_ + size_ - 1) / size_; }
     long start(long block) const { return block * size_; }
     long size(long block) const { return inputs_ - start(block) < size_ ? inputs_ - start(block) : size_; }
+    long size() const { return size_; }
     long per_group() const { return per_group_; }  // blocks
     long total() const { return inputs_; }
 
@@ -103,10 +104,7 @@ private:
             in_order_of_codes(words);
             for (int w = 0; w < kRoundedTogether / 4; ++w) to[(i / 4 + w) * step] = words[w];
         }
-        float lanes[kLanes], sum = 0.0f;
-        store(lanes, sums);
-        for (const float lane : lanes) sum += lane;
-        if (sum != sum) sum = 0.0f;  // the scale is NaN, then
+        const float all = sum_of(sums), sum = all == all ? all : 0.0f;  // the scale is NaN, then
         scales_[place] = rounding.scale * unit_;
         sums_[place] = scaled_sums_ ? sum * scales_[place] : sum;
         starts_[place] = static_cast<int32_t>(sum) * first_;
