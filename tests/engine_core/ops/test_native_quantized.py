@@ -126,8 +126,8 @@ def test_product(ops: NativeBackend, kept: QuantFormat, n: int, k: int, dtype: t
             magnitude = (x.double().abs() @ spread.T).max().item()
             for wanted in {dtype, torch.float32}:
                 y = linear(x, residual=beside if added else None, scale=1.5, dtype=wanted)
-                tolerance = {"atol": (2**-21 + rounded) * magnitude + 1e-6, "rtol": torch.finfo(wanted).eps}
-                torch.testing.assert_close(y.double(), expected, **tolerance)
+                atol = (2**-21 + rounded) * magnitude + 1e-6
+                torch.testing.assert_close(y.double(), expected, atol=atol, rtol=torch.finfo(wanted).eps)
 
 
 @pytest.mark.parametrize(("kept", "n", "k", "dtype"), cases())
@@ -164,10 +164,10 @@ def test_weight_rows(ops: NativeBackend, kept: QuantFormat, n: int, k: int, dtyp
     weight, order = weight_of(kept, n, k), torch.randperm(k, generator=torch.Generator().manual_seed(k))
     indices = torch.tensor([n - 1, 0, n // 2, n - 1])
     expanded = weight.dequantized()[indices].to(dtype)
-    tolerance = {"atol": 1e-6, "rtol": torch.finfo(dtype).eps}
-    torch.testing.assert_close(make(ops, weight, dtype).weight_rows(indices), expanded, **tolerance)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(make(ops, weight, dtype).weight_rows(indices), expanded, atol=1e-6, rtol=eps)
     permuted = make(ops, weight, dtype, order=order).weight_rows(indices)
-    torch.testing.assert_close(permuted, expanded[:, order.argsort()], **tolerance)
+    torch.testing.assert_close(permuted, expanded[:, order.argsort()], atol=1e-6, rtol=eps)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
