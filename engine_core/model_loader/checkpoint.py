@@ -122,7 +122,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         raw = _read_object(path / "config.json")
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization, weights=weights and path.suffix != SUFFIX)
+    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
