@@ -30,7 +30,7 @@ def test_logits_are_near_those_of_the_same_codes(checkpoint: Path) -> None:
         for mode in (False, True)
     )
     error = (rounded - plain).std() / plain.std()
-    assert 1e-4 < error < 0.02, error
+    assert 1e-4 < error < 0.1, error
 
 
 def test_it_is_another_model(checkpoint: Path) -> None:

@@ -16,9 +16,11 @@ from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, O
 from engine_core.quantization.int4 import CODEBOOK
 
 from .experts import numbers
-from .test_native_quantized import DTYPES, FORMATS, SHAPES, weight_of
+from .test_native_quantized import DTYPES, FORMATS, weight_of
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
+SHAPES = [(96, 64), (11, 48), (130, 560)]
+"""Outputs and inputs: whole tiles and parts of them, a last group that is short."""
 INTEGER_FORMATS = {name: kept for name, kept in FORMATS.items() if has_integer_codes(kept)} | {
     "int4": QuantFormat(CODEBOOK, 32, torch.bfloat16, outer_size=256, offset=Offset.MINIMUM),
     "halves with minima": QuantFormat(FP4, 32, torch.float16, offset=Offset.MINIMUM),
