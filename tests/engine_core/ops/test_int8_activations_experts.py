@@ -26,8 +26,14 @@ def ops(int8_kernels: Kernels) -> NativeBackend:
     return NativeBackend(load_kernels(), Int8Activations(int8_kernels))
 
 
-@by_shape
-@pytest.mark.parametrize("kind", ["MXFP4", "AWQ", "Q4_K_M"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        pytest.param(kind, shape, id=f"{kind}-{name}", marks=() if i == j < 2 else pytest.mark.wide)
+        for i, kind in enumerate(("Q4_K_M", "MXFP4", "AWQ"))
+        for j, (name, shape) in enumerate(SHAPES.items())
+    ],
+)
 def test_rows_have_the_same_bits_in_every_batch(ops: NativeBackend, kind: str, shape: ExpertsShape) -> None:
     experts = make(ops, kind, shape, torch.bfloat16)
     assert isinstance(experts, Int8ActivationsExperts)
