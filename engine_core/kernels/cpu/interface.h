@@ -376,7 +376,8 @@ struct RinglineGather {
     X(int8_pack, RinglineInt8Packing)   \
     X(int8_experts, RinglineExperts)    \
     X(quantized_int8_linear, RinglineLinear) \
-    X(quantized_int8_argmax, RinglineLinear)
+    X(quantized_int8_argmax, RinglineLinear) \
+    X(quantized_int8_experts, RinglineExperts)
 
 // A captured call of a kernel.
 struct RinglineOperation {
