@@ -39,15 +39,15 @@ _ROLES = {
 }
 _SENTENCEPIECE_IDS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
 """Where a file does not say."""
-NO_ID = 2**32 - 1
+_NO_ID = 2**32 - 1
 """−1, as some converters write the id of a token that a model does not have."""
-ENDING_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-ENDING = (
+_ENDING_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDING = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<turn|>", "<|tool_response>", "<eos>", "</s>", "<EOT>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
 """Tokens that end a turn or a text in every model that has them, of which files name one."""
-HARMONY = {"<|return|>", "<|call|>"}
+_HARMONY = {"<|return|>", "<|call|>"}
 """Where both are, ``<|end|>`` ends a message, after which the turn goes on."""
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _NO_RSTRIP = ("<unk>", "<s>", "<|endoftext|>")
@@ -150,7 +150,7 @@ class _Vocabulary:
         if found is None:
             default = _SENTENCEPIECE_IDS.get(name) if self.model == "llama" else None
             return default if default is not None and default < len(self.tokens) else None
-        if found == NO_ID:
+        if found == _NO_ID:
             return None
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < len(self.tokens):
             raise self._fields.problem(
@@ -161,13 +161,13 @@ class _Vocabulary:
     @cached_property
     def ending_ids(self) -> list[int]:
         """The tokens that end an answer: those that the file names, and those known by their text."""
-        named = [token_id for name in ENDING_IDS if (token_id := self.id_of(name)) is not None]
+        named = [token_id for name in _ENDING_IDS if (token_id := self.id_of(name)) is not None]
         known = {
             token: token_id
             for token, token_id in self._ids.items()
-            if token in ENDING and self.types[token_id] in (*_SPECIAL, _USER_DEFINED)
+            if token in _ENDING and self.types[token_id] in (*_SPECIAL, _USER_DEFINED)
         }
-        if known.keys() >= HARMONY:
+        if known.keys() >= _HARMONY:
             known.pop("<|end|>", None)
         return list(dict.fromkeys([*named, *known.values()]))
 
