@@ -23,7 +23,7 @@ from engine_core.errors import CheckpointError, ConfigError
 from engine_core.model_loader import packaged
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.model_loader.hub import HubModel, download
-from engine_core.model_loader.location import check_location, served_name
+from engine_core.model_loader.location import check_location, find_checkpoint, served_name
 from engine_core.model_loader.packaged import PackagedModel
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 from tests.engine_core.models.driver import open_at
