@@ -78,7 +78,7 @@ def test_ranks_compute_the_bits_of_one_process(model: str, name: str, tmp_path: 
 
 
 @pytest.mark.models
-@pytest.mark.parametrize(("model", "name"), CELLS)
+@pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell[0] != "padded-heads"])
 def test_memory_is_told_before_loading(model: str, name: str, tmp_path: Path) -> None:
     """But for padding, which is a lot of so small a model, and what is expanded, such as latents."""
     quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
