@@ -4,7 +4,8 @@
 
 measures the bundled model on documents of its own corpus that it was not trained on, and random weights of the
 Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out), or, with ``--model`` and ``--text``, a
-checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it prints
+checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it
+prints
 
 - the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
 - the share of positions at which the likeliest token is the same,
@@ -27,7 +28,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.ggml_rounding import GgmlLibrary, GgmlRounded
 from benchmarks.report import emit, output_options, print_table
 from benchmarks.shapes import SHAPES
-from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.forward_context import ForwardContext
@@ -58,6 +60,8 @@ class Way:
     name: str
     dtype: str
     quant_method: QuantMethod | None
+    cache_dtype: str | None = None
+    """Of the KV cache, with native attention; None: torch computes attention, with a cache of the model's type."""
 
 
 class Int8WeightsOnly(QuantMethod):
@@ -102,6 +106,7 @@ def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
         Way("int8 weights alone", "bfloat16", Int8WeightsOnly()),
         Way("int8, output projection in bfloat16", "bfloat16", Int8ButHead(load_int8_kernels())),
         Way("int8", "bfloat16", Int8(load_int8_kernels())),
+        *(Way(f"KV cache {kept}, native attention", "bfloat16", None, kept) for kept in ("auto", "int8", "fp8")),
         *(Way(f"int4 in groups of {size}", "bfloat16", Int4(size, kernels)) for size in (32, 64, 128)),
         Way("int4 in groups of 32, output projection in int8", "bfloat16", Int4ButHead(32, kernels)),
         *(
@@ -113,13 +118,13 @@ def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
 
 
 def compare(
-    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]], ggml: GgmlLibrary | None = None
+    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]], compared: Sequence[Way]
 ) -> list[dict[str, str | float | int]]:
-    """A row for each weight format of one model."""
+    """A row for each of the ways ``compared``, whose first one is the reference."""
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
-    for way in ways(ggml):
-        found = log_probabilities(open_as(way.dtype), way.quant_method, texts)
+    for way in compared:
+        found = log_probabilities(open_as(way.dtype), way.quant_method, texts, way.cache_dtype)
         reference = reference or found
         divergences, same, losses = [], [], []
         for expected, actual, text in zip(reference, found, texts, strict=True):
@@ -143,10 +148,12 @@ def compare(
 
 @torch.inference_mode()
 def log_probabilities(
-    checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]]
+    checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]], cache_dtype: str | None = None
 ) -> list[torch.Tensor]:
     """Log probabilities [T, V] of the token after each position, for each text separately."""
-    attention, layers = TorchAttention(), TorchBackend()
+    attention: AttentionBackend
+    attention = TorchAttention() if cache_dtype is None else NativeAttention(load_kernels(), cache_dtype)
+    layers = TorchBackend()
     quantization = None if quant_method is None else OneMethod(quant_method)
     model = make_model(checkpoint, attention, layers, CPU, quantization)
     load_weights(model, checkpoint, CPU)
@@ -187,14 +194,14 @@ def measure(
     documents: int,
     *,
     random: bool,
-    ggml: GgmlLibrary | None = None,
+    compared: Sequence[Way],
     model: str | None = None,
     files: Sequence[str] = (),
 ) -> list[dict[str, str | float | int]]:
     """The rows of a ``model`` on ``files``, if given; else for both models, or for the bundled one alone."""
     texts = corpus_texts(documents) if model is None else pieces_of(files, model, documents)
     title, path = ("bundled", str(BUNDLED)) if model is None else (Path(model).name, model)
-    rows = compare(title, lambda dtype: open_checkpoint(ModelConfig(path, dtype=dtype), LoadConfig()), texts, ggml)
+    rows = compare(title, lambda dtype: open_checkpoint(ModelConfig(path, dtype=dtype), LoadConfig()), texts, compared)
     if not random:
         return rows
     shape = "qwen3-0.6b"
@@ -208,7 +215,7 @@ def measure(
             f"random {shape}",
             lambda dtype: open_checkpoint(ModelConfig(directory, dtype=dtype), LoadConfig(load_format="dummy")),
             texts,
-            ggml,
+            compared,
         )
 
 
@@ -229,7 +236,7 @@ def main() -> None:
     rows = measure(
         arguments.documents,
         random=not (arguments.skip_random or arguments.model),
-        ggml=None if arguments.ggml is None else GgmlLibrary(arguments.ggml),
+        compared=ways(None if arguments.ggml is None else GgmlLibrary(arguments.ggml)),
         model=arguments.model,
         files=arguments.text,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import EngineConfig, LoadConfig
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands._capacity import (
@@ -56,6 +56,8 @@ class CacheGroup:
 class Model:
     """What is to be read and computed, whatever the load."""
 
+    kept_as: str
+    """How weights are kept, for a person."""
     weights: int
     """Numbers, not bytes."""
     active_weights: float
@@ -132,12 +134,19 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
     if isinstance(setting.default, bool):
         return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
-        kind = click.Choice(setting.choices)
+        kind = click.Choice(list(map(str, setting.choices)))
     else:
         low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
     is_set = setting.default is not None
-    return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
+    return click.option(
+        setting.flag,
+        type=kind,
+        default=setting.default,
+        show_default=is_set,
+        help=text,
+        callback=lambda context, parameter, value: None if value is None else setting.kind(value),
+    )
 
 
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
@@ -178,7 +187,9 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("dtype")
 @_engine_option("max_model_len")
 @_engine_option("quantization")
+@_engine_option("quantization_group_size")
 @_engine_option("model_impl")
+@_engine_option("kv_cache_dtype")
 @_engine_option("block_size")
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
@@ -201,9 +212,12 @@ def plan(
     as_json: bool,
     **engine_options: Any,
 ) -> None:
-    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
+    if gpu is not None and config.cache.kv_cache_dtype != "auto":
+        refused = unusable_option("kv_cache_dtype", config.cache.kv_cache_dtype, "auto on a GPU")
+        raise FatalError(refused, ExitCode.USAGE)
     checkpoint, outline, parts = _outlines(config)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
@@ -220,7 +234,7 @@ def plan(
         _memory(
             checkpoint,
             part,
-            _block_bytes(part, config.cache.block_size, on_gpu=gpu is not None),
+            _block_bytes(part, config.cache, on_gpu=gpu is not None),
             budget,
             runtime,
             config,
@@ -231,7 +245,8 @@ def plan(
     ranks = dict(zip(parts, of_ranks, strict=True))
     tightest = min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
     memory = ranks[tightest]
-    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
+    kept = config.cache.kv_cache_dtype
+    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize, None if kept == "auto" else 1)
     stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -256,7 +271,8 @@ def plan(
         raise FatalError(f"this load cannot be served: {error}") from None
     token = whole.block // config.cache.block_size
     groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
-    described = Model(sum(part.num_weights for part in outline.parts), cost.active, token * len(groups), groups)
+    numbers = sum(part.num_weights for part in outline.parts)
+    described = Model(checkpoint.kept_as, numbers, cost.active, token * len(groups), groups)
     if as_json:
         held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
         parted = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in ranks.items()}
@@ -307,13 +323,13 @@ def _cpu_runtime(budget: float) -> float:
     return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
 
 
-def _block_bytes(model: LanguageModel, block_size: int, *, on_gpu: bool) -> int:
+def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
     """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
     from engine_core.attention.base import AttentionBackend
     from engine_core.attention.native import NativeAttention
     from engine_core.ops.native_packing import padded_width
 
-    spec = model.kv_cache_spec(block_size)
+    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
     if on_gpu:
         return AttentionBackend.bytes_per_block(spec)
     return NativeAttention.bytes_per_block(
@@ -382,7 +398,7 @@ def _as_text(
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
+            f"model      {model.kept_as}; weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
