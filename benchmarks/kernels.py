@@ -20,7 +20,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -122,8 +122,7 @@ def _random_experts(shape: ExpertsShape) -> Iterator[ExpertWeights]:
 
 
 def attention() -> Iterator[Kernel]:
-    """Decoding over contexts and windows of several lengths, and prefill of one prompt."""
-    backend, _ = choose_attention(_HEAD_DIM, torch.bfloat16)
+    """Decoding over contexts and windows of several lengths, and prefill of one prompt, with each type of cache."""
     steps = [AttentionStep(16, 1, context) for context in (128, 1024, 4096)]
     steps += [AttentionStep(16, 1, 16384, window=1024), AttentionStep(1, 1, 1024)]
     steps += [AttentionStep(1, 1, 16384, window=1024)]
@@ -131,7 +130,9 @@ def attention() -> Iterator[Kernel]:
     for step in steps:
         shapes = (_HEADS, _HEAD_DIM), (_KV_HEADS, _HEAD_DIM), (_KV_HEADS, _HEAD_DIM)
         spec, options = AttentionSpec(_KV_HEADS, _HEAD_DIM), AttentionOptions(_HEAD_DIM**-0.5, step.window)
-        yield _attention("attention", backend, backend.forward, spec, step, shapes, options)
+        for kept, name in (("auto", "attention"), ("int8", "attention, int8 cache"), ("fp8", "attention, fp8 cache")):
+            backend, _ = choose_attention(_HEAD_DIM, torch.bfloat16, cache_dtype=kept)
+            yield _attention(name, backend, backend.forward, spec, step, shapes, options)
 
 
 def latents() -> Iterator[Kernel]:
@@ -154,12 +155,16 @@ def _attention(
 ) -> Kernel:
     """``shapes``: shapes per row of the inputs of ``forward``."""
     inputs = [torch.randn(step.rows, *shape).bfloat16() for shape in shapes]
-    read = 2 * step.read * spec.elements
+    one = KVCacheSpec((spec,), BLOCK_SIZE, torch.bfloat16, cache_dtype=backend.cache_dtype)
+    read = step.read * backend.bytes_per_block(one) // BLOCK_SIZE
     layers = -(-_UNCACHED_BYTES // read) if step.new == 1 else 1
-    whole = KVCacheSpec((spec,) * layers, BLOCK_SIZE, torch.bfloat16, group_layers([None] * layers))
+    whole = replace(one, layers=(spec,) * layers, groups=group_layers([None] * layers))
     caches = backend.allocate(whole, step.num_blocks, torch.device("cpu"))
     for cache in caches:
-        cache.normal_()
+        if cache.is_floating_point():
+            cache.normal_()
+        else:  # all of its memory: scales, too, are small numbers then
+            torch.empty(0, dtype=cache.dtype).set_(cache.untyped_storage()).fill_(0x3C)
     metadata = step.metadata()
     cost = Cost(read + 2 * sum(x.nbytes for x in inputs), step.rows * step.seen * spec.operations(_HEADS))
     calls = [partial(forward, *inputs, cache, metadata, options) for cache in caches]

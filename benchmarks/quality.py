@@ -28,7 +28,8 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.ggml_rounding import GgmlLibrary, GgmlRounded
 from benchmarks.report import emit, output_options, print_table
 from benchmarks.shapes import SHAPES
-from engine_core.attention.base import AttentionMetadata
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.forward_context import ForwardContext
@@ -59,6 +60,8 @@ class Way:
     name: str
     dtype: str
     quant_method: QuantMethod | None
+    cache_dtype: str | None = None
+    """Of the KV cache, with native attention; None: torch computes attention, with a cache of the model's type."""
 
 
 class Int8WeightsOnly(QuantMethod):
@@ -103,6 +106,7 @@ def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
         Way("int8 weights alone", "bfloat16", Int8WeightsOnly()),
         Way("int8, output projection in bfloat16", "bfloat16", Int8ButHead(load_int8_kernels())),
         Way("int8", "bfloat16", Int8(load_int8_kernels())),
+        *(Way(f"KV cache {kept}, native attention", "bfloat16", None, kept) for kept in ("auto", "int8", "fp8")),
         *(Way(f"int4 in groups of {size}", "bfloat16", Int4(size, kernels)) for size in (32, 64, 128)),
         Way("int4 in groups of 32, output projection in int8", "bfloat16", Int4ButHead(32, kernels)),
         *(
@@ -120,7 +124,7 @@ def compare(
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
     for way in compared:
-        found = log_probabilities(open_as(way.dtype), way.quant_method, texts)
+        found = log_probabilities(open_as(way.dtype), way.quant_method, texts, way.cache_dtype)
         reference = reference or found
         divergences, same, losses = [], [], []
         for expected, actual, text in zip(reference, found, texts, strict=True):
@@ -144,10 +148,12 @@ def compare(
 
 @torch.inference_mode()
 def log_probabilities(
-    checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]]
+    checkpoint: Checkpoint, quant_method: QuantMethod | None, texts: Sequence[list[int]], cache_dtype: str | None = None
 ) -> list[torch.Tensor]:
     """Log probabilities [T, V] of the token after each position, for each text separately."""
-    attention, layers = TorchAttention(), TorchBackend()
+    attention: AttentionBackend
+    attention = TorchAttention() if cache_dtype is None else NativeAttention(load_kernels(), cache_dtype)
+    layers = TorchBackend()
     quantization = None if quant_method is None else OneMethod(quant_method)
     model = make_model(checkpoint, attention, layers, CPU, quantization)
     load_weights(model, checkpoint, CPU)

@@ -84,7 +84,8 @@ def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
     def is_redundant(name: str) -> bool:
         return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
 
-    return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats)
+    is_quantized = stored is not None
+    return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats, quantized=is_quantized)
 
 
 def _open_weights(

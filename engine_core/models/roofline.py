@@ -60,14 +60,17 @@ class StepCost:
     """Operations of one token per token that it sees."""
 
     @classmethod
-    def of_model(cls, model: LanguageModel, itemsize: int = 2) -> Self:
-        """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's."""
+    def of_model(cls, model: LanguageModel, itemsize: int = 2, cache_itemsize: int | None = None) -> Self:
+        """For ``model``, whose weights need not be loaded; ``itemsize`` is that of its type, and of the cache's unless
+        ``cache_itemsize`` says otherwise.
+        """
         shape, specs = model.config, model.config.cache_specs
+        of_cache = cache_itemsize or itemsize
         return cls(
             layers=_merged(model.layer_parts, itemsize),
             heads=_merged((part for part in model.parts if isinstance(part, ParallelLMHead)), itemsize),
-            kv_bytes=itemsize * sum(specs[layer].elements for layer in shape.caching_layers),
-            kv_read=itemsize * sum(spec.elements for spec in specs),
+            kv_bytes=of_cache * sum(specs[layer].elements for layer in shape.caching_layers),
+            kv_read=of_cache * sum(spec.elements for spec in specs),
             attention=sum(spec.operations(shape.num_heads) for spec in specs),
         )
 

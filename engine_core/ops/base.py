@@ -219,9 +219,14 @@ class QuantizedExpertWeights:
     """As in ``ExpertWeights``, the rows of each a few at a time."""
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """As in ``ExpertWeights``."""
+    input_orders: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Of gate and up [H], and of down [I]: which input each column is for; None: they are in order."""
 
     def expanded(self, dtype: torch.dtype) -> ExpertWeights:
         whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
+        if self.input_orders is not None:
+            of_inputs, of_inner = (order.argsort() for order in self.input_orders)
+            whole = (weight[:, order] for weight, order in zip(whole, (of_inputs, of_inputs, of_inner), strict=True))
         return ExpertWeights(whole, self.biases)
 
 

@@ -29,7 +29,7 @@ from engine_core.ops.base import (
     Routing,
     UnloadedExperts,
 )
-from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsLinear
+from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsExperts, Int8ActivationsLinear
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
 from engine_core.ops.native_linear import NativeLinear
@@ -195,7 +195,12 @@ class NativeBackend(OpsBackend):
     ) -> ExpertsOp:
         if not keeps_experts(shape, gate_up, down):
             return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
-        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        if self._rounding is not None and self._rounding.takes(gate_up, down):
+            op: NativeQuantizedExperts = Int8ActivationsExperts(
+                self._kernels, self._rounding.kernels, shape, gate_up, down, dtype, split
+            )
+        else:
+            op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
         op.load(experts)
         return op
 

@@ -26,6 +26,7 @@ from engine_core.ops.quantized_weight import (
     QuantFormat,
     QuantizedWeight,
 )
+from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
 from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
@@ -33,6 +34,8 @@ from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, sca
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"
 """How rules of ``dynamic`` begin."""
+_NOT_QUANTIZED = 16
+"""Bits, in AutoRound's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +150,17 @@ class GptqConfig(SchemesConfig):
 
     def describe(self) -> str:
         return f"GPTQ, {self._scheme.bits} bits in {groups_in_words(self._scheme.group_size)}"
+
+
+def auto_round(fields: Mapping[str, Any], tensors: Tensors) -> SchemesConfig:
+    """AutoRound, where it packs like GPTQ or AWQ; ``extra_config`` has rules for single layers."""
+    known = ConfigFields("AutoRound", fields)
+    packing = known.one_of("packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"))
+    known.one_of("data_type", ("int",), "int")
+    if packing.endswith("awq"):
+        return AwqConfig({**fields, "zero_point": True}, tensors)
+    rules = {
+        (_LEFT_OUT if changes.get("bits", 4) >= _NOT_QUANTIZED else _TAKEN) + re.escape(name) + "$": changes
+        for name, changes in known.objects("extra_config").items()
+    }
+    return GptqConfig({**fields, "quant_method": "gptq", "dynamic": rules}, tensors)

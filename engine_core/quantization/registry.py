@@ -14,11 +14,12 @@ from engine_core.quantization.bitsandbytes import BitsAndBytesConfig
 from engine_core.quantization.compressed_tensors import CompressedTensorsConfig
 from engine_core.quantization.fp8 import Fp8Config
 from engine_core.quantization.gguf import GgufConfig
-from engine_core.quantization.gptq import GptqConfig
+from engine_core.quantization.gptq import GptqConfig, auto_round
 from engine_core.quantization.mxfp4 import Mxfp4Config
 from engine_core.quantization.schemes import Tensors
 
 STORED: dict[str, Callable[[Mapping[str, Any], Tensors], QuantizationConfig]] = {
+    "auto-round": auto_round,
     "awq": AwqConfig,
     "bitsandbytes": BitsAndBytesConfig,
     "compressed-tensors": CompressedTensorsConfig,

@@ -127,6 +127,21 @@ def test_with_prefix_hits(engine: StartedEngine, together: Streams) -> None:
     assert engine.core.stats().prefix_hit_tokens > before + 500
 
 
+@pytest.mark.parametrize("cache_dtype", ["int8", pytest.param("fp8", marks=pytest.mark.wide)])
+def test_with_an_8_bit_cache(cache_dtype: str, directory: Path, engine: StartedEngine, together: Streams) -> None:
+    """Other numbers than in float32, but the same together, with prefix hits, and in chunks under preemption."""
+    names = list(WORKLOAD.prompts)[::5]
+    with started(directory, max_num_seqs=64, max_model_len=100, kv_cache_dtype=cache_dtype) as other:
+        assert other.executor.is_bitwise_stable
+        assert other.executor.numerics != engine.executor.numerics
+        whole = streams(other, names)
+        assert whole != {key: together[key] for key in whole}
+        assert streams(other, names) == whole
+        assert other.core.stats().prefix_hit_tokens > 100
+    with started(directory, **TIGHT, kv_cache_dtype=cache_dtype) as other:
+        assert streams(other, names) == whole
+
+
 def test_in_small_chunks_under_preemption(directory: Path, engine: StartedEngine, together: Streams) -> None:
     with started(directory, **TIGHT) as other:
         assert streams(other) == together

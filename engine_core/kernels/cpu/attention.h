@@ -213,7 +213,7 @@ private:
         if constexpr (!S::kCoded) {
             compute_scores<F>(queries, rows, head_dim_, head_dim_, tile, scratch.scores);
         } else {
-            load_scales(tile, cache_.value_scales_offset(), scratch.scales);
+            load_scales(tile, head_dim_, args_.latent_dim > 0, scratch.scales);
             if (multiplies_codes(rows)) {
                 compute_scores<S>(queries, rows, head_dim_, head_dim_, tile, scratch.scores);
             } else {

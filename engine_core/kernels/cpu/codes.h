@@ -14,7 +14,7 @@ typedef int32_t IntegerLanes __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t ByteLanes __attribute__((vector_size(kLanes)));
 
-inline WordLanes load_bytes(const uint8_t* at) {
+inline WordLanes load_byte_lanes(const uint8_t* at) {
     ByteLanes bytes;
     std::memcpy(&bytes, at, sizeof bytes);
     return __builtin_convertvector(bytes, WordLanes);
@@ -91,7 +91,7 @@ struct Coded : F {
 
     static Column column(const uint8_t* at) {
         if constexpr (F::kPack == 1) {
-            return Codes::value(load_bytes(at));
+            return Codes::value(load_byte_lanes(at));
         } else {
 #ifdef __AVX512BF16__
             return Codes::halves(at);
@@ -113,7 +113,7 @@ struct Coded : F {
             }
 #endif
             for (int part = 0; part < F::kPack; ++part)
-                F::narrow(to + i + part * kLanes, Codes::value(load_bytes(at + i + part * kLanes)));
+                F::narrow(to + i + part * kLanes, Codes::value(load_byte_lanes(at + i + part * kLanes)));
         }
     }
 

@@ -5,18 +5,27 @@
 
 namespace {
 
-// The scales of a tile's places: those of keys, and kScoreStride further those of values.
+// The scales of a unit, which lie behind its codes, as those of the places `to`.
+inline void load_scales(const uint8_t* codes_end, int tokens, float* to) {
+    for (int i = 0; i < tokens; ++i) {
+        uint16_t scale;
+        std::memcpy(&scale, codes_end + i * sizeof scale, sizeof scale);
+        const uint32_t bits = static_cast<uint32_t>(scale) << 16;
+        std::memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+// The scales of a tile's places: those of keys, and kScoreStride further those of values; of latents, those of latents,
+// and of rotated parts.
 template <class S>
-void load_scales(const KeyTile<S>& tile, long values_offset, float* scales) {
-    for (int unit = tile.first_unit; unit < tile.units; ++unit)
-        for (int plane = 0; plane < 2; ++plane) {
-            const uint16_t* const from = tile.scales[unit] + plane * values_offset;
-            float* const to = scales + plane * kScoreStride + unit * tile.unit_tokens;
-            for (int i = 0; i < tile.unit_tokens; ++i) {
-                const uint32_t bits = static_cast<uint32_t>(from[i]) << 16;
-                std::memcpy(to + i, &bits, sizeof bits);
-            }
-        }
+void load_scales(const KeyTile<S>& tile, long dims, bool latents, float* scales) {
+    const long codes = tile.unit_tokens * dims;
+    for (int unit = tile.first_unit; unit < tile.units; ++unit) {
+        float* const to = scales + unit * tile.unit_tokens;
+        const uint8_t* const of_keys = tile.keys[unit] + codes;
+        load_scales(of_keys, tile.unit_tokens, to);
+        load_scales(latents ? of_keys + 2 * tile.unit_tokens : tile.values[unit] + codes, tile.unit_tokens, to + kScoreStride);
+    }
 }
 
 // Multiply a row's scores of a tile's codes by the codes' scales.

@@ -6,8 +6,8 @@
 // values are [U / P][D][P], so that it holds neighbouring dimensions of the same tokens.
 // A cache of latents has keys only, whose first R dimensions are the values: they are rearranged as they are needed.
 //
-// In an 8-bit cache, numbers are codes (codes.h), and behind a block's codes come their scales, bfloat16: [Hkv][keys,
-// values][units][U]; of latents, those of the latents and of the rotated parts.
+// In an 8-bit cache, numbers are codes (codes.h), and behind a unit's codes come their scales, [U] bfloat16; behind those
+// of latents, the scales of latents, [U], and of rotated parts, [U]. So they are read ahead with the codes.
 #pragma once
 
 #include "codes.h"
@@ -28,8 +28,6 @@ struct KeyTile {
     // As much memory again, to be read ahead while these units are computed.
     const typename F::Element* keys_ahead[kTileKeys / F::kPack];
     const typename F::Element* values_ahead[kTileKeys / F::kPack];
-    // In an 8-bit cache: the scales of a unit's keys; those of its values lie Cache::value_scales_offset() further.
-    const uint16_t* scales[kTileKeys / F::kPack];
     int count[kTileKeys / F::kPack];  // tokens in each unit
     int units = 0;
     int first_unit = 0;   // the first that is looked at
@@ -63,7 +61,6 @@ public:
         : base_(static_cast<Element*>(args.cache)),
           block_stride_(args.block_stride),
           head_dim_(args.head_dim),
-          num_kv_heads_(args.num_kv_heads),
           block_size_(args.block_size),
           units_per_block_((args.block_size + kUnit - 1) / kUnit),
           latent_dim_(args.latent_dim),
@@ -71,6 +68,8 @@ public:
         const int even = (block_size_ + units_per_block_ - 1) / units_per_block_;
         unit_tokens_ = (even + F::kPack - 1) / F::kPack * F::kPack;
         tile_units_ = kTileKeys / unit_tokens_;
+        const long scales = F::kCoded ? (latent_dim_ > 0 ? 2 : 1) * sizeof(uint16_t) : 0;
+        unit_elements_ = unit_tokens_ * (head_dim_ + scales);
     }
 
     // Find the tile of that number of a sequence whose tokens `first_key` … `end` − 1 are looked at.
@@ -92,7 +91,6 @@ public:
             Element* const start = unit_start(block_table[block], kv_head, unit);
             tile.keys[tile.units] = start;
             tile.values[tile.units] = start + values_offset();
-            if constexpr (F::kCoded) tile.scales[tile.units] = scales(block_table[block], kv_head, unit);
             tile.count[tile.units] = least(least(unit_tokens_, block_size_ - offset), end - first);
             if (++unit == units_per_block_) {
                 unit = 0;
@@ -122,15 +120,8 @@ public:
         return unit_start(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
     }
     // Memory of a unit's keys and values.
-    long unit_bytes() const { return planes_ * unit_tokens_ * head_dim_ * static_cast<long>(sizeof(Element)); }
-    long values_offset() const { return (planes_ - 1) * units_per_block_ * unit_tokens_ * head_dim_; }
-    long value_scales_offset() const { return units_per_block_ * unit_tokens_; }
-    // Ask for the scales of a unit.
-    void prefetch_scales(const int32_t* block_table, int kv_head, int unit) const {
-        const uint16_t* const of_keys = scales(block_table[unit / units_per_block_], kv_head, unit % units_per_block_);
-        __builtin_prefetch(of_keys, 0, 2);
-        __builtin_prefetch(of_keys + value_scales_offset(), 0, 2);
-    }
+    long unit_bytes() const { return planes_ * unit_elements_ * static_cast<long>(sizeof(Element)); }
+    long values_offset() const { return (planes_ - 1) * units_per_block_ * unit_elements_; }
 
     // Store the latents [count, R] and rotated parts [count, P] at positions first … first + count − 1.
     void write_latents(const int32_t* block_table, int first, int count, const Input* latent, long latent_stride,
@@ -139,12 +130,12 @@ public:
             const int block = first / block_size_, offset = first % block_size_, place = offset % unit_tokens_;
             run = least(least(unit_tokens_ - place, block_size_ - offset), count);
             Element* const unit = unit_start(block_table[block], 0, offset / unit_tokens_);
-            uint16_t* const scale = scales(block_table[block], 0, offset / unit_tokens_) + place;
+            uint16_t* const scale = scales(unit) + place;
             const Rows parts[2] = {{latent, latent_stride, latent_dim_}, {rope, rope_stride, head_dim_ - latent_dim_}};
             with_stored(parts[0], run, scale, [&](const Element* from, long stride) {
                 write_keys(unit, place, run, from, stride, latent_dim_);
             });
-            with_stored(parts[1], run, scale + value_scales_offset(), [&](const Element* from, long stride) {
+            with_stored(parts[1], run, scale + unit_tokens_, [&](const Element* from, long stride) {
                 write_keys(unit + latent_dim_ * unit_tokens_, place, run, from, stride, head_dim_ - latent_dim_);
             });
         }
@@ -158,14 +149,13 @@ public:
             const int place = offset % unit_tokens_;
             const int run = least(least(unit_tokens_ - place, block_size_ - offset), count);
             Element* const unit = unit_start(block_table[block], kv_head, offset / unit_tokens_);
-            uint16_t* const scale = scales(block_table[block], kv_head, offset / unit_tokens_) + place;
-            with_stored({key, key_stride, head_dim_}, run, scale, [&](const Element* from, long stride) {
+            Element* const values = unit + values_offset();
+            with_stored({key, key_stride, head_dim_}, run, scales(unit) + place, [&](const Element* from, long stride) {
                 write_keys(unit, place, run, from, stride, head_dim_);
             });
-            with_stored({value, value_stride, head_dim_}, run, scale + value_scales_offset(),
-                        [&](const Element* from, long stride) {
-                            write_values(unit + values_offset(), place, run, from, stride);
-                        });
+            with_stored({value, value_stride, head_dim_}, run, scales(values) + place, [&](const Element* from, long stride) {
+                write_values(values, place, run, from, stride);
+            });
             key += run * key_stride;
             value += run * value_stride;
             first += run;
@@ -196,16 +186,11 @@ private:
         }
     }
 
-    // The scales of a unit's keys.
-    uint16_t* scales(long block, int kv_head, int unit) const {
-        if constexpr (!F::kCoded) return nullptr;
-        const long of_block = num_kv_heads_ * planes_ * units_per_block_ * unit_tokens_;
-        auto* const first = reinterpret_cast<uint16_t*>(base_ + block * block_stride_ + of_block * head_dim_);
-        return first + (2 * kv_head * units_per_block_ + unit) * unit_tokens_;
-    }
+    // The scales of a unit of keys, or of values.
+    uint16_t* scales(Element* unit) const { return reinterpret_cast<uint16_t*>(unit + unit_tokens_ * head_dim_); }
 
     Element* unit_start(long block, int kv_head, int unit) const {
-        return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_tokens_ * head_dim_;
+        return base_ + block * block_stride_ + (planes_ * kv_head * units_per_block_ + unit) * unit_elements_;
     }
     void write_keys(Element* __restrict unit, int place, int run, const Element* __restrict key, long stride, long dims) const {
         // A few dimensions at a time: rows may lie so far apart that no two of them stay in the nearest cache.
@@ -239,13 +224,13 @@ private:
     Element* base_;
     long block_stride_;
     long head_dim_;
-    long num_kv_heads_;
     int block_size_;
     int units_per_block_;
     long latent_dim_;
     long planes_;      // keys and values, or latents
     int unit_tokens_;  // U
     int tile_units_;
+    long unit_elements_;  // of a unit's keys, or of its values
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int kQueryRows = 48;  // rows of scores that are computed together: enough for products to pay off
+constexpr int kQueryRowsOfCodes = 96;  // and for an 8-bit cache's tiles to be expanded
 constexpr long kWorkPerNanosecond = 12;
 
 // The keys that a row sees: its own and the `size` − 1 before it.
@@ -41,7 +42,7 @@ public:
         : args_(args),
           window_{args.sliding_window},
           group_(args.num_heads / args.num_kv_heads),
-          positions_(kQueryRows / group_ > 1 ? kQueryRows / group_ : 1),
+          positions_(most_rows(args) / group_ > 1 ? most_rows(args) / group_ : 1),
           buffer_(padded_bytes<int>(args.num_seqs + 1)),
           starts_(reinterpret_cast<int*>(buffer_.at(0))) {
         if (buffer_.failed()) return;
@@ -87,6 +88,9 @@ public:
     }
 
 private:
+    static int most_rows(const RinglineAttention& args) {
+        return args.cache_type == kRinglineCacheAsNumbers ? kQueryRows : kQueryRowsOfCodes;
+    }
     int rows_of(int sequence) const { return args_.query_starts[sequence + 1] - args_.query_starts[sequence]; }
     int tiles_of(int sequence) const { return (rows_of(sequence) + positions_ - 1) / positions_; }
 

@@ -103,7 +103,6 @@ private:
             block_table_ = args_.block_tables + piece.q.sequence * args_.block_table_stride;
             kv_head_ = piece.q.kv_head;
         }
-        if constexpr (F::kCoded) cache_.prefetch_scales(block_table_, kv_head_, unit_);
         return cache_.keys(block_table_, kv_head_, unit_++);
     }
 

@@ -210,29 +210,40 @@ private:
     uint8_t table_[kCodes] = {};
 };
 
-// A weight, or several that follow each other.
-class CodeTiles {
+// Computes units of rows of a weight, or of several that follow each other. A tile is named by its first panel.
+class CodeProducts {
 public:
-    explicit CodeTiles(const RinglineQuantizedWeight& weight)
-        : weight_(weight), inputs_(weight.in_features, weight.group_size), codes_(weight) {}
+    using Tile = long;
 
-    const InputBlocks& inputs() const { return inputs_; }
-    const IntegerCodes& codes() const { return codes_; }
-    bool has_minima() const { return weight_.minima != nullptr; }
-    long count() const { return (weight_.out_features + kTileOutputs - 1) / kTileOutputs; }
+    // With room for `rows` in all.
+    CodeProducts(const RinglineQuantizedWeight& weight, long rows)
+        : weight_(weight),
+          inputs_(weight.in_features, weight.group_size),
+          codes_(weight),
+          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit(), weight.minima != nullptr) {}
 
-    // Results [rows, kTileOutputs] of some blocks of rows; meanwhile the tile `ahead` is read.
-    void multiply(long tile, const CodeRows& rows, long first_block, long end_block, long ahead, float* results) const {
+    bool failed() const { return rows_.failed(); }
+    Tile tile(long number) const { return number * kTilePanels; }
+
+    // Round the rows of a unit that begins with row `first`, or those of one of its blocks; input(row): K numbers.
+    template <class F, class Input>
+    void round(long first, const CodeBlocks& blocks, long block, const Input& input) const {
+        rows_.template round<F>(first + blocks.start(block), blocks.size(block), input);
+    }
+
+    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    template <class AnyUnit>
+    void compute(const AnyUnit& unit, Tile following, float* results) const {
+        const CodeBlocks blocks(unit.rows);
         codes_.with_kind([&](const auto& kind) {
-            for (long block = first_block; block < end_block; ++block) {
-                const int count = static_cast<int>(rows.first(block + 1) - rows.first(block));
-                const long read = (block == first_block ? ahead : tile) * kTilePanels;
-                with_constant<kCodeRows>(count, [&](auto constant) {
+            for (long block = 0; block < blocks.count; ++block) {
+                const long read = block == 0 ? following : unit.tile;
+                const RowsOfBlock x = rows_.block(unit.first + blocks.start(block));
+                float* const to = results + blocks.start(block) * kTileOutputs;
+                with_constant<kCodeRows>(blocks.size(block), [&](auto rows) {
                     for (long p = 0; p < kTilePanels; ++p)
-                        multiply_panel<constant.value>(kind, weight_, tile * kTilePanels + p, rows[block], inputs_,
-                                                       codes_of(read + p), results + p * kPanel);
+                        multiply_panel<rows.value>(kind, weight_, unit.tile + p, x, inputs_, codes_of(read + p), to + p * kPanel);
                 });
-                results += count * kTileOutputs;
             }
         });
     }
@@ -243,6 +254,7 @@ private:
     const RinglineQuantizedWeight& weight_;
     const InputBlocks inputs_;
     const IntegerCodes codes_;
+    const CodeRows rows_;
 };
 
 }  // namespace

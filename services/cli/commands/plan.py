@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from engine_core.config import EngineConfig, LoadConfig
+from engine_core.config import CacheConfig, EngineConfig, LoadConfig
 from engine_core.errors import CheckpointError, ConfigError
 from engine_core.kv_cache_interface import KVCacheGroup
 from services.cli.commands._capacity import (
@@ -189,6 +189,7 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("quantization")
 @_engine_option("quantization_group_size")
 @_engine_option("model_impl")
+@_engine_option("kv_cache_dtype")
 @_engine_option("block_size")
 @_engine_option("max_num_batched_tokens")
 @_engine_option("max_num_seqs")
@@ -211,9 +212,12 @@ def plan(
     as_json: bool,
     **engine_options: Any,
 ) -> None:
-    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
+    if gpu is not None and config.cache.kv_cache_dtype != "auto":
+        refused = unusable_option("kv_cache_dtype", config.cache.kv_cache_dtype, "auto on a GPU")
+        raise FatalError(refused, ExitCode.USAGE)
     checkpoint, outline, parts = _outlines(config)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
@@ -230,7 +234,7 @@ def plan(
         _memory(
             checkpoint,
             part,
-            _block_bytes(part, config.cache.block_size, on_gpu=gpu is not None),
+            _block_bytes(part, config.cache, on_gpu=gpu is not None),
             budget,
             runtime,
             config,
@@ -241,7 +245,8 @@ def plan(
     ranks = dict(zip(parts, of_ranks, strict=True))
     tightest = min(ranks, key=lambda rank: (ranks[rank].blocks, ranks[rank].usable - ranks[rank].taken))
     memory = ranks[tightest]
-    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize)
+    kept = config.cache.kv_cache_dtype
+    cost = StepCost.of_model(outline, checkpoint.dtype.itemsize, None if kept == "auto" else 1)
     stages, together = config.parallel.pipeline_parallel_size, hardware.times(config.parallel.tensor_parallel_size)
 
     def seconds(rows: float, sampled: float, seen: float, cached: float) -> float:
@@ -318,13 +323,13 @@ def _cpu_runtime(budget: float) -> float:
     return _CPU_RUNTIME + RESERVE_BYTES + requests.logprob_bytes + requests.id_bytes
 
 
-def _block_bytes(model: LanguageModel, block_size: int, *, on_gpu: bool) -> int:
+def _block_bytes(model: LanguageModel, cache: CacheConfig, *, on_gpu: bool) -> int:
     """What a block takes in an engine: the native kernels on CPU pad what layers keep, those on GPU do not."""
     from engine_core.attention.base import AttentionBackend
     from engine_core.attention.native import NativeAttention
     from engine_core.ops.native_packing import padded_width
 
-    spec = model.kv_cache_spec(block_size)
+    spec = replace(model.kv_cache_spec(cache.block_size), cache_dtype=cache.kv_cache_dtype)
     if on_gpu:
         return AttentionBackend.bytes_per_block(spec)
     return NativeAttention.bytes_per_block(

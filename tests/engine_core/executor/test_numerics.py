@@ -31,6 +31,8 @@ def test_whatever_computes_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         numerics(another),
         numerics(model, dtype="bfloat16"),
         numerics(model, attention_backend="torch"),
+        numerics(model, kv_cache_dtype="int8"),
+        numerics(model, kv_cache_dtype="fp8"),
     ]
     assert numerics(model) == found[0]
     assert numerics(model, num_threads=2) == found[0], "threads change no result"

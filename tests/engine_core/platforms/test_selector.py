@@ -12,6 +12,7 @@ import torch
 
 from engine_core.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_core.errors import ConfigError
+from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.platforms.selector import choose_platform
 from engine_core.worker.input_batch import BatchLimits
@@ -54,3 +55,14 @@ with LLM(sys.argv[1], dtype="float32", device="cpu", kv_cache_memory_bytes=16 <<
     command = [sys.executable, "-c", code, str(ROOT / "checkpoints" / "tiny")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert result.stdout == "1\n", result.stderr
+
+
+def test_a_cache_of_8_bits_is_named_or_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DeviceConfig(device="cpu", num_threads=1)
+    assert "KV cache in int8" in choose_platform(config, checkpoint, LIMITS, kv_cache_dtype="int8").describe()
+    monkeypatch.setattr(type(checkpoint.config), "cache_specs", (MLAAttentionSpec(1040, 64),))
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='int8'.*auto for latents of more than 1024 numbers"):
+        choose_platform(config, checkpoint, LIMITS, kv_cache_dtype="int8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8'.*auto on a GPU"):
+        choose_platform(DeviceConfig(device="cuda"), checkpoint, LIMITS, kv_cache_dtype="fp8")

@@ -376,6 +376,14 @@ def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_
     assert figures["model"]["token"] == sum(group["token"] for group in groups)
     on_gpu = json.loads(ringline_plan(str(tmp_path), "--gpu", "h100", *load))
     assert on_gpu["memory"]["block"] < block
+    in_8_bits = json.loads(ringline_plan(str(tmp_path), *HARDWARE, *load, "--kv-cache-dtype", "int8"))
+    assert in_8_bits["memory"]["block"] == attention.bytes_per_block(replace(caches, cache_dtype="int8"))
+
+
+def test_an_8_bit_cache_on_a_gpu_is_refused(tmp_path: Path) -> None:
+    arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--kv-cache-dtype", "fp8"]
+    result = CliRunner().invoke(cli, arguments)
+    assert "--kv-cache-dtype=fp8 is not usable: expected auto on a GPU" in str(result.exception)
 
 
 def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
