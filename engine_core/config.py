@@ -62,11 +62,13 @@ class _Section:
 class ModelConfig(_Section):
     """Which model, and how it is read."""
 
-    model: str = option("", "Checkpoint: a directory or a hub id.")
+    model: str = option("", "Checkpoint: a directory, a GGUF file or a hub id (of a GGUF file as org/name:Q4_K_M).")
     served_model_name: str | None = option(
-        None, "Name of the model for clients. Default: the hub id, or the last part of the directory's path."
+        None, "Name of the model for clients. Default: the hub id, or the name of the directory or the GGUF file."
     )
-    tokenizer: str | None = option(None, "Directory or hub id of the tokenizer; default: the checkpoint's own.")
+    tokenizer: str | None = option(
+        None, "Directory, GGUF file or hub id of the tokenizer; default: the checkpoint's own."
+    )
     revision: str | None = option(None, "Branch, tag or commit of the model's hub id.")
     tokenizer_revision: str | None = option(
         None,

@@ -133,9 +133,9 @@ class LLM:
         progress: StartupProgress | None = None,
         **options: Any,
     ) -> None:
-        """Load ``model`` (a directory or a hub id).
+        """Load ``model`` (a directory, a GGUF file or a hub id).
 
-        ``tokenizer`` replaces the model's own: a directory, a hub id, or an object that encodes and decodes.
+        ``tokenizer`` replaces the model's own: a directory, GGUF file or hub id, or an object that encodes and decodes.
         ``options`` are those of ``engine_core.config`` by name, from any section: ``dtype="float32"``,
         ``max_num_seqs=8``, ``kv_cache_memory_bytes="2GiB"``. Without ``progress``, warnings of the start are raised as
         ``RuntimeWarning``.

@@ -117,7 +117,7 @@ class CollectiveExecutor(Executor):
             self.grammar_support = self._find_grammars(models)
             of_grammars = [] if self.grammar_support else [grammar_numerics()]
             self.numerics = digest_of(self.model_digest, model.numerics, *of_grammars)
-            stage.detail = f"numerics {self.numerics}"
+            stage.detail = "; ".join(filter(None, (f"numerics {self.numerics}", model.layers)))
             if model.hashing_seconds:
                 stage.detail += f"; hashed in {model.hashing_seconds:.2f} s"
             if len(models) > 1:

@@ -71,6 +71,8 @@ class ModelReport:
     """How long hashing the weights took while they were loaded."""
     taken: Sequence[TakenBytes] = ()
     """What this rank has taken of the weights, if it is one of several."""
+    layers: str = ""
+    """What is special about them, for a person."""
     grammar_problem: str | None = None
     """Why this rank, which samples, cannot use grammars."""
 
@@ -191,13 +193,19 @@ class Worker:
         )
         require_room_for_weights(model.expected_weight_bytes, checkpoint.kept_as, device.usable)
         load_weights(model, checkpoint, device.torch_device, on_progress, digest)
+        layers = device.ops.describe_layers()
         self.model = model
         spec = model.kv_cache_spec(self.limits.block_size)
         bytes_per_block, layout = device.attention.bytes_per_block(spec), f"{type(device.attention).__name__} {spec}"
         device.trim()
         numerics = numerics_of(checkpoint.dtype, device, model, spec, rank)
         report = ModelReport(
-            model.weight_bytes, bytes_per_block, layout, numerics, grammar_problem=self._open_grammars()
+            model.weight_bytes,
+            bytes_per_block,
+            layout,
+            numerics,
+            layers=layers,
+            grammar_problem=self._open_grammars(),
         )
         if isinstance(digest, RankDigest):
             return replace(report, taken=digest.taken)

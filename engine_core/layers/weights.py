@@ -59,9 +59,9 @@ class Weights(Protocol):
         """Like ``take``, for a tensor of which rows will be read: in its own type if that has 16 bits."""
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
-        """That ``place`` of a tensor, as it is stored: of any type, on CPU; valid until one of another layer is taken.
+        """That ``place`` of a tensor, as it is stored: of any type, on CPU, and a view, which is not to be written to.
 
-        A method reads the tensors of a layer in turns, a few rows of each at a time; each counts as taken whole.
+        A method reads the tensors of a layer in turns, a few rows of each at a time.
         """
 
     def take_float32(self, name: str) -> torch.Tensor:

@@ -22,7 +22,13 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
-from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missing_config, quantization_method
+from engine_core.model_loader.formats import (
+    is_lfs_pointer,
+    lfs_problem,
+    method_name,
+    missing_config,
+    quantization_method,
+)
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf, model_file
 from engine_core.model_loader.gguf.reader import read_gguf
@@ -230,17 +236,18 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
 def _stored_quantization(
     path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
 ) -> QuantizationConfig | None:
-    """How the checkpoint, which may have no ``weights``, is quantized, if it is."""
+    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
     if (quantized := quantization_method(raw)) is None:
         return None
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
     if method is not None and method in STORED:
-        return STORED[method](raw["quantization_config"], find_tensors(path) if weights and not is_gguf(path) else {})
+        has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
+        return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
     raise UnsupportedModelError(
         f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
-        f"(--quantization makes its weights smaller) or with {', '.join(STORED)}"
+        f"(--quantization makes its weights smaller) or with {', '.join(sorted(map(method_name, STORED)))}"
     )
 
 

@@ -23,6 +23,8 @@ class ExpectedTensors:
     """The tensor that a redundant one must equal, if any."""
     share: float = 1.0
     """About how much of them will be taken."""
+    quantized: bool = False
+    """Whether there may be integers and numbers of 8 bits among them."""
 
 
 def check_tensors(path: Path, found: Mapping[str, tuple[int, ...]], expected: ExpectedTensors, source: str) -> None:

@@ -110,9 +110,14 @@ def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None
         return None
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
     if isinstance(method, str):
-        return method, _METHODS.get(method.lower(), method)
+        return method, method_name(method)
     is_mlx = isinstance(quantized, dict) and {"group_size", "bits"} <= quantized.keys()
     return None, "MLX" if is_mlx else "a method that config.json does not name"
+
+
+def method_name(method: str) -> str:
+    """What people call a method of quantization with that identifier."""
+    return _METHODS.get(method.lower(), method)
 
 
 def _format_of(name: str) -> str | None:

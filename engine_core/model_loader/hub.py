@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from engine_core.errors import CheckpointError
-from engine_core.model_loader.gguf.files import SUFFIX, models_among, parts_of, several
+from engine_core.model_loader.gguf.files import SUFFIX, model_name, models_among, parts_of, several
 
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 _WEIGHTS = ("model*.safetensors",)
@@ -80,7 +80,7 @@ def download(model: HubModel, revision: str | None, download_dir: str | None, we
 
 
 def _choice(model: HubModel, models: Sequence[str]) -> str:
-    by_type = re.split(r"[-.]", Path(models[0]).stem)[-1]
+    by_type = re.split(r"[-.]", model_name(Path(models[0])))[-1]
     return f"{several(models)}: name one, as in {model.repository}:{by_type} or {model.repository}/{models[0]}"
 
 

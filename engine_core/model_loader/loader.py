@@ -69,13 +69,23 @@ def load_weights(
     if checkpoint.load_format == "dummy":
         weights = DummyWeights(model.tensors(), checkpoint.dtype, device, checkpoint.seed, on_progress)
     else:
-        expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+        expected = _expected(model, checkpoint)
         if model.is_part:  # of the same checks, what takes reading is left to the engine's process: hash_weights
             whole = model_outline(checkpoint)
             share = model.num_weights / whole.num_weights
             expected = replace(expected, shapes=whole.tensors(), repeats=lambda name: None, share=share)
         weights = _open_weights(checkpoint, expected, device, on_progress, digest)
     model.load(weights)
+
+
+def _expected(model: LanguageModel, checkpoint: Checkpoint) -> ExpectedTensors:
+    stored = checkpoint.stored_quantization
+
+    def is_redundant(name: str) -> bool:
+        return model.is_redundant(name) or (stored is not None and stored.is_redundant(name))
+
+    is_quantized = stored is not None
+    return ExpectedTensors(model.tensors(), is_redundant, model.renamed, model.repeats, quantized=is_quantized)
 
 
 def _open_weights(
@@ -101,7 +111,7 @@ class WeightsOnDisk:
         self._checkpoint = checkpoint
         self._weights: SafetensorsWeights | GgufWeights | None = None
         if checkpoint.load_format != "dummy":
-            expected = ExpectedTensors(model.tensors(), model.is_redundant, model.renamed, model.repeats)
+            expected = _expected(model, checkpoint)
             device = torch.device("cpu")
             self._weights = _open_weights(checkpoint, expected, device, None, self._digest)
 

@@ -26,16 +26,22 @@ from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem, missin
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_TYPES = _FLOAT_TYPES | {
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+_BYTES = {"U8": torch.uint8}
+_TYPES = (
+    _FLOAT_TYPES
+    | _BYTES
+    | {
+        "I8": torch.int8,
+        "I32": torch.int32,
+        "I64": torch.int64,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+    }
+)
 _MAPPED_AT_ONCE = 2**28
-"""Bytes read before a file is unmapped and mapped anew: read pages count as this process's memory until then."""
+"""Bytes read before the pages of mapped files are let go, which count as this process's memory until then."""
+_ALIGNED_AT_ONCE = 8
+"""Copies that are kept of tensors that begin between the numbers of a file: a layer takes rows of a few in turns."""
 _SHORT = 2
 """Bytes of a number that tables keep."""
 
@@ -111,17 +117,20 @@ class SafetensorsWeights:
             raise CheckpointError(f"{directory}: tensors that are there twice, under two names: {some(twice)}")
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         check_tensors(directory, shapes, expected, "config.json")
-        if wrong := next((self._tensors[name] for name in expected.shapes if self._tensors[name].dtype is None), None):
-            raise _wrong_type(wrong, _TYPES)
+        types = _TYPES if expected.quantized else _FLOAT_TYPES | _BYTES
+        wrong = (self._tensors[name] for name in expected.shapes if self._tensors[name].type_name not in types)
+        if (first := next(wrong, None)) is not None:
+            raise _wrong_type(first, types)
         self._expected = expected
         self.dtype = dtype
         self._staging = Staging(dtype, device)
         self._device = device
         self._on_progress = on_progress
         self._digest = digest
-        self._files: dict[Path, memoryview] = {}
-        self._whole: dict[str, torch.Tensor] = {}
-        """Tensors of which rows are taken."""
+        self._files: dict[Path, mmap.mmap] = {}
+        self._aligned: dict[str, bytearray] = {}
+        self._counted: set[str] = set()
+        """Tensors of which rows are taken, and that count as taken whole."""
         self._mapped = 0
         self._done = 0
         self._total = int(sum(self._tensors[name].nbytes for name in expected.shapes) * expected.share)
@@ -137,14 +146,14 @@ class SafetensorsWeights:
                 f"{stored.file}: {stored.name} differs from {expected.name}, but config.json says that they are one "
                 "(tie_word_embeddings); set that to false, or remove one of the two tensors"
             )
-        self._files.clear()  # all of both was read
+        self._let_go()  # all of both was read
 
     def hash_all(self, stop: threading.Event) -> None:
         """Add all tensors to the digest, taking none; until ``stop`` is set."""
         for name in self._expected.shapes:
             if stop.is_set():
                 return
-            self._unmap_if_many()
+            self._let_go_of_many()
             self._count(name, 0, self._tensors[name].nbytes)
 
     def differs(self, taken: TakenBytes) -> bool:
@@ -164,9 +173,8 @@ class SafetensorsWeights:
         return view.to(self._device) if view.dtype.itemsize == _SHORT else self._converted([view])
 
     def _views(self, tensors: Iterable[str | TensorRows]) -> dict[str | TensorRows, torch.Tensor]:
-        """In mapped files, all but these unmapped if there are many."""
-        self._whole.clear()
-        self._unmap_if_many()
+        """In mapped files."""
+        self._let_go_of_many()
         views: dict[str | TensorRows, torch.Tensor] = {}
         for each in dict.fromkeys(tensors):
             if isinstance(each, TensorRows):
@@ -177,10 +185,15 @@ class SafetensorsWeights:
             self._on_progress(min(self._done, self._total), self._total)
         return views
 
-    def _unmap_if_many(self) -> None:
+    def _let_go_of_many(self) -> None:
         if self._mapped > _MAPPED_AT_ONCE:
-            self._files.clear()
-            self._mapped = 0
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of pages that were read; what looks at them now reads them anew."""
+        for mapped in self._files.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+        self._mapped = 0
 
     def _converted(self, parts: list[torch.Tensor]) -> torch.Tensor:
         """Joined along the first dimension, in the model's type and on its device."""
@@ -195,14 +208,11 @@ class SafetensorsWeights:
         return parts[0]
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        shared = isinstance(self._digest, RankDigest)
-        if name not in self._whole:
-            self._whole[name] = self._mapped_tensor(name) if shared else self._view(name)
-        row = self._whole[name][index]
+        self._let_go_of_many()
+        row = self._mapped_tensor(name)[index]
         part = row if rows is None else row[rows.start : rows.stop]
-        if shared:
-            first = index * row.numel() + (0 if rows is None else rows.start * math.prod(row.shape[1:]))
-            self._count(name, first * row.itemsize, part.nbytes)
+        first = index * row.numel() + (0 if rows is None else rows.start * math.prod(row.shape[1:]))
+        self._count_part(name, first * row.itemsize, part.nbytes)
         return self._converted([part])
 
     def _rows(self, name: str, rows: range) -> torch.Tensor:
@@ -215,10 +225,24 @@ class SafetensorsWeights:
         return part
 
     def take_stored(self, name: str, *place: int | slice) -> torch.Tensor:
-        if name not in self._whole:
-            self._unmap_if_many()
-            self._whole[name] = self._view(name, _TYPES)
-        return self._whole[name][place]
+        self._let_go_of_many()
+        tensor = self._mapped_tensor(name, _TYPES)
+        part = tensor[place]
+        if tensor.nbytes and part.is_contiguous():
+            self._count_part(name, part.data_ptr() - tensor.data_ptr(), part.nbytes)
+        else:  # neighbouring columns: in every page of the tensor
+            self._count_part(name, 0, tensor.nbytes)
+        return part
+
+    def _count_part(self, name: str, start: int, nbytes: int) -> None:
+        """Count these bytes as taken; or, once, all of the tensor, where parts are all taken in turns."""
+        self._mapped += nbytes
+        whole = self._tensors[name].nbytes
+        if nbytes < whole and isinstance(self._digest, RankDigest):
+            self._count(name, start, nbytes)
+        elif name not in self._counted:
+            self._counted.add(name)
+            self._count(name, 0, whole)
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self._view(name).to(self._device, torch.float32, copy=True)
@@ -228,7 +252,7 @@ class SafetensorsWeights:
         stored = self._tensors[name]
         if stored.file not in self._files:
             self._files[stored.file] = _mapped(stored.file)
-        return self._files[stored.file][stored.start : stored.start + stored.nbytes]
+        return memoryview(self._files[stored.file])[stored.start : stored.start + stored.nbytes]
 
     def _view(self, name: str, types: Mapping[str, torch.dtype] = _FLOAT_TYPES) -> torch.Tensor:
         """One tensor, in the mapped file, all of which counts as taken."""
@@ -242,11 +266,18 @@ class SafetensorsWeights:
             raise _wrong_type(stored, types)
         try:
             content = self._content(name)
-            aligned = bytearray(content) if stored.start % dtype.itemsize else content
+            aligned = self._copied(name, content) if stored.start % dtype.itemsize else content
             numbers = torch.frombuffer(aligned, dtype=dtype) if content else torch.empty(0, dtype=dtype)
             return numbers.view(stored.shape)
         except (RuntimeError, ValueError, OSError) as error:
             raise CheckpointError(f"{stored.file}: cannot read {name}: {error}") from error
+
+    def _copied(self, name: str, content: memoryview) -> bytearray:
+        if name not in self._aligned:
+            if len(self._aligned) == _ALIGNED_AT_ONCE:
+                self._aligned.clear()
+            self._aligned[name] = bytearray(content)
+        return self._aligned[name]
 
     def _count(self, name: str, start: int, nbytes: int) -> None:
         """Count these bytes of a tensor as taken."""
@@ -271,12 +302,12 @@ def _read_index(path: Path) -> dict[str, str]:
     return dict(weight_map)
 
 
-def _mapped(file: Path) -> memoryview:
+def _mapped(file: Path) -> mmap.mmap:
     """The bytes of a file; what is written to them stays in this process."""
     # For thousands of small tensors, safetensors' own reading takes longer than all else that is done to them, and
     # every operation of torch counts.
     with file.open("rb") as opened:
-        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY))
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _tensors_of(file: Path) -> dict[str, StoredTensor]:

@@ -219,9 +219,14 @@ class QuantizedExpertWeights:
     """As in ``ExpertWeights``, the rows of each a few at a time."""
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """As in ``ExpertWeights``."""
+    input_orders: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Of gate and up [H], and of down [I]: which input each column is for; None: they are in order."""
 
     def expanded(self, dtype: torch.dtype) -> ExpertWeights:
         whole = (torch.cat([part.dequantized().to(dtype) for part in parts]) for parts in self.tensors)
+        if self.input_orders is not None:
+            of_inputs, of_inner = (order.argsort() for order in self.input_orders)
+            whole = (weight[:, order] for weight, order in zip(whole, (of_inputs, of_inputs, of_inner), strict=True))
         return ExpertWeights(whole, self.biases)
 
 
@@ -332,6 +337,12 @@ class OpsBackend(ABC):
     @abstractmethod
     def numerics(self) -> str:
         """What decides a result's bits, besides the processor's instruction set and the builds of torch and numpy."""
+
+    def describe_layers(self) -> str:
+        """What is special about the layers that were made, for a person. Raises ``ConfigError`` where an option turns
+        out to be without effect.
+        """
+        return ""
 
     @abstractmethod
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> LinearOp:

@@ -29,6 +29,7 @@ from engine_core.ops.base import (
     Routing,
     UnloadedExperts,
 )
+from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsExperts, Int8ActivationsLinear
 from engine_core.ops.kernel_graph import KernelGraph
 from engine_core.ops.native_experts import NativeExperts, NativeGroupedLinear, route
 from engine_core.ops.native_linear import NativeLinear
@@ -133,8 +134,13 @@ class NativeBackend(OpsBackend):
     batch_invariant = True
     rank_invariant = True
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, rounding: Int8Activations | None = None) -> None:
+        """``rounding``: of --int8-activations; None: layers keep their inputs."""
         self._kernels = kernels
+        self._rounding = rounding
+
+    def describe_layers(self) -> str:
+        return "" if self._rounding is None else self._rounding.describe()
 
     def padded(self, width: int) -> int:
         return padded_width(width)
@@ -159,6 +165,8 @@ class NativeBackend(OpsBackend):
             return super().quantized_linear(kept, outputs, inputs, dtype, parts, bias, input_order)
         weights = PackedQuantizedWeights(self._kernels, kept, outputs, inputs, input_order=input_order)
         weights.pack(0, parts)
+        if self._rounding is not None and self._rounding.takes(kept):
+            return Int8ActivationsLinear(self._kernels, self._rounding.kernels, weights, dtype, bias)
         return NativeQuantizedLinear(self._kernels, weights, dtype, bias)
 
     def grouped_linear(self, weight: torch.Tensor) -> GroupedLinearOp:
@@ -187,7 +195,12 @@ class NativeBackend(OpsBackend):
     ) -> ExpertsOp:
         if not keeps_experts(shape, gate_up, down):
             return super().quantized_experts(shape, gate_up, down, dtype, experts, split)
-        op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
+        if self._rounding is not None and self._rounding.takes(gate_up, down):
+            op: NativeQuantizedExperts = Int8ActivationsExperts(
+                self._kernels, self._rounding.kernels, shape, gate_up, down, dtype, split
+            )
+        else:
+            op = NativeQuantizedExperts(self._kernels, shape, gate_up, down, dtype, split)
         op.load(experts)
         return op
 

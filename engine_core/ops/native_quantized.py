@@ -96,6 +96,17 @@ class PackedQuantizedWeights:
             )
             first += len(part.codes)
 
+    def order_inputs(self, index: int, order: torch.Tensor) -> None:
+        """Say which input each column [K] of weight ``index`` is for; until then all are in order."""
+        if "input_order" not in self._memory:
+            inputs = self.weight.in_features
+            orders = torch.arange(inputs, dtype=torch.int32).repeat(
+                len(self._memory["codes"]) * PANEL // self._padded, 1
+            )
+            self._memory["input_order"] = orders
+            self.weight.input_order = orders.data_ptr()
+        self._memory["input_order"][index] = order
+
 
 class NativeQuantizedLinear(PackedLinear):
     """As cpu/quantized_linear.h computes it."""

@@ -65,6 +65,9 @@ class NativeQuantizedExperts(PackedExperts):
             self._gate_up.pack(index, gate, half=0)
             self._gate_up.pack(index, up, half=1)
             self._down.pack(index, down)
+            if expert.input_orders is not None:
+                self._gate_up.order_inputs(index, expert.input_orders[0])
+                self._down.order_inputs(index, expert.input_orders[1])
             if self._biases is not None and expert.biases is not None:
                 of_gate_up, of_down = self._biases
                 load_biases(expert.biases, of_gate_up[index], of_down[index], self._tile_inner)

@@ -122,3 +122,25 @@ UNSIGNED8 = tuple(float(code) for code in range(256))
 _FP4_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4 = (*_FP4_MAGNITUDES, *(-size for size in _FP4_MAGNITUDES))
 """E2M1 (OCP Microscaling Formats, version 1.0)."""
+_E4M3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+FP8 = tuple(_E4M3.nan_to_num(0.0).tolist())
+"""E4M3, with zeros for the two codes that stand for NaN."""
+NF4 = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""Quantiles of the normal distribution (https://arxiv.org/abs/2305.14314, appendix E)."""

@@ -13,11 +13,8 @@ from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
-from engine_core.errors import ConfigError
-from engine_core.kernels.arguments import MAX_HEAD_DIM
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
-from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
@@ -74,7 +71,7 @@ class CpuPlatform(Platform):
         self._ranks_on_host = rank.ranks_on_host
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
-        self.ops, ops = choose_ops(head_dim, dtype, library)
+        self.ops, ops = choose_ops(head_dim, dtype, library, int8_activations=checkpoint.int8_activations)
         self.quantization = choose_quantization(
             checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )

@@ -109,6 +109,10 @@ class QuantizationConfig(ABC):
     def method(self, names: tuple[str, ...]) -> QuantMethod:
         """That of the layer, or of the experts, with these prefixes in the checkpoint; several where they are fused."""
 
+    def is_redundant(self, name: str) -> bool:
+        """Whether a tensor may be there without being used, as ``LanguageModel.is_redundant``."""
+        return False
+
     @abstractmethod
     def describe(self) -> str:
         """For a person: AWQ, 4 bits in groups of 128."""

@@ -56,6 +56,15 @@ class ConfigFields:
             raise self.unusable(name, "a list of strings")
         return tuple(value)
 
+    def pair(self, name: str) -> tuple[int, int] | None:
+        """Two positive integers; None where it is not there or null."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2 or not all(type(each) is int and each > 0 for each in value):
+            raise self.unusable(name, "two positive integers")
+        return value[0], value[1]
+
     def objects(self, name: str) -> dict[str, Mapping[str, Any]]:
         """An object of objects; empty where it is not there or null."""
         value = self.fields.get(name)

@@ -26,13 +26,16 @@ from engine_core.ops.quantized_weight import (
     QuantFormat,
     QuantizedWeight,
 )
+from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
-from engine_core.quantization.packing import fields_of, some_rows, take, take_scales
+from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
 
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"
 """How rules of ``dynamic`` begin."""
+_NOT_QUANTIZED = 16
+"""Bits, in AutoRound's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +67,17 @@ class GptqScheme(Scheme):
         }
 
     def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
-        size = self.group_size or inputs
-        groups = take(weights, f"{name}.g_idx", (torch.int32, torch.int64)).long()
-        in_order = torch.arange(inputs) // size
-        if torch.equal(groups, in_order):
-            return None
-        order = groups.argsort(stable=True)
-        if not torch.equal(groups[order], in_order):
-            raise CheckpointError(
-                f"{name}.g_idx does not divide {inputs} inputs into groups of {size}, numbered from 0: download the "
-                "checkpoint again"
-            )
-        return order
+        groups = take(weights, f"{name}.g_idx", (torch.int32, torch.int64))
+        return order_of_groups(groups, f"{name}.g_idx", self.group_size or inputs)
 
     def read(self, piece: TensorRows, inputs: int, weights: Weights) -> Iterator[QuantizedWeight]:
-        kept = self.format(inputs)
+        kept, order = self.format(inputs), self.input_order(piece.name, inputs, weights)
         for rows in some_rows(piece.rows, inputs):
             columns = slice(rows.start, rows.stop)
             words = take(weights, f"{piece.name}.qweight", (torch.int32,), slice(None), columns)
             scales = take_scales(weights, f"{piece.name}.scales", kept.scale_dtype, slice(None), columns)
             zeros = self._zeros(piece.name, rows, weights)
-            codes = fields_of(words.t(), self.bits)[:, :inputs]
+            codes = columns_of(fields_of(words.t(), self.bits)[:, :inputs], order)
             yield QuantizedWeight(kept, codes, scales.t().contiguous(), zeros=zeros)
 
     def _zeros(self, name: str, rows: range, weights: Weights) -> torch.Tensor | None:
@@ -157,3 +150,17 @@ class GptqConfig(SchemesConfig):
 
     def describe(self) -> str:
         return f"GPTQ, {self._scheme.bits} bits in {groups_in_words(self._scheme.group_size)}"
+
+
+def auto_round(fields: Mapping[str, Any], tensors: Tensors) -> SchemesConfig:
+    """AutoRound, where it packs like GPTQ or AWQ; ``extra_config`` has rules for single layers."""
+    known = ConfigFields("AutoRound", fields)
+    packing = known.one_of("packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"))
+    known.one_of("data_type", ("int",), "int")
+    if packing.endswith("awq"):
+        return AwqConfig({**fields, "zero_point": True}, tensors)
+    rules = {
+        (_LEFT_OUT if changes.get("bits", 4) >= _NOT_QUANTIZED else _TAKEN) + re.escape(name) + "$": changes
+        for name, changes in known.objects("extra_config").items()
+    }
+    return GptqConfig({**fields, "quant_method": "gptq", "dynamic": rules}, tensors)

@@ -52,10 +52,13 @@ def bytes_of(words: torch.Tensor) -> torch.Tensor:
     return words.contiguous().view(torch.uint8)
 
 
-def nibbles_of(packed: torch.Tensor) -> torch.Tensor:
-    """[N, 2 · B] of ``packed`` [N, B] uint8, two codes in a byte, the first in its low half."""
+def nibbles_of(packed: torch.Tensor, *, high_first: bool = False) -> torch.Tensor:
+    """[N, 2 · B] of ``packed`` [N, B] uint8, two codes in a byte, the first in its low half or in its high one."""
     pairs = packed.to(torch.int16)
-    pairs |= pairs << 4
+    if high_first:
+        pairs = pairs << 8 | pairs >> 4
+    else:
+        pairs |= pairs << 4
     pairs &= 0x0F0F
     return pairs.view(torch.uint8)
 
@@ -72,3 +75,22 @@ def bytes_apart(words: torch.Tensor) -> torch.Tensor:
 def fields_of(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """[N, W · 32 / bits] uint8 of ``packed`` [N, W] int32: the codes along its rows, the lowest first."""
     return bytes_of(packed) if bits == 8 else nibbles_of(bytes_of(packed))
+
+
+def order_of_groups(groups: torch.Tensor, name: str, size: int) -> torch.Tensor | None:
+    """[K] int64: the inputs, those of a group of ``size`` together; None: they are. ``groups`` [K] has each one's."""
+    in_order = torch.arange(len(groups)) // size
+    if torch.equal(groups.long(), in_order):
+        return None
+    order = groups.argsort(stable=True)
+    if not torch.equal(groups[order].long(), in_order):
+        raise CheckpointError(
+            f"{name} does not divide {len(groups)} inputs into groups of {size}, numbered from 0: download the "
+            "checkpoint again"
+        )
+    return order
+
+
+def columns_of(codes: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """[N, K] of ``codes`` [N, K]: those of the inputs in that order."""
+    return codes.contiguous() if order is None else codes.index_select(1, order)

@@ -10,15 +10,22 @@ from typing import Any
 
 from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.bitsandbytes import BitsAndBytesConfig
+from engine_core.quantization.compressed_tensors import CompressedTensorsConfig
+from engine_core.quantization.fp8 import Fp8Config
 from engine_core.quantization.gguf import GgufConfig
-from engine_core.quantization.gptq import GptqConfig
+from engine_core.quantization.gptq import GptqConfig, auto_round
 from engine_core.quantization.mxfp4 import Mxfp4Config
 from engine_core.quantization.schemes import Tensors
 
 STORED: dict[str, Callable[[Mapping[str, Any], Tensors], QuantizationConfig]] = {
+    "auto-round": auto_round,
     "awq": AwqConfig,
-    "gguf": lambda fields, tensors: GgufConfig.of(fields),
+    "bitsandbytes": BitsAndBytesConfig,
+    "compressed-tensors": CompressedTensorsConfig,
+    "fp8": Fp8Config,
     "gptq": GptqConfig,
+    "gguf": lambda fields, tensors: GgufConfig.of(fields),
     "mxfp4": lambda fields, tensors: Mxfp4Config(fields),
 }
 """Takes the fields of ``quantization_config``; raises ``UnsupportedModelError`` and ``CheckpointError``."""

@@ -25,6 +25,15 @@ class TensorInfo(Protocol):
         """None for a type that no model takes."""
 
 
+_OF_ACTIVATIONS = (
+    ".input_scale",
+    ".input_global_scale",
+    ".input_zero_point",
+    ".activation_scale",
+    ".k_scale",
+    ".v_scale",
+)
+"""How scales end that are not used: inputs are not rounded, nor are keys and values as the checkpoint says."""
 Tensors = Mapping[str, TensorInfo]
 """All tensors of a checkpoint by name; empty where weights are made up."""
 
@@ -62,6 +71,9 @@ class SchemesConfig(QuantizationConfig):
     def method(self, names: tuple[str, ...]) -> QuantMethod:
         return self._method
 
+    def is_redundant(self, name: str) -> bool:
+        return name.endswith(_OF_ACTIVATIONS)
+
 
 class SchemesMethod(StoredMethod):
     """Reads each layer as its scheme says."""
@@ -89,7 +101,7 @@ class SchemesMethod(StoredMethod):
         return scheme.input_order(name, inputs, weights)
 
 
-def scale_dtype(tensors: Tensors, ending: str, otherwise: torch.dtype = torch.float16) -> torch.dtype:
+def scale_dtype(tensors: Tensors, ending: str | tuple[str, ...], otherwise: torch.dtype = torch.float16) -> torch.dtype:
     """The type of the first tensor of floats whose name ends so; without one, the other."""
     dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith(ending))
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), otherwise)

@@ -22,6 +22,9 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 
+InputOrders = tuple[torch.Tensor, torch.Tensor]
+"""As in ``QuantizedExpertWeights``."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertFormats:
@@ -101,25 +104,37 @@ class StoredExperts:
         """``QuantMethod.load_experts``."""
         shape, shard = self._shape, self._shape.whole if split is None else split.own
         formats = self.formats
-        if formats is None or self._are_ordered(shard, weights):
+        orders = None if formats is None else self._input_orders(weights, shard)
+        if formats is None or orders is None:
             op = backend.experts(shape, weights.dtype, split)
             op.load(self._expanded(weights, shard))
             return op
-        experts = self._quantized(weights, shard)
+        experts = self._quantized(weights, shard, orders)
         return backend.quantized_experts(shape, formats.gate_up, formats.down, weights.dtype, experts, split)
 
-    def _are_ordered(self, shard: ExpertsShard, weights: Weights) -> bool:
-        """Whether columns of any projection are not in the order of its inputs."""
-        return any(
-            self._method.order(piece, inputs, weights) is not None
-            for expert in self._tensors.projections(self._shape, shard)
-            for piece, inputs in self._pieces(expert)
-        )
-
-    def _quantized(self, weights: Weights, shard: ExpertsShard) -> Iterator[QuantizedExpertWeights]:
+    def _input_orders(self, weights: Weights, shard: ExpertsShard) -> list[InputOrders | None] | None:
+        """Of each expert; None where its gate and up have different ones: then all are expanded."""
+        found: list[InputOrders | None] = []
         for expert in self._tensors.projections(self._shape, shard):
+            orders = [self._method.order(piece, inputs, weights) for piece, inputs in self._pieces(expert)]
+            if all(order is None for order in orders):
+                found.append(None)
+                continue
+            gate, up, down = (
+                torch.arange(inputs) if order is None else order
+                for order, inputs in zip(orders, self._shape.inputs, strict=True)
+            )
+            if not torch.equal(gate, up):
+                return None
+            found.append((gate, down))
+        return found
+
+    def _quantized(
+        self, weights: Weights, shard: ExpertsShard, orders: list[InputOrders | None]
+    ) -> Iterator[QuantizedExpertWeights]:
+        for expert, own in zip(self._tensors.projections(self._shape, shard), orders, strict=True):
             parts = (self._method.rows(piece, inputs, weights) for piece, inputs in self._pieces(expert))
-            yield QuantizedExpertWeights(parts, self._biases(expert, weights))
+            yield QuantizedExpertWeights(parts, self._biases(expert, weights), own)
 
     def _expanded(self, weights: Weights, shard: ExpertsShard) -> Iterator[ExpertWeights]:
         for expert in self._tensors.projections(self._shape, shard):

@@ -63,8 +63,9 @@ struct GateUp : ExpertProducts<F, Products> {
     const RinglineExperts& args;
     const typename Products::Tile* then;  // what is read ahead at the end; null: nothing new
 
-    GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const typename Products::Tile* then)
-        : ExpertProducts<F, Products>(rows, products, args.gathered, args.hidden, gate_up_tiles(args), kTileInner),
+    GateUp(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x,
+           const typename Products::Tile* then = nullptr)
+        : ExpertProducts<F, Products>(rows, products, x, args.hidden, gate_up_tiles(args), kTileInner),
           args(args),
           then(then) {}
 
@@ -90,8 +91,8 @@ struct Down : ExpertProducts<F, Products> {
     const RinglineExperts& args;
     const ExpertRows& rows;
 
-    Down(const RinglineExperts& args, const ExpertRows& rows, const Products& products)
-        : ExpertProducts<F, Products>(rows, products, args.activated, args.inner, down_tiles(args), kTileOutputs),
+    Down(const RinglineExperts& args, const ExpertRows& rows, const Products& products, const void* x)
+        : ExpertProducts<F, Products>(rows, products, x, args.inner, down_tiles(args), kTileOutputs),
           args(args),
           rows(rows) {}
 
@@ -130,8 +131,8 @@ template <class F>
 int multiply_experts(const RinglineExperts& args, const ExpertRows& rows) {
     const TileProducts<F> by_gate_up(args.gate_up, args.hidden, args.hidden), by_down(args.down, args.inner, args.inner);
     const typename TileProducts<F>::Tile first_of_down = by_down.tile(rows.active(0) * down_tiles(args));
-    const GateUp<F, TileProducts<F>> gate_up(args, rows, by_gate_up, &first_of_down);
-    const Down<F, TileProducts<F>> down(args, rows, by_down);
+    const GateUp<F, TileProducts<F>> gate_up(args, rows, by_gate_up, args.gathered, &first_of_down);
+    const Down<F, TileProducts<F>> down(args, rows, by_down, args.activated);
     if (down.failed() || gate_up.failed()) return 1;
     const int threads = threads_of_experts(args, rows);
     if (args.phases & kRinglineGateUp) {

@@ -52,6 +52,13 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
 
+// Of integers: exact.
+inline float sum_of(Vec v) {
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+}
+
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return _mm256_and_si256(line, _mm256_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm256_srli_epi16(line, 4)); }

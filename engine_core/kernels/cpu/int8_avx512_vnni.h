@@ -44,6 +44,9 @@ inline Sums add_products(Sums sums, int32_t activations, Quads weights) {
 // a · b + c, rounded once, on every processor.
 inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return multiply_add(a, b, c); }
 
+// Of integers: exact.
+inline float sum_of(Vec v) { return _mm512_reduce_add_ps(v); }
+
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return _mm512_and_si512(line, _mm512_set1_epi8(15)); }
 inline Quads high_nibbles(Quads line) { return low_nibbles(_mm512_srli_epi16(line, 4)); }

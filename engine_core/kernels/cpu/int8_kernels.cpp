@@ -5,6 +5,7 @@
 #include "int8_multiply.h"
 #include "int8_pack.h"
 #include "kernel_table.h"
+#include "quantized_int8_experts.h"
 #include "quantized_int8_linear.h"
 
 #define RINGLINE_NAME(name, Arguments) name,

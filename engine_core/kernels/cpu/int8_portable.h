@@ -61,6 +61,9 @@ inline Vec fused_multiply_add(Vec a, Vec b, Vec c) {
     return c;
 }
 
+// Of integers: exact.
+inline float sum_of(Vec v) { return v[0] + v[1] + v[2] + v[3]; }
+
 // The codes of a line of 4 bits each, and of 8 bits.
 inline Quads low_nibbles(Quads line) { return line & 15; }
 inline Quads high_nibbles(Quads line) { return line >> 4 & 15; }

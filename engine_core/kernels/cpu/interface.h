@@ -143,7 +143,7 @@ struct RinglineQuantizedWeight {
     const void* minima;        // [N / 16, G, 16], like scales; or null
     const void* outer_minima;  // like outer_scales
     const float* codebook;     // [1 << bits]
-    const int32_t* input_order;  // [K]: which input of x each one of the weight is; null: the same
+    const int32_t* input_order;  // [K], of experts [E, K]: which input of x each one of the weight is; null: the same
     int64_t in_features, out_features;
     int64_t group_size, outer_size;  // the outer one a multiple of the other
     int32_t bits;                    // of a code: 4 or 8
@@ -376,7 +376,8 @@ struct RinglineGather {
     X(int8_pack, RinglineInt8Packing)   \
     X(int8_experts, RinglineExperts)    \
     X(quantized_int8_linear, RinglineLinear) \
-    X(quantized_int8_argmax, RinglineLinear)
+    X(quantized_int8_argmax, RinglineLinear) \
+    X(quantized_int8_experts, RinglineExperts)
 
 // A captured call of a kernel.
 struct RinglineOperation {

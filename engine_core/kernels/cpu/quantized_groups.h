@@ -36,7 +36,7 @@ public:
             for (long g = 0; g < count; ++g)
                 for (int lane = 0; lane < kPanel; lane += kLanes)
                     store(numbers.negated_zeros + to + g * kTileOutputs + lane,
-                          subtract(splat(0.0f), load_bytes(zeros + g * kPanel + lane)));
+                          subtract(splat(0.0f), widen_bytes(zeros + g * kPanel + lane)));
         }
     }
 
@@ -75,7 +75,7 @@ private:
             for (long g = 0; g < count; ++g) {
                 for (int lane = 0; lane < kPanel; lane += kLanes)
                     store(to + g * kTileOutputs + lane,
-                          multiply(F::widen(factors + lane), load_bytes(from + g * kPanel + lane)));
+                          multiply(F::widen(factors + lane), widen_bytes(from + g * kPanel + lane)));
                 if (--left > 0) continue;
                 factors += kPanel;
                 left = each;

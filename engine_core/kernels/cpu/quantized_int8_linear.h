@@ -6,46 +6,53 @@
 
 namespace {
 
-constexpr long kUnitBlocks = 8;  // of rows, by a tile of outputs: what a thread takes at a time
 constexpr long kCodeProductsPerNanosecond = 150, kCodeRoundedPerNanosecond = 4;
 
 // `outputs` take the results of tiles, as in linear.h.
 template <class F, class Outputs>
 class CodeLinear {
     using Element = typename F::Element;
+    using CodeUnit = Unit<F, CodeProducts::Tile>;
 
 public:
     CodeLinear(const RinglineLinear& args, Outputs& outputs)
         : args_(args),
           weight_(*static_cast<const RinglineQuantizedWeight*>(args.weight)),
           outputs_(outputs),
-          tiles_(weight_),
-          rows_(args.rows, tiles_.inputs(), tiles_.codes().bits(), tiles_.codes().first(), tiles_.codes().unit(),
-                tiles_.has_minima()),
+          products_(weight_, args.rows),
+          groups_(row_groups(args.rows)),
           ordered_(weight_.input_order ? args.rows * args.in_features * static_cast<long>(sizeof(Element)) : 1) {}
 
     // Returns 0, or 1 when there is no memory.
     int run() {
-        if (rows_.failed() || ordered_.failed()) return 1;
+        if (products_.failed() || ordered_.failed()) return 1;
         const long worth = args_.rows < kRowsPerRead ? kRowsPerRead : args_.rows;
         const long products = worth * args_.in_features * args_.out_features;
         const int threads = threads_worth(products / kCodeProductsPerNanosecond, args_.num_threads);
         const int rounding = threads_worth(args_.rows * args_.in_features / kCodeRoundedPerNanosecond, threads);
-        parallel_for(rounding, rows_.blocks(), 1, [&](long block) {
-            rows_.template round<F>(block, [&](long row) { return input(row); });
-        });
-        groups_ = (rows_.blocks() + kUnitBlocks - 1) / kUnitBlocks;
-        const long units = tiles_.count() * groups_;
-        long next = 0;
-        in_parallel(threads, [&](int thread) {
-            alignas(kCacheLine) float results[kUnitBlocks * kCodeRows * kTileOutputs];
-            for (long unit = take(next); unit < units;) {
-                const long following = take(next);
-                compute(thread, unit, following < units ? following : unit, results);
-                unit = following;
-            }
-        });
+        for (long group = 0; group < groups_; ++group) {
+            const long first = group_start(args_.rows, group);
+            const CodeBlocks blocks(group_start(args_.rows, group + 1) - first);
+            parallel_for(rounding, blocks.count, 1, [&](long block) {
+                products_.template round<F>(first, blocks, block, [&](long row) { return input(row); });
+            });
+        }
+        multiply_tiles(products_, threads, *this);
         return 0;
+    }
+
+    long units() const { return (args_.out_features + kTileOutputs - 1) / kTileOutputs * groups_; }
+    CodeUnit unit(long number) const {
+        const long tile = number / groups_, group = number % groups_, first = group_start(args_.rows, group);
+        return {products_.tile(tile), nullptr, first, group_start(args_.rows, group + 1) - first, tile * kTileOutputs, 0};
+    }
+    CodeProducts::Tile after_all(const CodeUnit& unit) const { return unit.tile; }
+
+    void take(int thread, const CodeUnit& unit, long row, float* results) const {
+        if (args_.bias)
+            for (int i = 0; i < kTileOutputs; i += kLanes)
+                store(results + i, add(load(results + i), load(args_.bias + unit.output + i)));
+        outputs_.take(thread, row, unit.output, results);
     }
 
 private:
@@ -57,28 +64,12 @@ private:
         return to;
     }
 
-    void compute(int thread, long unit, long following, float* results) const {
-        const long tile = unit / groups_, group = unit % groups_;
-        const long first = group * rows_.blocks() / groups_, end = (group + 1) * rows_.blocks() / groups_;
-        tiles_.multiply(tile, rows_, first, end, following / groups_, results);
-        for (long row = rows_.first(first); row < rows_.first(end); ++row, results += kTileOutputs)
-            put(thread, row, tile * kTileOutputs, results);
-    }
-
-    void put(int thread, long row, long output, float* results) const {
-        if (args_.bias)
-            for (int i = 0; i < kTileOutputs; i += kLanes)
-                store(results + i, add(load(results + i), load(args_.bias + output + i)));
-        outputs_.take(thread, row, output, results);
-    }
-
     const RinglineLinear& args_;
     const RinglineQuantizedWeight& weight_;
     Outputs& outputs_;
-    const CodeTiles tiles_;
-    const CodeRows rows_;
+    const CodeProducts products_;
+    const long groups_;     // of rows
     const Buffer ordered_;  // rows with their inputs in the weight's order
-    long groups_ = 0;       // of blocks of rows
 };
 
 inline int quantized_int8_linear(const RinglineLinear& args) {

@@ -4,8 +4,9 @@
 // result has the same bits whatever the other rows, the threads and the instruction set.
 #pragma once
 
-#include "quantized_groups.h"
+#include "linear.h"
 #include "quantized_int8_rows.h"
+#include "quantized_pack.h"
 
 namespace {
 
@@ -42,84 +43,124 @@ struct ByteCodes {
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_byte_products(sums, activations, codes); }
 };
 
-// Neighbouring groups of inputs of a panel of a weight, and of a block of rows.
-struct PanelPart {
-    const uint8_t* codes;
-    const uint8_t* ahead;  // as much to read meanwhile
-    const float *scales, *negated_zeros, *minima;  // [groups], kTileOutputs apart; the latter may be null
-    RowsOfBlock x;
-    long groups;
-    long first_block, end_block;
+// Numbers of a panel's groups, one group after the other: in a type of their own, or bytes times outer ones.
+class PanelNumbers {
+public:
+    PanelNumbers(const RinglineQuantizedWeight& weight, const void* own, const void* outer, long panel)
+        : type_(weight.scale_type), each_(outer ? weight.outer_size / weight.group_size : 0), left_(each_) {
+        const long bytes = type_ == kRinglineFloat32 ? sizeof(float) : sizeof(uint16_t);
+        step_ = (outer ? 1 : bytes) * kPanel;
+        outer_step_ = bytes * kPanel;
+        own_ = static_cast<const char*>(own) + panel * groups_of(weight) * step_;
+        outer_ = static_cast<const char*>(outer) + panel * outer_groups_of(weight) * outer_step_;
+    }
+
+    // Those of the outputs from `lane` on.
+    Vec operator[](int lane) const {
+        if (!each_) return of_type(own_, lane);
+        return multiply(of_type(outer_, lane), widen_bytes(reinterpret_cast<const int8_t*>(own_) + lane));
+    }
+
+    void advance() {
+        own_ += step_;
+        if (!each_ || --left_ > 0) return;
+        outer_ += outer_step_;
+        left_ = each_;
+    }
+
+private:
+    Vec of_type(const char* numbers, int lane) const {
+        switch (type_) {
+            case kRinglineFloat32: return load(reinterpret_cast<const float*>(numbers) + lane);
+            case kRinglineFloat16: return load_float16(reinterpret_cast<const uint16_t*>(numbers) + lane);
+            default: return load_bfloat16(reinterpret_cast<const uint16_t*>(numbers) + lane);
+        }
+    }
+
+    const int32_t type_;
+    const long each_;  // groups of an outer one
+    long left_, step_, outer_step_;
+    const char *own_, *outer_;
 };
 
-// Adds the part to results of R rows, kTileOutputs apart.
+// Results of R rows, kTileOutputs apart, with a panel; meanwhile as much is read `ahead`.
 template <int R, class Codes>
-void add_products(const Codes& kind, const InputBlocks& inputs, const PanelPart& part, float* results) {
+void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, long panel, const RowsOfBlock& x,
+                    const InputBlocks& inputs, const uint8_t* ahead, float* results) {
     constexpr int kVectors = kPanel / kLanes;
     constexpr int kChains = R <= kShortChainRows ? Codes::kWords : 1;
+    const int8_t* line = reinterpret_cast<const int8_t*>(weight.codes) + panel * code_lines(weight) * kLineBytes;
+    PanelNumbers scales(weight, weight.scales, weight.outer_scales, panel);
+    PanelNumbers minima(weight, weight.minima, weight.outer_minima, panel);
+    const uint8_t* zeros = weight.zeros ? weight.zeros + panel * groups_of(weight) * kPanel : nullptr;
+    const bool has_minima = weight.minima != nullptr;
     Vec y[R][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) y[r][v] = load(results + r * kTileOutputs + v * kLanes);
-    const int8_t* line = reinterpret_cast<const int8_t*>(part.codes);
-    const uint8_t* ahead = part.ahead;
-    const int32_t* words = part.x.words + inputs.start(part.first_block) / 4 * R;
-    long block = part.first_block;
-    for (long group = 0; group < part.groups; ++group)
-        for (long of_group = inputs.per_group(); of_group > 0 && block < part.end_block; --of_group, ++block) {
-            Sums sums[kChains][R][kVectors];
+        for (int v = 0; v < kVectors; ++v) y[r][v] = splat(0.0f);
+    const int32_t* words = x.words;
+    const int32_t* starts = x.starts;
+    const float *row_scales = x.scales, *row_sums = x.sums;
+    long of_group = inputs.per_group();
+    for (long left = inputs.total(); left > 0; left -= inputs.size()) {
+        Sums sums[kChains][R][kVectors];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) {
-                    sums[0][r][v] = splat_integer(part.x.starts[block * R + r]);
-                    if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
-                }
-            long lines = inputs.size(block) / (4 * Codes::kWords);
-            do {
-                Quads codes[kVectors][Codes::kWords];
-                prefetch(ahead);
-#pragma GCC unroll 4
-                for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
-#pragma GCC unroll 2
-                for (int word = 0; word < Codes::kWords; ++word)
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                        for (int v = 0; v < kVectors; ++v)
-                            sums[word % kChains][r][v] =
-                                Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
-                words += Codes::kWords * R;
-                line += kLineBytes;
-                ahead += kLineBytes;
-            } while (--lines > 0);
-            const float* const row_sums = part.x.sums + block * R;
-            const float* const row_scales = part.x.scales + block * R;
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
-                const long at = group * kTileOutputs + v * kLanes;
-                Vec products[R];
+                sums[0][r][v] = splat_integer(starts[r]);
+                if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
+            }
+        long lines = (left < inputs.size() ? left : inputs.size()) / (4 * Codes::kWords);
+        do {
+            Quads codes[kVectors][Codes::kWords];
+            prefetch(ahead);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
+#pragma GCC unroll 2
+            for (int word = 0; word < Codes::kWords; ++word)
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r)
-                    products[r] = to_floats(kChains > 1 ? add_integers(sums[0][r][v], sums[kChains - 1][r][v]) : sums[0][r][v]);
-                if (part.negated_zeros) {
-                    // Exact, like all integers below 2²⁴.
-                    const Vec zeros = load(part.negated_zeros + at);
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; ++v)
+                        sums[word % kChains][r][v] =
+                            Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
+            words += Codes::kWords * R;
+            line += kLineBytes;
+            ahead += kLineBytes;
+        } while (--lines > 0);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            Vec products[R];
 #pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) products[r] = multiply_add(zeros, splat(row_sums[r]), products[r]);
-                }
-                const Vec scales = load(part.scales + at);
+            for (int r = 0; r < R; ++r)
+                products[r] = to_floats(kChains > 1 ? add_integers(sums[0][r][v], sums[kChains - 1][r][v]) : sums[0][r][v]);
+            if (zeros) {
+                // Exact, like all integers below 2²⁴.
+                const Vec negated = subtract(splat(0.0f), widen_bytes(zeros + v * kLanes));
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-                    y[r][v] = fused_multiply_add(multiply(products[r], splat(row_scales[r])), scales, y[r][v]);
-                if (part.minima) {
-                    const Vec minima = load(part.minima + at);
+                for (int r = 0; r < R; ++r) products[r] = multiply_add(negated, splat(row_sums[r]), products[r]);
+            }
+            const Vec scale = scales[v * kLanes];
 #pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(splat(row_sums[r]), minima, y[r][v]);
-                }
+            for (int r = 0; r < R; ++r)
+                y[r][v] = fused_multiply_add(multiply(products[r], splat(row_scales[r])), scale, y[r][v]);
+            if (has_minima) {
+                const Vec minimum = minima[v * kLanes];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(splat(row_sums[r]), minimum, y[r][v]);
             }
         }
+        starts += R;
+        row_scales += R;
+        row_sums += R;
+        if (--of_group > 0) continue;
+        of_group = inputs.per_group();
+        scales.advance();
+        if (has_minima) minima.advance();
+        if (zeros) zeros += kPanel;
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -169,62 +210,51 @@ private:
     uint8_t table_[kCodes] = {};
 };
 
-// A weight, or one of several that follow each other.
-class CodeTiles {
+// Computes units of rows of a weight, or of several that follow each other. A tile is named by its first panel.
+class CodeProducts {
 public:
-    explicit CodeTiles(const RinglineQuantizedWeight& weight)
-        : weight_(weight), groups_(weight), inputs_(weight.in_features, weight.group_size), codes_(weight),
-          panel_bytes_(code_lines(weight) * kLineBytes) {}
+    using Tile = long;
 
-    const InputBlocks& inputs() const { return inputs_; }
-    const IntegerCodes& codes() const { return codes_; }
-    bool has_minima() const { return groups_.has_minima(); }
-    long count() const { return (weight_.out_features + kTileOutputs - 1) / kTileOutputs; }
+    // With room for `rows` in all.
+    CodeProducts(const RinglineQuantizedWeight& weight, long rows)
+        : weight_(weight),
+          inputs_(weight.in_features, weight.group_size),
+          codes_(weight),
+          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit(), weight.minima != nullptr) {}
 
-    // Results [rows, kTileOutputs] of some blocks of rows; meanwhile the tile `ahead` is read.
-    void multiply(long tile, const CodeRows& rows, long first_block, long end_block, long ahead, float* results) const {
-        codes_.with_kind([&](const auto& kind) { multiply_by(kind, tile, rows, first_block, end_block, ahead, results); });
+    bool failed() const { return rows_.failed(); }
+    Tile tile(long number) const { return number * kTilePanels; }
+
+    // Round the rows of a unit that begins with row `first`, or those of one of its blocks; input(row): K numbers.
+    template <class F, class Input>
+    void round(long first, const CodeBlocks& blocks, long block, const Input& input) const {
+        rows_.template round<F>(first + blocks.start(block), blocks.size(block), input);
+    }
+
+    // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
+    template <class AnyUnit>
+    void compute(const AnyUnit& unit, Tile following, float* results) const {
+        const CodeBlocks blocks(unit.rows);
+        codes_.with_kind([&](const auto& kind) {
+            for (long block = 0; block < blocks.count; ++block) {
+                const long read = block == 0 ? following : unit.tile;
+                const RowsOfBlock x = rows_.block(unit.first + blocks.start(block));
+                float* const to = results + blocks.start(block) * kTileOutputs;
+                with_constant<kCodeRows>(blocks.size(block), [&](auto rows) {
+                    for (long p = 0; p < kTilePanels; ++p)
+                        multiply_panel<rows.value>(kind, weight_, unit.tile + p, x, inputs_, codes_of(read + p), to + p * kPanel);
+                });
+            }
+        });
     }
 
 private:
-    // Parts of groups, all rows by one after the other: the numbers of the groups are read once.
-    template <class Codes>
-    void multiply_by(const Codes& kind, long tile, const CodeRows& rows, long first_block, long end_block, long ahead,
-                     float* results) const {
-        GroupNumbers numbers;
-        const long first_row = rows.first(first_block);
-        for (long i = 0; i < (rows.first(end_block) - first_row) * kTileOutputs; i += kLanes) store(results + i, splat(0.0f));
-        for (long group = 0; group < groups_.count(); group += kMostPartGroups) {
-            const long left = groups_.count() - group, count = left < kMostPartGroups ? left : kMostPartGroups;
-            groups_.read(tile * kTilePanels, group, count, numbers);
-            groups_.prefetch_groups(ahead * kTilePanels, group, count);
-            PanelPart part{nullptr, nullptr, nullptr, nullptr, nullptr, {}, count, group * inputs_.per_group(), inputs_.count()};
-            if (left > count) part.end_block = (group + count) * inputs_.per_group();
-            const long offset = inputs_.start(part.first_block) / (4 * Codes::kWords) * kLineBytes;
-            for (long block = first_block; block < end_block; ++block) {
-                part.x = rows[block];
-                const long row = rows.first(block);
-                with_constant<kCodeRows>(static_cast<int>(rows.first(block + 1) - row), [&](auto constant) {
-                    for (long p = 0; p < kTilePanels; ++p) {
-                        part.codes = panel(tile, p) + offset;
-                        part.ahead = block == first_block ? panel(ahead, p) + offset : part.codes;
-                        part.scales = numbers.scales + p * kPanel;
-                        part.negated_zeros = groups_.has_zeros() ? numbers.negated_zeros + p * kPanel : nullptr;
-                        part.minima = groups_.has_minima() ? numbers.minima + p * kPanel : nullptr;
-                        add_products<constant.value>(kind, inputs_, part, results + (row - first_row) * kTileOutputs + p * kPanel);
-                    }
-                });
-            }
-        }
-    }
-
-    const uint8_t* panel(long tile, long panel) const { return weight_.codes + (tile * kTilePanels + panel) * panel_bytes_; }
+    const uint8_t* codes_of(long panel) const { return weight_.codes + panel * code_lines(weight_) * kLineBytes; }
 
     const RinglineQuantizedWeight& weight_;
-    const PackedGroups groups_;
     const InputBlocks inputs_;
     const IntegerCodes codes_;
-    const long panel_bytes_;
+    const CodeRows rows_;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@ public:
     long count() const { return (inputs_ + size_ - 1) / size_; }
     long start(long block) const { return block * size_; }
     long size(long block) const { return inputs_ - start(block) < size_ ? inputs_ - start(block) : size_; }
+    long size() const { return size_; }
     long per_group() const { return per_group_; }  // blocks
     long total() const { return inputs_; }
 
@@ -40,16 +41,23 @@ struct RowsOfBlock {
     const float* sums;  // of the bytes; scaled, where groups have minima
 };
 
-// Activations, in blocks of neighbouring rows, as few as it takes and as equal as can be.
+// Neighbouring rows are divided into blocks of nearly equal size.
+struct CodeBlocks {
+    long rows, count;
+
+    explicit CodeBlocks(long rows) : rows(rows), count((rows + kCodeRows - 1) / kCodeRows) {}
+    long start(long block) const { return rows * block / count; }
+    int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
+};
+
+// Rows, in blocks that begin wherever the caller says.
 class CodeRows {
     typedef int8_t Bytes __attribute__((vector_size(kRoundedTogether)));
 
 public:
     // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`.
     CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit, bool scaled_sums)
-        : num_rows_(rows),
-          blocks_(blocks_of(rows)),
-          inputs_(inputs),
+        : inputs_(inputs),
           bits_(bits),
           first_(first),
           unit_(unit),
@@ -62,26 +70,24 @@ public:
         sums_ = parts.take<float>(rows * inputs.count());
     }
 
-    static long blocks_of(long rows) { return (rows + kCodeRows - 1) / kCodeRows; }
-
     bool failed() const { return buffer_.failed(); }
-    long blocks() const { return blocks_; }
-    // The first row of a block, or for `blocks()` the number of rows.
-    long first(long block) const { return block * num_rows_ / blocks_; }
-    RowsOfBlock operator[](long block) const {
-        const long at = first(block) * inputs_.count();
-        return {words_ + first(block) * inputs_.total() / 4, starts_ + at, scales_ + at, sums_ + at};
+
+    // The block that begins with row `first`.
+    RowsOfBlock block(long first) const {
+        const long at = first * inputs_.count();
+        return {words_ + first * inputs_.total() / 4, starts_ + at, scales_ + at, sums_ + at};
     }
 
-    // input(row): K numbers.
+    // Round the block of `rows` from row `first` on; input(row): K numbers.
     template <class F, class Input>
-    void round(long block, const Input& input) const {
-        const long rows = first(block + 1) - first(block);
-        for (long r = 0; r < rows; ++r)
+    void round(long first, long rows, const Input& input) const {
+        for (long r = 0; r < rows; ++r) {
+            const typename F::Element* const from = input(first + r);
             for (long b = 0; b < inputs_.count(); ++b)
-                round<F>(input(first(block) + r) + inputs_.start(b), inputs_.size(b),
-                         words_ + first(block) * inputs_.total() / 4 + inputs_.start(b) / 4 * rows + r, rows,
-                         first(block) * inputs_.count() + b * rows + r);
+                round<F>(from + inputs_.start(b), inputs_.size(b),
+                         words_ + first * inputs_.total() / 4 + inputs_.start(b) / 4 * rows + r, rows,
+                         first * inputs_.count() + b * rows + r);
+        }
     }
 
 private:
@@ -103,10 +109,7 @@ private:
             in_order_of_codes(words);
             for (int w = 0; w < kRoundedTogether / 4; ++w) to[(i / 4 + w) * step] = words[w];
         }
-        float lanes[kLanes], sum = 0.0f;
-        store(lanes, sums);
-        for (const float lane : lanes) sum += lane;
-        if (sum != sum) sum = 0.0f;  // the scale is NaN, then
+        const float all = sum_of(sums), sum = all == all ? all : 0.0f;  // the scale is NaN, then
         scales_[place] = rounding.scale * unit_;
         sums_[place] = scaled_sums_ ? sum * scales_[place] : sum;
         starts_[place] = static_cast<int32_t>(sum) * first_;
@@ -121,7 +124,6 @@ private:
         std::memcpy(words, &bytes, sizeof bytes);
     }
 
-    const long num_rows_, blocks_;
     const InputBlocks& inputs_;
     const int bits_;
     const int32_t first_;

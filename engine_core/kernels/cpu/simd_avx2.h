@@ -87,10 +87,10 @@ inline void store_float16(uint16_t* at, Vec v) {
 inline Vec load_bfloat16(const uint16_t* at) {
     return low_bfloat16(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
-inline Vec load_bytes(const int8_t* at) {
+inline Vec widen_bytes(const int8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 }
-inline Vec load_bytes(const uint8_t* at) {
+inline Vec widen_bytes(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 }
 

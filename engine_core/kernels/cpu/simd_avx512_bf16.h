@@ -81,10 +81,10 @@ inline Vec load_bfloat16(const uint16_t* at) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-inline Vec load_bytes(const int8_t* at) {
+inline Vec widen_bytes(const int8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
-inline Vec load_bytes(const uint8_t* at) {
+inline Vec widen_bytes(const uint8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 

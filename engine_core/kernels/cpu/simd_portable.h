@@ -129,7 +129,7 @@ inline void store_bfloat16(uint16_t* at, Vec v) {
 }
 
 template <class Byte>
-inline Vec load_bytes(const Byte* at) {
+inline Vec widen_bytes(const Byte* at) {
     return Vec{static_cast<float>(at[0]), static_cast<float>(at[1]), static_cast<float>(at[2]), static_cast<float>(at[3])};
 }
 

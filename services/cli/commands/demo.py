@@ -155,7 +155,7 @@ def _pid(service: str) -> int:
 
 @click.command(cls=Command)
 @click.option("--prompt", help="What to ask; with --kill, a text to continue.")
-@click.option("--model", help="Checkpoint: a directory or a hub id. Default: the bundled one.")
+@click.option("--model", help="Checkpoint, as `ringline serve` takes it. Default: the bundled one.")
 @click.option(
     "--kill",
     "victim",

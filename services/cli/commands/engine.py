@@ -36,10 +36,10 @@ _EXTRA = ("huggingface_hub", "numpy", "safetensors", "torch", "tqdm", "transform
 @click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def engine(checkpoint: str | None, **options: Any) -> int:
-    """Run MODEL, a checkpoint's directory or hub id, for processors and other programs that send token ids."""
+    """Run MODEL, a checkpoint's directory, GGUF file or hub id, for processors and others that send token ids."""
     values = with_model(given_options(options), checkpoint)
     if "model" not in values:
-        raise click.UsageError("MODEL is missing: give a checkpoint's directory or hub id.")
+        raise click.UsageError("MODEL is missing: give a checkpoint's directory, GGUF file or hub id.")
     settings = build_settings(EngineServiceSettings(), values)
     configure_logs(settings.telemetry, settings.service)
     config = engine_config(values)

@@ -56,6 +56,8 @@ class CacheGroup:
 class Model:
     """What is to be read and computed, whatever the load."""
 
+    kept_as: str
+    """How weights are kept, for a person."""
     weights: int
     """Numbers, not bytes."""
     active_weights: float
@@ -132,12 +134,19 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
     if isinstance(setting.default, bool):
         return click.option(setting.flag, is_flag=True, default=setting.default, help=text)
     if setting.choices is not None:
-        kind = click.Choice(setting.choices)
+        kind = click.Choice(list(map(str, setting.choices)))
     else:
         low, high = (None if bound is None else int(bound) for bound in (setting.minimum, setting.maximum))
         kind = click.IntRange(low, high)
     is_set = setting.default is not None
-    return click.option(setting.flag, type=kind, default=setting.default, show_default=is_set, help=text)
+    return click.option(
+        setting.flag,
+        type=kind,
+        default=setting.default,
+        show_default=is_set,
+        help=text,
+        callback=lambda context, parameter, value: None if value is None else setting.kind(value),
+    )
 
 
 @click.command("plan", cls=Command, instead=INSTEAD_OF_VLLM_OPTIONS)
@@ -178,6 +187,7 @@ def _engine_option(name: str) -> Callable[[Function], Function]:
 @_engine_option("dtype")
 @_engine_option("max_model_len")
 @_engine_option("quantization")
+@_engine_option("quantization_group_size")
 @_engine_option("model_impl")
 @_engine_option("kv_cache_dtype")
 @_engine_option("block_size")
@@ -202,7 +212,7 @@ def plan(
     as_json: bool,
     **engine_options: Any,
 ) -> None:
-    """Estimate what MODEL, a checkpoint's directory or hub id, needs to carry a load. No weights are read."""
+    """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
     if gpu is not None and config.cache.kv_cache_dtype != "auto":
@@ -261,7 +271,8 @@ def plan(
         raise FatalError(f"this load cannot be served: {error}") from None
     token = whole.block // config.cache.block_size
     groups = tuple(CacheGroup(len(group.layers), group.sliding_window, token) for group in outline.kv_cache_groups)
-    described = Model(sum(part.num_weights for part in outline.parts), cost.active, token * len(groups), groups)
+    numbers = sum(part.num_weights for part in outline.parts)
+    described = Model(checkpoint.kept_as, numbers, cost.active, token * len(groups), groups)
     if as_json:
         held = {**asdict(memory), "cache": memory.cache, "blocks": memory.blocks}
         parted = {rank: {**asdict(each), "cache": each.cache, "blocks": each.blocks} for rank, each in ranks.items()}
@@ -387,7 +398,8 @@ def _as_text(
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
+            f"model      {model.kept_as}; weights: {figure(model.weights)}, "
+            f"active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "

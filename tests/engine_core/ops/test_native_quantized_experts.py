@@ -140,6 +140,35 @@ def test_experts_against_float64_and_bitwise(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_inputs_in_another_order(ops: NativeBackend, dtype: torch.dtype) -> None:
+    """Each expert's in one of their own, or as they are."""
+    shape, experts = SHAPES["few"], [expert_of(SHAPES["few"], "Q4_K_M", expert)[0] for expert in range(4)]
+    orders = [None if expert == 2 else (randomly(64, expert), randomly(48, expert)) for expert in range(4)]
+
+    def weights(expert: int) -> QuantizedExpertWeights:
+        parts: Iterator[list[QuantizedWeight]] = ([weight] for weight in experts[expert])
+        return QuantizedExpertWeights(parts, input_orders=orders[expert])
+
+    ordered = ops.quantized_experts(shape, Q4_K, Q6_K, dtype, map(weights, range(4)))
+    x, (ids, shares) = numbers(40, 64, dtype=dtype, seed=1), chosen(shape, 40, seed=2)
+    expected = torch.zeros(40, 64, dtype=torch.float64)
+    for expert, tensors in enumerate(experts):
+        gate, up, down = (weight.dequantized().double() for weight in tensors)
+        of_inputs, of_inner = orders[expert] or (torch.arange(64), torch.arange(48))
+        rows, places = torch.nonzero(ids == expert, as_tuple=True)
+        given = x[rows].double()[:, of_inputs]
+        inner = activated(shape, given @ gate.T, given @ up.T)[:, of_inner]
+        expected.index_add_(0, rows, shares[rows, places, None].double() * (inner @ down.T))
+    y = ordered(x, ids, shares, None)
+    assert (y.double() - expected).norm() < TOLERANCE[dtype] * expected.norm()
+    assert torch.equal(ordered(x[30:33], ids[30:33].contiguous(), shares[30:33].contiguous(), None), y[30:33])
+
+
+def randomly(count: int, seed: int) -> torch.Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_captured_calls_put_out_the_same_bits(ops: NativeBackend, dtype: torch.dtype) -> None:
     shape = SHAPES["few"]
     experts = make(ops, "Q4_K_M", shape, dtype)

@@ -58,6 +58,7 @@ def test_a_gpu_that_can_compute_the_model_is_taken(checkpoint: Checkpoint) -> No
         ((7, 5), {}, True, "device", "compute capability 7.5; 8.0 or higher is needed"),
         ((9, 0), {}, False, "device", "triton is not installed"),
         ((9, 0), {"quantization": "int8"}, True, "quantization", "leave the option out, or set --device cpu"),
+        ((9, 0), {"int8_activations": True}, True, "int8_activations", "False on a GPU"),
         ((9, 0), {"head_dim": 320}, True, "device", "head_dim=320 is not a multiple of 16 up to 256"),
     ],
 )
@@ -70,7 +71,12 @@ def test_refusals_name_the_option(
     said: str,
 ) -> None:
     config = replace(checkpoint.config, head_dim=changes.get("head_dim", checkpoint.config.head_dim))
-    changed = replace(checkpoint, config=config, quantization=changes.get("quantization"))
+    changed = replace(
+        checkpoint,
+        config=config,
+        quantization=changes.get("quantization"),
+        int8_activations=changes.get("int8_activations", False),
+    )
     with pytest.raises(ConfigError, match=said) as refused:
         check_gpu("a GPU", capability, DeviceConfig(), changed, has_triton)
     assert refused.value.option == option

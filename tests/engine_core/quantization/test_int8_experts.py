@@ -13,6 +13,7 @@ import torch
 from engine_core.errors import UnsupportedModelError
 from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import Kernels
+from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape
 from engine_core.ops.torch import TorchBackend
@@ -124,7 +125,7 @@ def test_captured_calls_put_out_the_same_bits(int8_kernels: Kernels) -> None:
 def test_memory_is_what_was_told_before(shape: ExpertsShape) -> None:
     experts = Int8Experts(KERNELS, shape, torch.bfloat16)
     held = held_bytes(experts._gate_up) + held_bytes(experts._down)
-    assert experts.nbytes == Int8(None).expert_bytes(shape, 2) == held
+    assert experts.nbytes == Int8(None).expert_bytes(shape, SeparateExperts("experts"), 2) == held
 
 
 def test_sizes_that_torch_layers_do_not_pad_are_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine_core.kernels.library import Kernels
+from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.ops.base import ExpertsSplit
 from engine_core.quantization.int8 import Int8, Int8Linear
 from engine_core.quantization.int8_experts import Int8Experts
@@ -56,4 +57,4 @@ def test_memory_is_what_was_told_before(shape: str, expert_parallel: bool) -> No
     for rank in range(3):
         split = ExpertsSplit.of(sizes, LateRank(rank, 3), expert_parallel=expert_parallel)
         experts = Int8Experts(KERNELS, sizes, torch.bfloat16, split)
-        assert experts.nbytes == method.expert_bytes(sizes, 2, split.own)
+        assert experts.nbytes == method.expert_bytes(sizes, SeparateExperts("experts"), 2, split.own)

@@ -4,6 +4,7 @@ alike, and expanded elsewhere; as routers are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,13 +47,21 @@ KINDS: dict[str, Callable[[str], QuantFormat | None]] = {
     "gates and ups unlike": lambda name: WITH_ZEROS if "up" in name or "w3" in name else PLAIN,
     "one not quantized": lambda name: None if name.endswith(("1.w2", "1.down_proj")) else PLAIN,
 }
+
+
+def _named(pattern: str) -> Callable[[str], bool]:
+    return lambda name: re.search(pattern, name) is not None
+
+
+NONE, ALL, DOWNS, UPS = map(_named, ("(?!)", "", "down|w2", "up|w3"))
+ORDERS = {"in order": NONE, "all reordered": ALL, "downs reordered": DOWNS, "gates and ups in different orders": UPS}
 KEPT = ("all alike", "downs in another format")
 
 
 class Toy(StoredMethod):
-    """Codes and scales as they are."""
+    """Codes and scales as they are, and the columns of some weights in reverse."""
 
-    def __init__(self, kind: Callable[[str], QuantFormat | None], reverse: bool = False) -> None:
+    def __init__(self, kind: Callable[[str], QuantFormat | None], reverse: Callable[[str], bool] = NONE) -> None:
         self._kind = kind
         self._reverse = reverse
 
@@ -77,7 +86,7 @@ class Toy(StoredMethod):
             yield QuantizedWeight(kept, codes, scales, zeros=zeros)
 
     def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
-        return torch.arange(inputs).flip(0) if self._reverse else None
+        return torch.arange(inputs).flip(0) if self._reverse(name) else None
 
 
 class Recording(TorchBackend):
@@ -99,7 +108,7 @@ class Recording(TorchBackend):
             tensors = [list(parts) for parts in expert.tensors]
             assert [{part.format for part in parts} for parts in tensors] == [{gate_up}, {gate_up}, {down}]
             self.kept.append([torch.cat([part.codes for part in parts]) for parts in tensors])
-            return QuantizedExpertWeights(iter(tensors), expert.biases)
+            return replace(expert, tensors=iter(tensors))
 
         return super().quantized_experts(shape, gate_up, down, dtype, map(noted, experts), split)
 
@@ -129,7 +138,7 @@ def loaded(made: FusedMoE, tensors: dict[str, torch.Tensor], directory: Path) ->
     return made
 
 
-def expanded(tensors: dict[str, torch.Tensor], method: Toy, reverse: bool = False) -> dict[str, torch.Tensor]:
+def expanded(tensors: dict[str, torch.Tensor], method: Toy, reverse: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     """``.weight`` instead of the others."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
@@ -139,16 +148,18 @@ def expanded(tensors: dict[str, torch.Tensor], method: Toy, reverse: bool = Fals
             assert kept is not None
             weight = QuantizedWeight(kept, tensor, tensors[f"{prefix}.scales"], zeros=tensors.get(f"{prefix}.zeros"))
             numbers_of = weight.dequantized()
-            found[f"{prefix}.weight"] = numbers_of.flip(1).contiguous() if reverse else numbers_of
+            found[f"{prefix}.weight"] = numbers_of.flip(1).contiguous() if reverse(prefix) else numbers_of
         elif kind in ("weight", "bias"):
             found[name] = tensor
     return found
 
 
-@pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reordered"])
+@pytest.mark.parametrize("reverse", ORDERS.values(), ids=list(ORDERS))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_they_are_read_into_what_they_stand_for(way: str, kind: str, reverse: bool, tmp_path: Path) -> None:
+def test_they_are_read_into_what_they_stand_for(
+    way: str, kind: str, reverse: Callable[[str], bool], tmp_path: Path
+) -> None:
     """Of any architecture each projection has tensors of its own, and so has the router."""
     backend, method = Recording(), Toy(KINDS[kind], reverse)
     made = part(way, backend, method)
@@ -158,7 +169,7 @@ def test_they_are_read_into_what_they_stand_for(way: str, kind: str, reverse: bo
     loaded(reference, expanded(tensors, method, reverse), tmp_path)
     x = numbers(9, 48, dtype=torch.bfloat16, seed=1)
     assert torch.equal(made(x, x), reference(x, x))
-    is_kept = kind in KEPT and not reverse
+    is_kept = kind in KEPT and reverse is not UPS
     assert len(backend.kept) == (SHAPE.num_experts if is_kept else 0)
 
 
@@ -216,7 +227,7 @@ def test_each_rank_has_its_rows(expert_parallel: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_dummy_weights(way: str, kind: str) -> None:
-    made = part(way, Recording(), Toy(KINDS[kind], reverse=True))
+    made = part(way, Recording(), Toy(KINDS[kind], ALL))
     made.load(DummyWeights(made.tensors(), torch.bfloat16, CPU, seed=0))
     y = made(numbers(9, 48, dtype=torch.bfloat16, seed=1), None).float()
     assert y.isfinite().all()

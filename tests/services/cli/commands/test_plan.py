@@ -184,6 +184,17 @@ def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
     assert rounded["capacity"]["gap"] < whole["capacity"]["gap"]
 
 
+def test_4_bits_take_less_in_larger_groups() -> None:
+    """Of a number 4 bits, and of a group 2 bytes; the norms stay as they are."""
+    arguments = (str(MODEL), *HARDWARE, "--quantization", "int4")
+    of_32 = json.loads(ringline_plan(*arguments, "--json"))
+    of_128 = json.loads(ringline_plan(*arguments, "--quantization-group-size", "128", "--json"))
+    bits = [8 * each["memory"]["weights"] / each["model"]["weights"] for each in (of_32, of_128)]
+    assert 4.6 < bits[0] < 4.75
+    assert 4.2 < bits[1] < 4.4
+    assert "int4 in groups of 128" in of_128["model"]["kept_as"]
+
+
 def test_a_family_that_only_transformers_has_is_planned_for(tmp_path: Path) -> None:
     """A Llama is one, where the option says so."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}

@@ -1,0 +1,62 @@
+"""A model from a GGUF file computes what the same weights compute from safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    PretrainedConfig,
+    SmolLM3Config,
+)
+
+from tests.engine_core.model_loader.gguf.written import write_gguf
+from tests.engine_core.models.driver import load, logits_of
+from tests.engine_core.models.families import dense, experts, latent, scaled
+from tests.engine_core.models.families.scaled import GEMMA
+from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
+
+WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+IDS = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
+
+FLOATS: dict[str, PretrainedConfig] = {
+    name: CASES[name]
+    for name in ("llama-gqa", "llama-mha-tied-biases", "llama3-rope", "llama-linear-rope-head-dim", "olmo2")
+}
+FLOATS |= {name: CASES[name] for name in ("mistral-wide-window", "qwen2-tied", "qwen2-yarn", "qwen3-tied-head-dim")}
+FLOATS |= {name: dense.SHAPES[name] for name in ("phi3-short-factors-mqa-tied-padded", "phi3-window", "glm4")}
+FLOATS |= {name: experts.SHAPES[name] for name in ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe")}
+FLOATS["gpt_oss"] = GptOssConfig(
+    **SIZES,
+    num_local_experts=6,
+    num_experts_per_tok=2,
+    head_dim=16,
+    sliding_window=24,
+    rope_parameters=YARN | {"truncate": False},
+)
+FLOATS["gemma2"] = Gemma2Config(
+    **GEMMA | {"query_pre_attn_scalar": 16}, sliding_window=24, attn_logit_softcapping=3.0, final_logit_softcapping=8.0
+)
+FLOATS["gemma3"] = Gemma3TextConfig(**GEMMA | {"query_pre_attn_scalar": 16, "num_hidden_layers": 6}, sliding_window=24)
+FLOATS["smollm3"] = SmolLM3Config(**SIZES | {"num_hidden_layers": 4})
+FLOATS |= {name: latent.SHAPES[name] for name in ("deepseek_v2-no-query-latent", "deepseek_v3")}
+FLOATS |= {"granite": scaled.SHAPES["granite"]}
+ROUNDED = ("llama3-rope", "phi3-short-factors-mqa-tied-padded", "gpt_oss")
+"""Where a file has factors of rotations, which are rounded, or experts in another order than a checkpoint."""
+
+
+@pytest.mark.parametrize("case", FLOATS)
+def test_every_architecture(case: str, tmp_path: Path) -> None:
+    """Without rounding: names, order of rows and configuration show."""
+    config = FLOATS[case]
+    save_model(make_model(config), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf")
+    logits, expected = logits_of(load(file), IDS), logits_of(load(tmp_path / "original"), IDS)
+    if case in ROUNDED:
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    else:
+        assert torch.equal(logits, expected)

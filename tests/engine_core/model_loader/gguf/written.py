@@ -1,0 +1,346 @@
+"""Writes a checkpoint of transformers as a GGUF file, as convert_hf_to_gguf.py (llama.cpp) does, with the ``gguf``
+package: its names of fields and tensors, its quantization.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "glm4": "glm4",
+    "glm4_moe": "glm4moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "gpt_oss": "gpt-oss",
+}
+"""By ``model_type``."""
+_PAIRED = ("llama", "mistral", "mixtral", "granite", "smollm3")
+_EXPERT = re.compile(r"(model\.layers\.\d+\..*experts)\.(\d+)\.(\w+)\.(weight|bias)")
+TypeOf = Callable[[str, tuple[int, ...]], str]
+"""The type of a tensor of that name and shape."""
+
+
+def floats(name: str, shape: tuple[int, ...]) -> str:
+    return "F32"
+
+
+def quantized(kind: str) -> TypeOf:
+    """That type for all weights whose rows are long enough, but for norms and routers."""
+    block, _ = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+
+    def type_of(name: str, shape: tuple[int, ...]) -> str:
+        kept = len(shape) < 2 or shape[-1] % block or "ffn_gate_inp" in name or not name.endswith(".weight")
+        return "F32" if kept else kind
+
+    return type_of
+
+
+@dataclass
+class Converted:
+    """A tensor of a GGUF file, and how to come back from its numbers to those of the checkpoint."""
+
+    numbers: np.ndarray
+    back: Callable[[np.ndarray], dict[str, np.ndarray]]
+
+
+def write_gguf(
+    checkpoint: Path, config: PretrainedConfig, file: Path, type_of: TypeOf = floats, dequantized: Path | None = None
+) -> Path:
+    """The checkpoint in safetensors as a GGUF file; ``dequantized`` becomes the checkpoint of its numbers."""
+    tensors = {name: tensor.float().numpy() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
+    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    for key, value in metadata(config).items():
+        _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{writer.arch}.{key}", value)
+    rng, back = np.random.default_rng(0), {}
+    for name, tensor in converted(config, tensors).items():
+        kind = GGMLQuantizationType[type_of(name, tensor.numbers.shape)]
+        stored = _quantize(tensor.numbers, kind, rng)
+        writer.add_tensor(name, stored, raw_dtype=kind)
+        back |= tensor.back(gguf.quants.dequantize(stored, kind).reshape(tensor.numbers.shape))
+    for name, factors in _rotations(config).items():
+        writer.add_tensor(name, factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if dequantized is not None:
+        dequantized.mkdir()
+        for each in checkpoint.glob("*.json"):
+            (dequantized / each.name).write_text(each.read_text())
+        save_file(
+            {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in back.items()}, dequantized / "model.safetensors"
+        )
+    return file
+
+
+def _quantize(numbers: np.ndarray, kind: GGMLQuantizationType, rng: np.random.Generator) -> np.ndarray:
+    try:
+        return gguf.quants.quantize(np.ascontiguousarray(numbers), kind)
+    except NotImplementedError:
+        return random_blocks(kind, numbers.shape, rng)
+
+
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2)}
+SCALES |= {"Q5_1": (0, 2), "MXFP4": ()}
+"""Where a block has numbers of float16; at its beginning, unless it is here."""
+
+
+def random_blocks(kind: GGMLQuantizationType, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Bytes of blocks with any codes, and scales that make numbers of the size of weights."""
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // size, nbytes), dtype=np.uint8)
+    inner = {"Q2_K": 15 * 3, "Q3_K": 32 * 4, "Q4_K": 63 * 15, "Q5_K": 63 * 31, "Q6_K": 127 * 32, "IQ4_XS": 32 * 127}
+    for at in SCALES.get(kind.name, (0,)):
+        scales = rng.uniform(0.2, 0.4, blocks.shape[:-1]) / inner.get(kind.name, 16)
+        blocks[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if kind.name == "MXFP4":
+        blocks[..., 0] = rng.integers(120, 126, blocks.shape[:-1])
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
+
+
+def metadata(config: PretrainedConfig) -> dict[str, Any]:
+    """What the file says of the model, without the architecture's name."""
+    heads, kind = config.num_attention_heads, config.model_type
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = dict(config.rope_parameters)
+    if kind == "gemma3_text":
+        rope, local = rope["full_attention"], rope["sliding_attention"]["rope_theta"]
+    fields: dict[str, Any] = {
+        "tokenizer.ggml.model": "no_vocab",
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_hidden_layers,
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    if rope["rope_type"] in ("linear", "yarn"):
+        fields |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if (original := rope.get("original_max_position_embeddings")) is not None:
+        fields["rope.scaling.original_context_length"] = original
+    if rope["rope_type"] == "longrope":
+        factor = rope.get("factor") or config.max_position_embeddings / original
+        implied = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+        fields["rope.scaling.attn_factor"] = float(rope.get("attention_factor") or implied)
+    if kind in ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe"):
+        count = config.num_experts if kind.startswith("qwen") else config.num_local_experts
+        fields |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
+        fields["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    match kind:
+        case "qwen2_moe":
+            fields["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+        case "gemma2":
+            fields["attention.sliding_window"] = config.sliding_window
+            fields["attn_logit_softcapping"] = config.attn_logit_softcapping
+            fields["final_logit_softcapping"] = config.final_logit_softcapping
+        case "gemma3_text":
+            fields |= {"attention.sliding_window": config.sliding_window, "rope.freq_base_swa": float(local)}
+        case "gpt_oss":
+            fields["attention.sliding_window"] = config.sliding_window
+        case "phi3":
+            fields["attention.sliding_window"] = config.sliding_window or 0
+        case "granite":
+            fields |= {"embedding_scale": config.embedding_multiplier, "logit_scale": config.logits_scaling}
+            fields |= {"residual_scale": config.residual_multiplier, "attention.scale": config.attention_multiplier}
+        case "glm4_moe" | "deepseek_v2" | "deepseek_v3":
+            fields |= _routed(config)
+    if kind.startswith("deepseek"):
+        rank, rotated, keys = config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim
+        fields |= {
+            "attention.head_count_kv": 1,
+            "attention.kv_lora_rank": rank,
+            "attention.key_length": rank + rotated,
+            "attention.value_length": rank,
+            "attention.key_length_mla": keys + rotated,
+            "attention.value_length_mla": config.v_head_dim,
+            "rope.dimension_count": rotated,
+        }
+        if config.q_lora_rank is not None:
+            fields["attention.q_lora_rank"] = config.q_lora_rank
+        if (weight := rope.get("mscale_all_dim")) is not None:
+            fields["rope.scaling.yarn_log_multiplier"] = 0.1 * weight
+    return fields
+
+
+def _rotations(config: PretrainedConfig) -> dict[str, np.ndarray]:
+    """Factors of the periods of pairs."""
+    rope = config.rope_parameters
+    match rope.get("rope_type"):
+        case "longrope":
+            return {
+                f"rope_factors_{length}.weight": np.array(rope[f"{length}_factor"], np.float32)
+                for length in ("short", "long")
+            }
+        case "llama3":
+            stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+            count = 2 * len(stretched)
+            periods = rope["rope_theta"] ** (torch.arange(0, count, 2).float() / count)
+            return {"rope_freqs.weight": (1 / periods / stretched).numpy()}
+    return {}
+
+
+def _routed(config: PretrainedConfig) -> dict[str, Any]:
+    is_v2 = config.model_type == "deepseek_v2"
+    return {
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_weights_scale": float(config.routed_scaling_factor),
+        "expert_weights_norm": bool(config.norm_topk_prob),
+        "expert_gating_func": 1 if is_v2 else 2,
+        "expert_group_count": getattr(config, "n_group", None) or 1,
+        "expert_group_used_count": getattr(config, "topk_group", None) or 1,
+    }
+
+
+def converted(config: PretrainedConfig, tensors: Mapping[str, np.ndarray]) -> dict[str, Converted]:
+    """By their names in the file."""
+    arch = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[config.model_type])
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    found: dict[str, Converted] = {}
+    experts: dict[str, dict[int, str]] = {}
+    for name, numbers in sorted(tensors.items()):
+        if (expert := _EXPERT.fullmatch(name)) is not None:
+            experts.setdefault(f"{expert[1]}.{expert[3]}.{expert[4]}", {})[int(expert[2])] = name
+        elif "experts." in name and "shared" not in name and config.model_type == "gpt_oss":
+            found |= _gpt_oss_experts(name, numbers)
+        elif name.endswith("kv_b_proj.weight"):
+            found |= _latents(config, name, numbers)
+        else:
+            found[_name(names, name)] = _converted(config, name, numbers)
+    for name, each in experts.items():
+        ordered = [each[index] for index in range(len(each))]
+
+        def back(stacked: np.ndarray, ordered: list[str] = ordered) -> dict[str, np.ndarray]:
+            return dict(zip(ordered, stacked, strict=True))
+
+        found[_name(names, name)] = Converted(np.stack([tensors[one] for one in ordered]), back)
+    return found
+
+
+def _name(names: gguf.TensorNameMap, name: str) -> str:
+    if name.endswith("e_score_correction_bias"):
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if name.endswith(".sinks"):
+        name = f"{name}.weight"
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def _converted(config: PretrainedConfig, name: str, numbers: np.ndarray) -> Converted:
+    added = 1.0 if config.model_type.startswith("gemma") and "norm" in name else 0.0
+    order = np.arange(len(numbers))
+    if config.model_type in _PAIRED and re.search(r"\.(q|k)_proj\.", name):
+        heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+        order = order.reshape(heads, 2, -1).swapaxes(1, 2).flatten()
+    shape = numbers.shape
+
+    def back(stored: np.ndarray) -> dict[str, np.ndarray]:
+        original = np.empty(shape, np.float32)
+        original[order] = stored.reshape(shape)
+        return {name: original - np.float32(added)}
+
+    written = numbers[order] + np.float32(added)
+    return Converted(written[0] if name.endswith("shared_expert_gate.weight") else written, back)
+
+
+def _gpt_oss_experts(name: str, numbers: np.ndarray) -> dict[str, Converted]:
+    """Gates and ups take turns in [E, H, 2 · I] or, biases, in [E, 2 · I]."""
+    layer = re.findall(r"\d+", name)[0]
+    kind = "bias" if name.endswith("bias") else "weight"
+    outputs_last = numbers if kind == "bias" else numbers.swapaxes(1, 2)
+    if "down" in name:
+        back_name = name
+        return {
+            f"blk.{layer}.ffn_down_exps.{kind}": Converted(
+                outputs_last, lambda x: {back_name: x if kind == "bias" else x.swapaxes(1, 2)}
+            )
+        }
+    halves: dict[int, np.ndarray] = {}
+
+    def back(half: int) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+        def taken(x: np.ndarray) -> dict[str, np.ndarray]:
+            halves[half] = x
+            if len(halves) < 2:
+                return {}
+            both = np.empty_like(outputs_last)
+            both[:, ::2], both[:, 1::2] = halves[0], halves[1]
+            return {name: both if kind == "bias" else both.swapaxes(1, 2)}
+
+        return taken
+
+    return {
+        f"blk.{layer}.ffn_{each}_exps.{kind}": Converted(outputs_last[:, half::2], back(half))
+        for half, each in enumerate(("gate", "up"))
+    }
+
+
+def _latents(config: PretrainedConfig, name: str, numbers: np.ndarray) -> dict[str, Converted]:
+    layer, heads = re.findall(r"\d+", name)[0], config.num_attention_heads
+    by_head = numbers.reshape(heads, config.qk_nope_head_dim + config.v_head_dim, -1)
+    keys, values = by_head[:, : config.qk_nope_head_dim], by_head[:, config.qk_nope_head_dim :]
+    parts: dict[str, np.ndarray] = {}
+
+    def back(part: str) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+        def taken(x: np.ndarray) -> dict[str, np.ndarray]:
+            parts[part] = x
+            if len(parts) < 2:
+                return {}
+            return {name: np.concatenate([parts["k"].swapaxes(1, 2), parts["v"]], 1).reshape(numbers.shape)}
+
+        return taken
+
+    return {
+        f"blk.{layer}.attn_k_b.weight": Converted(keys.swapaxes(1, 2), back("k")),
+        f"blk.{layer}.attn_v_b.weight": Converted(values, back("v")),
+    }

@@ -1,0 +1,156 @@
+"""Layers of integer codes that round their inputs, for every instruction set of this machine: the bits that
+cpu/quantized_int8_multiply.h promises, whatever the other rows, the threads and the instruction set.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine_core.errors import ConfigError
+from engine_core.kernels.library import Kernels, load_int8_kernels, load_kernels
+from engine_core.ops.base import LinearOp
+from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsLinear, has_integer_codes
+from engine_core.ops.native import NativeBackend
+from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, Offset, QuantFormat, QuantizedWeight
+
+from .experts import numbers
+from .test_native_quantized import DTYPES, FORMATS, SHAPES, weight_of
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+INTEGER_FORMATS = {name: kept for name, kept in FORMATS.items() if has_integer_codes(kept)} | {
+    "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
+    "Q5_K": QuantFormat(UNSIGNED8, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "groups of 192": QuantFormat(SIGNED4, 192, torch.bfloat16),
+    "groups of 256": QuantFormat(UNSIGNED8, 256, torch.float16, offset=Offset.ZERO),
+}
+
+
+def make(
+    kernels: Kernels,
+    weight: QuantizedWeight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+) -> LinearOp:
+    ops = NativeBackend(load_kernels(), Int8Activations(kernels))
+    outputs, inputs = weight.codes.shape
+    linear = ops.quantized_linear(weight.format, outputs, inputs, dtype, [weight], bias, order)
+    assert isinstance(linear, Int8ActivationsLinear)
+    return linear
+
+
+def block_size(group_size: int, inputs: int) -> int:
+    """Inputs with one scale: a group, or equal parts of it of at most 128."""
+    if group_size <= 128:
+        return group_size
+    return 128 if group_size >= inputs else next(size for size in range(128, 0, -16) if group_size % size == 0)
+
+
+def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a · b + c, all float32, rounded once: float64 has the exact product."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def expected(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """What the layer computes, step for step: integers are exact in float64."""
+    kept, inputs = weight.format, x.shape[1]
+    unit = 1.0 if kept.is_linear else 0.5
+    integers = (torch.tensor(kept.codebook) / unit)[weight.codes.int()]
+    if weight.zeros is not None:
+        integers -= weight._of_inputs(weight.zeros.float())
+    scales = weight._of_groups(weight.scales, weight.outer_scales)
+    y = torch.zeros(len(x), len(weight.codes))
+    size = block_size(kept.group_size, inputs)
+    for first in range(0, inputs, size):
+        block, group = x[:, first : first + size].float(), first // kept.group_size
+        greatest = block.abs().amax(1, keepdim=True)
+        is_zero = greatest < 1e-30
+        factors = (torch.full_like(greatest, 127) / greatest).masked_fill(is_zero, 0)
+        x_scales = (greatest / torch.full_like(greatest, 127)).masked_fill(is_zero, 0) * unit
+        rounded = (block * factors).round().double()
+        sums = (rounded @ integers[:, first : first + size].T.double()).float()
+        y = fused(sums * x_scales, scales[:, group], y)
+        if weight.minima is not None:
+            minima = weight._of_groups(weight.minima, weight.outer_minima)
+            y = fused(rounded.sum(1, keepdim=True).float() * x_scales, minima[:, group], y)
+    return y if bias is None else y + bias.float()
+
+
+@pytest.mark.parametrize("name", INTEGER_FORMATS)
+def test_bits_are_those_of_the_arithmetic_in_torch(int8_kernels: Kernels, name: str) -> None:
+    kept = INTEGER_FORMATS[name]
+    place = list(INTEGER_FORMATS).index(name)
+    (n, k), dtype = SHAPES[place % 3], DTYPES[place % 2]
+    weight, bias = weight_of(kept, n, k), numbers(n, dtype=dtype, seed=3)
+    layer = make(int8_kernels, weight, dtype, bias)
+    for rows in (1, 2, 7, 10, 25):
+        x = numbers(rows, k, dtype=dtype, seed=rows)
+        right = expected(x, weight, bias)
+        assert torch.equal(layer(x, dtype=torch.float32), right), rows
+        assert torch.equal(layer(x), right.to(dtype)), rows
+        assert torch.equal(layer.argmax(x), right.argmax(1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+    kernels = load_int8_kernels()
+    layer = make(kernels, weight_of(FORMATS["Q4_K"], 700, 512), dtype, numbers(700, dtype=dtype, seed=1))
+    x, residual = numbers(210, 512, dtype=dtype, seed=2), numbers(210, 700, dtype=dtype, seed=3)
+    torch.set_num_threads(1)
+    alone = torch.cat([layer(x[row : row + 1], residual=residual[row : row + 1], scale=0.5) for row in range(len(x))])
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        for rows in (2, 9, 11, 31, 96, 210):
+            some = slice(7 * rows % (len(x) - rows + 1), 7 * rows % (len(x) - rows + 1) + rows)
+            assert torch.equal(layer(x[some], residual=residual[some], scale=0.5), alone[some]), (threads, rows)
+
+
+def test_largest_numbers_everywhere_do_not_saturate(int8_kernels: Kernels) -> None:
+    for kept, code in ((FORMATS["AWQ"], 15), (QuantFormat(UNSIGNED8, 128, torch.float32), 255)):
+        weight = QuantizedWeight(
+            kept,
+            torch.full((64, 512), code, dtype=torch.uint8),
+            torch.ones(64, 4, dtype=kept.scale_dtype),
+            zeros=torch.zeros(64, 4, dtype=torch.uint8) if kept.offset is Offset.ZERO else None,
+        )
+        for sign in (1.0, -1.0):
+            y = make(int8_kernels, weight, torch.float32)(torch.full((3, 512), sign))
+            torch.testing.assert_close(y, torch.full((3, 64), sign * code * 512), rtol=1e-6, atol=0)
+
+
+def test_rows_that_are_not_numbers_stay_alone(int8_kernels: Kernels) -> None:
+    layer = make(int8_kernels, weight_of(FORMATS["Q4_1"], 70, 96), torch.bfloat16)
+    x = numbers(12, 96, dtype=torch.bfloat16, seed=1)
+    x[7, :32] = 0  # a block of zeros has a scale of zero
+    clean = layer(x)
+    assert clean.isfinite().all()
+    others = torch.arange(12) != 5
+    for place, value in ((3, torch.inf), (95, -torch.inf), (64, torch.nan)):
+        spoiled = x.clone()
+        spoiled[5, place] = value
+        y = layer(spoiled)
+        assert y[5].isnan().all()
+        assert torch.equal(y[others], clean[others])
+
+
+def test_inputs_in_another_order(int8_kernels: Kernels) -> None:
+    weight, x = weight_of(FORMATS["AWQ"], 40, 256), numbers(5, 256, dtype=torch.float16, seed=1)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    layer = make(int8_kernels, weight, torch.float16, order=order)
+    assert torch.equal(layer(x, dtype=torch.float32), expected(x[:, order], weight, None))
+
+
+def test_codes_that_are_not_integers_keep_their_inputs() -> None:
+    assert has_integer_codes(QuantFormat(FP4, 32, torch.bfloat16))
+    assert not has_integer_codes(QuantFormat(FP4, 32, torch.bfloat16, offset=Offset.ZERO))
+    assert not has_integer_codes(FORMATS["NF4"])
+    assert not has_integer_codes(FORMATS["FP8 in blocks"])
+    ops = NativeBackend(load_kernels(), Int8Activations(load_int8_kernels()))
+    assert ops.describe_layers() == "inputs of 0 layers rounded to 8 bits"
+    linear = ops.quantized_linear(FORMATS["NF4"], 64, 64, torch.bfloat16, [weight_of(FORMATS["NF4"], 64, 64)])
+    assert not isinstance(linear, Int8ActivationsLinear)
+    with pytest.raises(ConfigError, match="int8_activations=True is not usable: expected False, because no layer"):
+        ops.describe_layers()
+    ops.quantized_linear(FORMATS["Q4_1"], 64, 64, torch.bfloat16, [weight_of(FORMATS["Q4_1"], 64, 64)])
+    assert ops.describe_layers() == "inputs of 1 layers rounded to 8 bits, those of 1 others kept"

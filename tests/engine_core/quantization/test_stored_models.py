@@ -1,0 +1,86 @@
+"""Formats beside kinds of models: logits, bits that depend neither on the step nor on ranks, and memory told before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
+
+from tests.engine_core.distributed.ranks import on_ranks
+from tests.engine_core.distributed.test_tensor_parallel import run_steps
+from tests.engine_core.models import test_bitwise_stability as stability
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
+from tests.engine_core.models.families.latent import LATENT
+from tests.engine_core.models.tiny_models import SIZES
+from tests.engine_core.quantization.quantizing import save_quantized
+from tests.engine_core.quantization.test_stored_formats import FORMATS
+
+WIDE: dict[str, Any] = SIZES | {"intermediate_size": 192, "num_hidden_layers": 2, "hidden_size": 128}
+OF_LATENTS: dict[str, Any] = LATENT | {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**WIDE, attention_bias=True),
+    "qwen3": Qwen3Config(**WIDE, head_dim=32, tie_word_embeddings=True),
+    "padded-heads": Qwen3Config(**(WIDE | {"num_attention_heads": 8}), head_dim=24),
+    "qwen3-moe": Qwen3MoeConfig(**WIDE, head_dim=32, moe_intermediate_size=64, num_experts=6, num_experts_per_tok=2),
+    "deepseek-v2": DeepseekV2Config(**OF_LATENTS, first_k_dense_replace=1),
+    "deepseek-v3": DeepseekV3Config(**OF_LATENTS, n_group=4, topk_group=2, first_k_dense_replace=1, n_shared_experts=1),
+}
+CELLS = [(model, name) for model in MODELS for name in FORMATS]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_every_kind_computes_with_the_weights_meant(model: str, name: str, tmp_path: Path) -> None:
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.float32)
+    ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
+    found = logits_of(load(quantized), ids, chunks=[33, 1, 6])
+    torch.testing.assert_close(found, logits_of(load(tmp_path / "expanded"), ids), atol=5e-4, rtol=5e-4)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_logits_do_not_depend_on_the_step(model: str, name: str, dtype: str, tmp_path: Path) -> None:
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, getattr(torch, dtype))
+    before = torch.get_num_threads()
+    try:
+        stability.check(load(quantized, dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
+RANKS_IN_EVERY_RUN = {("padded-heads", "gptq-rules")}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [pytest.param(*cell, marks=[] if cell in RANKS_IN_EVERY_RUN else pytest.mark.models) for cell in CELLS],
+)
+def test_ranks_compute_the_bits_of_one_process(model: str, name: str, tmp_path: Path) -> None:
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
+    checkpoint = open_at(quantized, dtype="bfloat16")
+    expected = run_steps(build_model(checkpoint))
+    for one, other in zip(expected, on_ranks(checkpoint, 2, run_steps)[0], strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("model", "name"), CELLS)
+def test_memory_is_told_before_loading(model: str, name: str, tmp_path: Path) -> None:
+    """But for padding, which is a lot of so small a model, and what is expanded, such as latents."""
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
+    built = build_model(open_at(quantized, dtype="bfloat16"))
+    assert built.expected_weight_bytes == pytest.approx(built.weight_bytes, rel=0.3)
