@@ -13,8 +13,11 @@ from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
+from engine_core.errors import ConfigError
+from engine_core.kernels.arguments import MAX_HEAD_DIM
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
+from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
