@@ -16,7 +16,7 @@ from engine_core.ops.native import NativeBackend
 
 from .experts import chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts
-from .test_native_quantized_experts import SHAPES, by_shape, check_input_orders, exact, make
+from .test_native_quantized_experts import SHAPES, check_input_orders, exact, make
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
