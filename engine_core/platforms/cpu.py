@@ -79,6 +79,9 @@ class CpuPlatform(Platform):
             checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )
         quantized = "" if self.quantization is None else self.quantization.describe()
+        latents = [spec.kv_lora_rank for spec in checkpoint.config.cache_specs if isinstance(spec, MLAAttentionSpec)]
+        if kv_cache_dtype != "auto" and max(latents, default=0) > MAX_HEAD_DIM:
+            raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"auto for latents of more than {MAX_HEAD_DIM} numbers")
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library, kv_cache_dtype)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"

@@ -398,7 +398,8 @@ def _as_text(
             f"{figure(demand.rate * demand.output_len, 12)} output tokens/s",
             f"needs      engines: {planned.engines:,}{divided}, processors: {planned.processors:,}, "
             f"detokenizers: {planned.detokenizers:,}",
-            f"model      {model.kept_as}; weights: {figure(model.weights)}, active for a token: {figure(model.active_weights)}; "
+            f"model      {model.kept_as}; weights: {figure(model.weights)}, "
+            f"active for a token: {figure(model.active_weights)}; "
             f"KV cache of a token: {size(model.token)} ({_groups(model)})",
             *([f"ranks      {_of_ranks(ranks)}"] if several else []),
             f"{f'rank       {tightest},' if several else 'engine    '} {size(memory.usable)}: "
