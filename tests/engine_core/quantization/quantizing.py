@@ -57,7 +57,8 @@ def save_quantized(config: PretrainedConfig, quantizer: Quantizer, directory: Pa
         path.mkdir(exist_ok=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     fields = json.loads((expanded / "config.json").read_text("utf-8"))
-    (quantized / "config.json").write_text(json.dumps(fields | {"quantization_config": quantizer.fields}), "utf-8")
+    fields |= {"dtype": str(dtype).removeprefix("torch."), "quantization_config": quantizer.fields}
+    (quantized / "config.json").write_text(json.dumps(fields), "utf-8")
     return quantized
 
 
