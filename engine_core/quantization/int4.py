@@ -54,7 +54,8 @@ class Int4(QuantMethod):
     def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
         bias = take_bias(shape, weights, backend)
         weight = take_weight(shape, weights, backend)
-        return backend.quantized_linear(self.format, *weight.shape, weights.dtype, self.rounded(weight), bias)
+        outputs, inputs = weight.shape
+        return backend.quantized_linear(self.format, outputs, inputs, weights.dtype, self.rounded(weight), bias)
 
     def expert_bytes(
         self, shape: ExpertsShape, tensors: ExpertTensors, itemsize: int, shard: ExpertsShard | None = None
@@ -81,7 +82,7 @@ class Int4(QuantMethod):
         assert self._kernels is not None
         inputs = weight.shape[1]
         groups, outer = -(-inputs // self.format.group_size), -(-inputs // OUTER_SIZE)
-        for part in weight.split(max(1, _ROUNDED_TOGETHER // inputs)):
+        for part in torch.split(weight, max(1, _ROUNDED_TOGETHER // inputs)):
             rows = part.contiguous()
             codes = torch.empty(rows.shape, dtype=torch.uint8)
             scales, minima = torch.empty(2, len(rows), groups, dtype=torch.int8)
