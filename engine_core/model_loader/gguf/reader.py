@@ -261,7 +261,9 @@ class _Header:
         return strings
 
     def _name(self) -> str:
-        return self._string(_MOST_NAME_BYTES)
+        name = self._string(_MOST_NAME_BYTES)
+        self._require(bool(name), "an empty name")
+        return name
 
     def _string(self, most: int = _MOST_HEADER_BYTES) -> str:
         (length,) = self._unpack("<Q")

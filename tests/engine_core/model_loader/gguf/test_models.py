@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    LlamaConfig,
     PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
-from tests.engine_core.model_loader.gguf.written import write_gguf
+from engine_core.attention.torch_reference import TorchAttention
+from engine_core.ops.torch import TorchBackend
+from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
 from tests.engine_core.models.driver import load, logits_of
 from tests.engine_core.models.families import dense, experts, latent, scaled
 from tests.engine_core.models.families.scaled import GEMMA
@@ -60,3 +67,44 @@ def test_every_architecture(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
     else:
         assert torch.equal(logits, expected)
+
+
+SMOL = LlamaConfig(**WIDE, tie_word_embeddings=True)
+"""As SmolLM2 is."""
+QWEN = Qwen3Config(**WIDE, head_dim=32)
+MOE = Qwen3MoeConfig(**WIDE, moe_intermediate_size=256, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
+LATENT = DeepseekV3Config(
+    **WIDE | {"num_key_value_heads": 4, "pad_token_id": 0},
+    kv_lora_rank=64,
+    q_lora_rank=96,
+    qk_nope_head_dim=32,
+    qk_rope_head_dim=16,
+    v_head_dim=32,
+    n_group=1,
+    topk_group=1,
+    moe_intermediate_size=256,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+)
+QUANTIZED = {"llama": SMOL, "qwen3": QWEN, "qwen3_moe": MOE, "deepseek_v3": LATENT}
+FEW = (("llama", "Q4_1"), ("qwen3", "Q6_K"))
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, marks=() if (case, kind) in FEW else pytest.mark.models)
+        for case in QUANTIZED
+        for kind in BLOCK_TYPES
+    ],
+)
+def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
+    """Near what the same numbers in float32 compute; to the bit, where they are expanded."""
+    config = QUANTIZED[case]
+    save_model(make_model(config), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", quantized(kind), tmp_path / "dequantized")
+    expected = logits_of(load(tmp_path / "dequantized"), IDS)
+    torch.testing.assert_close(logits_of(load(file), IDS), expected, atol=2e-3, rtol=2e-3)
+    torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
+    expanded = logits_of(load(file, **torch_layers), IDS)
+    assert torch.equal(expanded, logits_of(load(tmp_path / "dequantized", **torch_layers), IDS))
