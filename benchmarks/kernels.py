@@ -33,13 +33,25 @@ from engine_core.attention.base import AttentionBackend, AttentionOptions, KVCac
 from engine_core.attention.selector import choose_attention
 from engine_core.kernels.library import load_int8_kernels
 from engine_core.kv_cache_interface import AttentionSpec, LayerCacheSpec, MLAAttentionSpec, group_layers
+from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.layers.rotary import RopeParameters, Rotary
+from engine_core.model_loader.dummy import DummyWeights
 from engine_core.models.roofline import Cost
 from engine_core.ops.activation import Activation
-from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
+from engine_core.ops.base import (
+    ExpertsOp,
+    ExpertsShape,
+    ExpertWeights,
+    HeadNorms,
+    HeadsShape,
+    QuantizedExpertWeights,
+)
+from engine_core.ops.quantized_weight import SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 from engine_core.ops.selector import choose_ops
 from engine_core.quantization.base import Unquantized
 from engine_core.quantization.int8 import Int8, Int8Linear
+from engine_core.quantization.mxfp4 import MXFP4
+from engine_core.quantization.stored_experts import ExpertFormats
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import ProcessorSetup, SamplingRows
 from engine_core.sampling.metadata import SamplingMetadata
@@ -49,6 +61,10 @@ from engine_core.sampling.sampler import Sampler
 _HIDDEN, _INNER, _VOCABULARY = 1024, 3072, 151_936
 _HEADS, _KV_HEADS, _HEAD_DIM = 16, 8, 128
 _EXPERTS = ExpertsShape(128, 8, 2048, 768, Activation.SILU)
+_Q4_K = QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM)
+_Q6_K = QuantFormat(SIGNED8, 16, torch.float16, outer_size=256)
+_QUANTIZED_EXPERTS = {"MXFP4": (MXFP4, MXFP4), "Q4_K": (_Q4_K, _Q4_K), "Q4_K and Q6_K": (_Q4_K, _Q6_K)}
+"""Gate and up, and down."""
 _LATENT_DIM, _ROPE_DIM = 512, 64
 _LINEARS = {
     "qkv_proj": ((_HEADS + 2 * _KV_HEADS) * _HEAD_DIM, _HIDDEN),
@@ -56,6 +72,12 @@ _LINEARS = {
     "gate_up_proj": (2 * _INNER, _HIDDEN),
     "down_proj": (_HIDDEN, _INNER),
     "lm_head": (_VOCABULARY, _HIDDEN),
+}
+_FORMATS = {
+    "int4 in groups of 32": QuantFormat(SIGNED4, 32, torch.float16),
+    "int4 in groups of 128": QuantFormat(SIGNED4, 128, torch.float16),
+    "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
 }
 _ROWS = (1, 2, 4, 16, 64, 256, 1024)
 _MOST_LOGITS = 256
@@ -94,6 +116,34 @@ def linears(names: Sequence[str], quantization: str | None) -> Iterator[Kernel]:
             yield Kernel(f"{name} {quantization or 'bf16'}", rows, Cost(moved, 2.0 * rows * height * width), calls)
 
 
+def quantized(names: Sequence[str]) -> Iterator[Kernel]:
+    """Products with weights that stay quantized."""
+    layers, _ = choose_ops(16, torch.bfloat16)
+    for (kind, kept), name in itertools.product(_FORMATS.items(), names):
+        height, width = _LINEARS[name]
+        weight = _random_quantized(kept, height, width)
+        layer = layers.quantized_linear(kept, height, width, torch.bfloat16, [weight])
+        copies = -(-_UNCACHED_BYTES // layer.nbytes)
+        calls = [layer] + [
+            layers.quantized_linear(kept, height, width, torch.bfloat16, [weight]) for _ in range(copies - 1)
+        ]
+        for rows in _ROWS:
+            x = torch.randn(rows, width).bfloat16()
+            cost = Cost(layer.nbytes + 2 * rows * (height + width), 2.0 * rows * height * width)
+            yield Kernel(f"{name} {kind}", rows, cost, [partial(call, x) for call in calls])
+
+
+def _random_quantized(kept: QuantFormat, outputs: int, inputs: int) -> QuantizedWeight:
+    groups = -(-inputs // kept.group_size)
+    codes = torch.randint(0, len(kept.codebook), (outputs, inputs), dtype=torch.uint8)
+    if kept.outer_size is None:
+        return QuantizedWeight(kept, codes, torch.rand(outputs, groups).to(kept.scale_dtype))
+    inner = torch.randint(0, 64, (outputs, groups), dtype=torch.int8)
+    outer = torch.rand(outputs, -(-inputs // kept.outer_size)).to(kept.scale_dtype)
+    minima, outer_minima = (inner, outer) if kept.offset is Offset.MINIMUM else (None, None)
+    return QuantizedWeight(kept, codes, inner, outer, None, minima, outer_minima)
+
+
 def experts(quantization: str | None) -> Iterator[Kernel]:
     """Experts; rows are spread evenly over them, and each expert with a row is read."""
     shape, weight_bytes = _EXPERTS, 2 if quantization is None else 1
@@ -102,6 +152,22 @@ def experts(quantization: str | None) -> Iterator[Kernel]:
     layer = method.experts(shape, torch.bfloat16, layers)
     layer.load(_random_experts(shape))
     size = 3 * shape.hidden_size * shape.intermediate_size
+    yield from _experts(quantization or "bf16", layer, size * weight_bytes)
+
+
+def quantized_experts() -> Iterator[Kernel]:
+    """Experts whose weights stay quantized."""
+    layers, _ = choose_ops(16, torch.bfloat16)
+    for name, (gate_up, down) in _QUANTIZED_EXPERTS.items():
+        weights = _dummy_experts(_EXPERTS, gate_up, down)
+        layer = layers.quantized_experts(_EXPERTS, gate_up, down, torch.bfloat16, weights)
+        nbytes = ExpertFormats(gate_up, down).nbytes(_EXPERTS, _EXPERTS.whole) // _EXPERTS.num_experts
+        yield from _experts(name, layer, nbytes)
+
+
+def _experts(name: str, layer: ExpertsOp, nbytes: int) -> Iterator[Kernel]:
+    """``nbytes`` of an expert."""
+    shape = _EXPERTS
     order = torch.randperm(shape.num_experts, generator=torch.Generator().manual_seed(0)).int()
     for rows in _ROWS:
         x = torch.randn(rows, shape.hidden_size).bfloat16()
@@ -110,8 +176,9 @@ def experts(quantization: str | None) -> Iterator[Kernel]:
         for start in range(0, shape.num_experts, shape.top_k):
             ids = order[(pairs + start) % shape.num_experts].view(rows, shape.top_k)
             calls.append(partial(layer, x, ids, torch.rand(ids.shape), x))
-        read = min(len(pairs), shape.num_experts) * size * weight_bytes + 6 * x.numel()
-        yield Kernel(f"experts {quantization or 'bf16'}", rows, Cost(read, 2.0 * len(pairs) * size), calls)
+        read = min(len(pairs), shape.num_experts) * nbytes + 6 * x.numel()
+        products = 3 * shape.hidden_size * shape.intermediate_size
+        yield Kernel(f"experts {name}", rows, Cost(read, 2.0 * len(pairs) * products), calls)
 
 
 def _random_experts(shape: ExpertsShape) -> Iterator[ExpertWeights]:
@@ -119,6 +186,12 @@ def _random_experts(shape: ExpertsShape) -> Iterator[ExpertWeights]:
     for _ in range(shape.num_experts):
         sizes = ((inner, hidden), (inner, hidden), (hidden, inner))
         yield ExpertWeights(torch.randn(size).bfloat16() * 0.02 for size in sizes)
+
+
+def _dummy_experts(shape: ExpertsShape, gate_up: QuantFormat, down: QuantFormat) -> Iterator[QuantizedExpertWeights]:
+    make = DummyWeights({}, torch.bfloat16, torch.device("cpu"), seed=0).make_quantized
+    for expert in SeparateExperts("experts").projections(shape, shape.whole):
+        yield QuantizedExpertWeights(map(make, (gate_up, gate_up, down), expert, shape.inputs))
 
 
 def attention() -> Iterator[Kernel]:
@@ -260,7 +333,8 @@ GROUPS: dict[str, Callable[[], Iterator[Kernel]]] = {
     "latents": latents,
     "linear": lambda: linears(list(_LINEARS), None),
     "int8": lambda: linears(["gate_up_proj", "lm_head"], "int8"),
-    "experts": lambda: itertools.chain(experts(None), experts("int8")),
+    "quantized": lambda: quantized(["gate_up_proj", "down_proj"]),
+    "experts": lambda: itertools.chain(experts(None), experts("int8"), quantized_experts()),
     "small": small_operations,
     "sampler": samplers,
 }

@@ -40,6 +40,8 @@ from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
 from engine_core.model_loader.loader import load_weights, make_model
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import LinearOp, OpsBackend
+from engine_core.ops.int8_activations import Int8Activations
+from engine_core.ops.native import NativeBackend
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.base import OneMethod, QuantMethod, Unquantized, take_bias, take_weight
 from engine_core.quantization.int4 import Int4
@@ -96,6 +98,14 @@ class Int4ButHead(Int4):
         )
 
 
+class Int4RoundedInputs(Int4):
+    """As --int8-activations computes it."""
+
+    def load(self, shape: LinearShape, weights: Weights, backend: OpsBackend) -> LinearOp:
+        rounding = Int8Activations(load_int8_kernels())
+        return super().load(shape, weights, NativeBackend(load_kernels(), rounding))
+
+
 def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
     """The reference, then the formats to compare with it."""
     kernels = load_kernels()
@@ -108,6 +118,7 @@ def ways(ggml: GgmlLibrary | None = None) -> list[Way]:
         Way("int8", "bfloat16", Int8(load_int8_kernels())),
         *(Way(f"KV cache {kept}, native attention", "bfloat16", None, kept) for kept in ("auto", "int8", "fp8")),
         *(Way(f"int4 in groups of {size}", "bfloat16", Int4(size, kernels)) for size in (32, 64, 128)),
+        Way("int4 in groups of 32, inputs in int8", "bfloat16", Int4RoundedInputs(32, kernels)),
         Way("int4 in groups of 32, output projection in int8", "bfloat16", Int4ButHead(32, kernels)),
         *(
             Way(f"llama.cpp's {kind.name}", "bfloat16", GgmlRounded(ggml, kind))

@@ -16,18 +16,18 @@ from engine_core.ops.native_quantized import NativeQuantizedLinear, PackedQuanti
 from engine_core.ops.native_quantized_experts import NativeQuantizedExperts
 from engine_core.ops.quantized_weight import Offset, QuantFormat
 
-_MOST_TABLE_SPREAD = 127
-"""Between the numbers of a codebook of 16, in halves: sums of two products must fit into 16 bits."""
+_MOST_SPREAD = 127
+"""Between the integers of a codebook of 16: the sum of two products must fit into 16 bits."""
 
 
 def has_integer_codes(kept: QuantFormat) -> bool:
-    """Whether the kernels can multiply the codes: they are integers, or, of 4 bits without offsets, halves of them."""
-    if kept.is_linear:
-        return -128 <= kept.codebook[0] <= 0
-    halves = [2 * number for number in kept.codebook]
-    spread = max(halves) - min(halves)
-    is_table = kept.bits == 4 and kept.offset is Offset.NONE and spread <= _MOST_TABLE_SPREAD
-    return is_table and all(half.is_integer() for half in halves)
+    """Whether the kernels can multiply the codes: they stand for integers, or, of 4 bits without zeros, for halves."""
+    if kept.bits == 8:
+        return kept.is_linear and -128 <= kept.codebook[0] <= 0
+    unit = 1 if kept.offset is Offset.ZERO or all(number.is_integer() for number in kept.codebook) else 2
+    integers = [unit * number for number in kept.codebook]
+    is_narrow = max(integers) - min(integers) <= _MOST_SPREAD and max(map(abs, integers)) <= _MOST_SPREAD
+    return is_narrow and all(number.is_integer() for number in integers)
 
 
 class Int8Activations:

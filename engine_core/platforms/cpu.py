@@ -13,8 +13,11 @@ from engine_core.attention.selector import choose_attention
 from engine_core.config import DeviceConfig, RequestMemory
 from engine_core.distributed.collectives import StageLinks
 from engine_core.distributed.ranks import Rank
+from engine_core.errors import ConfigError
+from engine_core.kernels.arguments import MAX_HEAD_DIM
 from engine_core.kernels.library import KernelLibrary
 from engine_core.kernels.memory import take_now
+from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
@@ -76,6 +79,9 @@ class CpuPlatform(Platform):
             checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )
         quantized = "" if self.quantization is None else self.quantization.describe()
+        latents = [spec.kv_lora_rank for spec in checkpoint.config.cache_specs if isinstance(spec, MLAAttentionSpec)]
+        if kv_cache_dtype != "auto" and max(latents, default=0) > MAX_HEAD_DIM:
+            raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"auto for latents of more than {MAX_HEAD_DIM} numbers")
         self.attention, attention = choose_attention(head_dim, dtype, config.attention_backend, library, kv_cache_dtype)
         self.batch_invariant = self.ops.batch_invariant and self.attention.batch_invariant
         self.tensor_transport = "shm" if isinstance(self.ops, NativeBackend) else "gloo"

@@ -29,24 +29,22 @@ SchemeOf = Callable[[str], Scheme | None]
 """The scheme of the layer of that prefix; None where its weight turns out not to be quantized."""
 
 
-@dataclass(frozen=True, slots=True)
 class Target:
     """Names of layers: one, or all that match from the beginning, or all linear layers."""
 
-    text: str
-
-    def matches(self, name: str) -> bool:
-        if self.text.startswith(_PATTERN):
-            return self._pattern().match(name) is not None
-        return name == self.text
-
-    def _pattern(self) -> re.Pattern[str]:
+    def __init__(self, text: str) -> None:
+        self.text = text
         try:
-            return re.compile(self.text.removeprefix(_PATTERN))
+            is_pattern = text.startswith(_PATTERN)
+            self._pattern = re.compile(text.removeprefix(_PATTERN)) if is_pattern else None
         except re.error as error:
             raise CheckpointError(
-                f"compressed-tensors: {self.text!r} in quantization_config is no regular expression: {error}"
+                f"compressed-tensors: {text!r} in quantization_config is no regular expression: {error}"
             ) from error
+
+    def matches(self, name: str) -> bool:
+        """Whether it names that layer itself, and not only its kind."""
+        return name == self.text if self._pattern is None else self._pattern.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tests.engine_core.models.tiny_models import CASES
 PAGE = ROOT / "docs" / "models.md"
 _BEGIN, _END = "<!-- By `python -m tests.docs.models_table`, which a test runs. -->\n", "<!-- End of the table. -->"
 _HEAD = (
-    "| architecture | `model_type` | attention | rotation | feed-forward blocks | 8 bits | GPU |",
+    "| architecture | `model_type` | attention | rotation | feed-forward blocks | never quantized | GPU |",
     "|---|---|---|---|---|---|---|",
 )
 
@@ -53,7 +53,7 @@ def _row(name: str, model: type[CausalLM]) -> str:
         _attention(read, has_latents),
         _rotation(read),
         _blocks(mixtures, has_dense=len(mixtures) < len(read)),
-        "but `kv_b_proj`" if has_latents else "yes",
+        ", ".join(["`kv_b_proj`"] * has_latents + ["routers"] * bool(mixtures)),
         "not measured",
     )
     return f"| {' | '.join(cells)} |"

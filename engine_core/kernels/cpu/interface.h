@@ -371,12 +371,12 @@ struct RinglineGather {
 
 // Those of 8-bit weights are apart, since what multiplies bytes fast is not what multiplies bfloat16 fast: a processor may
 // have either alone.
-#define RINGLINE_INT8_KERNELS(X)        \
-    X(int8_linear, RinglineInt8Linear)  \
-    X(int8_pack, RinglineInt8Packing)   \
-    X(int8_experts, RinglineExperts)    \
-    X(quantized_int8_linear, RinglineLinear) \
-    X(quantized_int8_argmax, RinglineLinear) \
+#define RINGLINE_INT8_KERNELS(X)                \
+    X(int8_linear, RinglineInt8Linear)          \
+    X(int8_pack, RinglineInt8Packing)           \
+    X(int8_experts, RinglineExperts)            \
+    X(quantized_int8_linear, RinglineLinear)    \
+    X(quantized_int8_argmax, RinglineLinear)    \
     X(quantized_int8_experts, RinglineExperts)
 
 // A captured call of a kernel.

@@ -30,6 +30,7 @@ class Codes {
 public:
     using Decoded = D;
     static constexpr int kInputs = 32 / kBits, kSteps = kInputs / D::kPack;
+    static constexpr int kFewRows = 4;  // for which looking up codes in registers is worth while
 
     explicit Codes(const float* codebook) : table_(codebook) {}
 
@@ -51,7 +52,7 @@ template <>
 class Codes<BFloat16, 4> {
 public:
     using Decoded = BFloat16;
-    static constexpr int kInputs = 8, kSteps = 4;
+    static constexpr int kInputs = 8, kSteps = 4, kFewRows = 4;
 
     explicit Codes(const float* codebook) {
         uint16_t twice[32];
@@ -74,7 +75,7 @@ template <>
 class Codes<BFloat16, 8> {
 public:
     using Decoded = BFloat16;
-    static constexpr int kInputs = 4, kSteps = 2;
+    static constexpr int kInputs = 4, kSteps = 2, kFewRows = 3;
 
     explicit Codes(const float* codebook) {
         uint16_t numbers[256];

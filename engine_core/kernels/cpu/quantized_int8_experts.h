@@ -7,19 +7,45 @@
 
 namespace {
 
+// Rows of numbers with their inputs in the order that the weight of each expert has them.
+template <class Element>
+class ExpertInputs {
+public:
+    ExpertInputs(const RinglineQuantizedWeight& weight, long rows)
+        : order_(weight.input_order),
+          width_(weight.in_features),
+          buffer_(order_ ? rows * width_ * static_cast<long>(sizeof(Element)) : 1) {}
+
+    bool failed() const { return buffer_.failed(); }
+
+    const Element* ordered(int expert, long place, const Element* from) const {
+        if (!order_) return from;
+        auto* const to = reinterpret_cast<Element*>(buffer_.at(0)) + place * width_;
+        for (long i = 0; i < width_; ++i) to[i] = from[order_[expert * width_ + i]];
+        return to;
+    }
+
+private:
+    const int32_t* const order_;  // [E, K]
+    const long width_;
+    const Buffer buffer_;
+};
+
 // Round the rows of all experts as their units take them; input(place): numbers of F.
 template <class F, class Input>
-int round_rows_of_experts(const CodeProducts& products, const RinglineExperts& args, const ExpertRows& rows, long inputs,
-                          const Input& input) {
+int round_rows_of_experts(const CodeProducts& products, const RinglineExperts& args, const void* weight, const ExpertRows& rows,
+                          long inputs, const Input& input) {
+    const ExpertInputs<typename F::Element> given(*static_cast<const RinglineQuantizedWeight*>(weight), rows.count());
     const ExpertUnits groups(rows, [&](int expert) { return row_groups(rows.count(expert)); });
-    if (groups.failed()) return 1;
+    if (groups.failed() || given.failed()) return 1;
     const int threads = threads_worth(rows.count() * inputs / kCodeRoundedPerNanosecond, args.num_threads);
     parallel_for(threads, groups.count(), 1, [&](long number) {
         const auto [expert, group] = groups.find(number);
+        const auto ordered = [&, expert = expert](long place) { return given.ordered(expert, place, input(place)); };
         const long count = rows.count(expert), start = group_start(count, group);
         const CodeBlocks blocks(group_start(count, group + 1) - start);
         for (long block = 0; block < blocks.count; ++block)
-            products.template round<F>(rows.start(expert) + start, blocks, block, input);
+            products.template round<F>(rows.start(expert) + start, blocks, block, ordered);
     });
     return 0;
 }
@@ -36,7 +62,7 @@ int multiply_code_experts(const RinglineExperts& args, const ExpertRows& rows) {
         const GateUp<F, CodeProducts> gate_up(args, rows, products, nullptr);
         if (products.failed() || gate_up.failed()) return 1;
         const auto* const x = static_cast<const Element*>(args.x);
-        const int failed = round_rows_of_experts<F>(products, args, rows, args.hidden, [&](long place) {
+        const int failed = round_rows_of_experts<F>(products, args, args.gate_up, rows, args.hidden, [&](long place) {
             return x + rows.pair(place) / args.top_k * args.hidden;
         });
         if (failed) return failed;
@@ -44,10 +70,10 @@ int multiply_code_experts(const RinglineExperts& args, const ExpertRows& rows) {
     }
     if (!(args.phases & kRinglineDown)) return 0;
     const CodeProducts products(*static_cast<const RinglineQuantizedWeight*>(args.down), rows.count());
-    const Down<F, CodeProducts> down(args, rows, products);
+    const Down<F, CodeProducts> down(args, rows, products, nullptr);
     if (products.failed() || down.failed()) return 1;
     const auto* const activated = static_cast<const float*>(args.activated);
-    const int failed = round_rows_of_experts<Float32>(products, args, rows, args.inner, [&](long place) {
+    const int failed = round_rows_of_experts<Float32>(products, args, args.down, rows, args.inner, [&](long place) {
         return activated + place * args.inner;
     });
     if (failed) return failed;

@@ -177,12 +177,14 @@ public:
             first_ += kByteOffset;
             return;
         }
-        for (int code = 0; code < kCodes; ++code) has_table_ |= weight.codebook[code] != weight.codebook[0] + code;
-        if (!has_table_) return;
-        // FP4: multiples of a half.
-        unit_ = 0.5f;
         float least = weight.codebook[0];
-        for (int code = 1; code < kCodes; ++code) least = weight.codebook[code] < least ? weight.codebook[code] : least;
+        for (int code = 0; code < kCodes; ++code) {
+            const float number = weight.codebook[code];
+            has_table_ |= number != weight.codebook[0] + code;
+            if (number != static_cast<int32_t>(number)) unit_ = 0.5f;  // FP4
+            least = number < least ? number : least;
+        }
+        if (!has_table_) return;
         first_ = static_cast<int32_t>(least / unit_);
         for (int code = 0; code < kCodes; ++code)
             table_[code] = static_cast<uint8_t>(static_cast<int32_t>(weight.codebook[code] / unit_) - first_);

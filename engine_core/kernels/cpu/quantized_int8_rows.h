@@ -111,7 +111,7 @@ private:
         }
         const float all = sum_of(sums), sum = all == all ? all : 0.0f;  // the scale is NaN, then
         scales_[place] = rounding.scale * unit_;
-        sums_[place] = scaled_sums_ ? sum * scales_[place] : sum;
+        sums_[place] = scaled_sums_ ? sum * rounding.scale : sum;
         starts_[place] = static_cast<int32_t>(sum) * first_;
     }
 

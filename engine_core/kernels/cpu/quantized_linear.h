@@ -34,6 +34,7 @@ class QuantizedTileProducts {
     using Factor = typename D::Factor;
     static constexpr int kColumns = kBlockColumns, kVectors = kPanel / kLanes;
     static constexpr long kElementBytes = sizeof(typename D::Element);
+    static constexpr int kFewRows = Codes::kFewRows < kBlockRows ? Codes::kFewRows : kBlockRows;
     static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
 
 public:
@@ -61,35 +62,7 @@ public:
     // Results [rows, kTileOutputs] of a unit; meanwhile the tile that follows is read ahead.
     template <class AnyUnit>
     void compute(const AnyUnit& unit, Tile following, float* sums) const {
-        GroupNumbers numbers;
-        alignas(kCacheLine) char decoded[kDecodedBytes];
-        alignas(kCacheLine) float open[kMostUnitRows * kTileOutputs];
-        const RowBlocks blocks(unit.rows);
-        for (long i = 0; i < unit.rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
-        for (long first = 0; first < inputs_; first += part_) {
-            const Part part = part_at(first);
-            const bool last = part.end == inputs_;
-            const Part then = part_at(last ? 0 : part.end);
-            const Tile next = last ? following : unit.tile;
-            groups_.read(unit.tile, part.first_group, part.groups, numbers);
-            groups_.prefetch_groups(next, then.first_group, then.groups);
-            const Ahead ahead{lines(next, then.first), panel_};
-            const Sums at{sums, open, unit.first};
-            if (blocks.count == 1) {
-                with_constant<kBlockRows>(unit.rows, [&](auto rows) {
-                    add_part<rows.value>(part, InRegisters{*this, lines(unit.tile, first), ahead}, numbers, unit.x, at);
-                });
-                continue;
-            }
-            decode(part, lines(unit.tile, first), ahead, decoded);
-            for (long block = 0; block < blocks.count; ++block) {
-                const long row = blocks.start(block);
-                with_constant<kBlockRows>(blocks.size(block), [&](auto rows) {
-                    add_part<rows.value>(part, InMemory{decoded}, numbers, unit.x + row * stride_,
-                                         {sums + row * kTileOutputs, open + row * kTileOutputs, unit.first + row});
-                });
-            }
-        }
+        compute_rows(unit.tile, unit.x, unit.first, unit.rows, following, sums);
     }
 
 private:
@@ -97,15 +70,43 @@ private:
         long first, end;  // inputs
         long first_group, groups;
     };
-    struct Ahead {
-        const uint8_t* lines;
-        long panel;
-    };
     struct Sums {
         float* results;  // [rows, kTileOutputs]
         float* open;     // likewise: of groups that end in a later part
         long row;        // the number of the first
     };
+
+    // The same of `rows` rows from x on, the first of which has number `row`: once for all types of units.
+    void compute_rows(Tile tile, const Factor* x, long row, long rows, Tile following, float* sums) const {
+        GroupNumbers numbers;
+        alignas(kCacheLine) char decoded[kDecodedBytes];
+        alignas(kCacheLine) float open[kMostUnitRows * kTileOutputs];
+        const RowBlocks blocks(rows);
+        for (long i = 0; i < rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
+        for (long first = 0; first < inputs_; first += part_) {
+            const Part part = part_at(first);
+            const bool last = part.end == inputs_;
+            const Part then = part_at(last ? 0 : part.end);
+            const Tile next = last ? following : tile;
+            groups_.read(tile, part.first_group, part.groups, numbers);
+            groups_.prefetch_groups(next, then.first_group, then.groups);
+            const uint8_t* const ahead = lines(next, then.first);
+            if (rows <= kFewRows) {
+                with_constant<kFewRows>(static_cast<int>(rows), [&](auto count) {
+                    add_part<count.value>(part, InRegisters{*this, lines(tile, first), ahead}, numbers, x, {sums, open, row});
+                });
+                continue;
+            }
+            decode(part, lines(tile, first), decoded);
+            for (long block = 0; block < blocks.count; ++block) {
+                const long start = blocks.start(block), offset = start * kTileOutputs;
+                with_constant<kBlockRows>(blocks.size(block), [&](auto count) {
+                    add_part<count.value>(part, InMemory{decoded, ahead, panel_, block, blocks.count}, numbers, x + start * stride_,
+                                          {sums + offset, open + offset, row + start});
+                });
+            }
+        }
+    }
 
     static const RinglineQuantizedWeight& weight_of(const RinglineLinear& args) {
         return *static_cast<const RinglineQuantizedWeight*>(args.weight);
@@ -126,11 +127,11 @@ private:
     // Where the words of a vector of outputs are in a tile, from the first line on.
     long place(int vector) const { return vector / kVectors * panel_ + vector % kVectors * kLanes * 4; }
 
-    // The codes of a part, from its first input on.
+    // The codes of a part, from its first input on, looked up as they are multiplied. Reads ahead as much elsewhere.
     struct InRegisters {
         const QuantizedTileProducts& products;
         const uint8_t* lines;
-        const Ahead ahead;
+        const uint8_t* ahead;
 
         template <int Rows>
         inline __attribute__((always_inline)) void add_products(
@@ -138,32 +139,30 @@ private:
             const Codes codes = products.codes_;
             const long first = from / Codes::kInputs, end = (from + count) / Codes::kInputs;
             for (long line = first; line < end; ++line) {
+                Words words[kColumns];
 #pragma GCC unroll 8
                 for (int c = 0; c < kColumns; ++c) {
                     const long at = products.place(vector + c) + line * kLineBytes;
-                    const Words words = load_words(lines + at);
-                    if ((vector + c) % kVectors == 0) prefetch(ahead.lines + at);
-                    for_constants<Codes::kSteps>([&](auto step) {
-                        const auto column = codes.template column<step.value>(words);
-                        const Factor* const factors = x + line * Codes::kInputs + step.value * D::kPack;
-#pragma GCC unroll 8
-                        for (int r = 0; r < Rows; ++r)
-                            block.sums[r][c] = D::accumulate(block.sums[r][c], factors + r * stride, column);
-                    });
+                    words[c] = load_words(lines + at);
+                    if ((vector + c) % kVectors == 0) prefetch(ahead + at);
                 }
+                for_constants<Codes::kSteps>([&](auto step) {
+                    typename D::Column columns[kColumns];
+#pragma GCC unroll 8
+                    for (int c = 0; c < kColumns; ++c) columns[c] = codes.template column<step.value>(words[c]);
+                    block.add_step(x + line * Codes::kInputs + step.value * D::kPack, stride, columns);
+                });
             }
         }
     };
 
     // Look up the codes of a part, as linear.h's panels have them: [kTilePanels, inputs of the part, kPanel].
-    void decode(const Part& part, const uint8_t* lines, const Ahead& ahead, char* decoded) const {
+    void decode(const Part& part, const uint8_t* lines, char* decoded) const {
         const Codes codes = codes_;
         const long inputs = part.end - part.first;
         for (int vector = 0; vector < kTileOutputs / kLanes; ++vector)
             for (long line = 0; line < inputs / Codes::kInputs; ++line) {
-                const long at = place(vector) + line * kLineBytes;
-                const Words words = load_words(lines + at);
-                if (vector % kVectors == 0) prefetch(ahead.lines + at);
+                const Words words = load_words(lines + place(vector) + line * kLineBytes);
                 for_constants<Codes::kSteps>([&](auto step) {
                     const auto column = codes.template column<step.value>(words);
                     std::memcpy(decoded + decoded_place(part, vector, line * Codes::kSteps + step.value), &column, sizeof column);
@@ -175,20 +174,31 @@ private:
         return ((panel * inputs + step * D::kPack) * kPanel + column * D::kPack) * kElementBytes;
     }
 
+    // The same codes, as they are looked up in memory. The first blocks of rows read ahead, each an equal share of panels.
     struct InMemory {
         const char* decoded;
+        const uint8_t* ahead;
+        const long panel, block, blocks;
 
         template <int Rows>
         inline __attribute__((always_inline)) void add_products(
-            Block<D, Rows, kColumns>& block, const Factor* x, long stride, int vector, const Part& part, long from,
+            Block<D, Rows, kColumns>& sums, const Factor* x, long stride, int vector, const Part& part, long from,
             long count) const {
-            const typename D::Element* columns[kColumns];
+            constexpr long kInputs = kPanel;  // at a time
+            const long sharing = blocks < kTilePanels ? blocks : kTilePanels;
+            const long first = vector == 0 && block < sharing ? kTilePanels * block / sharing : 0;
+            const long end = vector == 0 && block < sharing ? kTilePanels * (block + 1) / sharing : 0;
+            for (long input = from; input < from + count; input += kInputs) {
+                for (long i = first; i < end; ++i)
+                    for (long line = input / Codes::kInputs; line < (input + kInputs) / Codes::kInputs; ++line)
+                        prefetch(ahead + i * panel + line * kLineBytes);
+                const typename D::Element* columns[kColumns];
 #pragma GCC unroll 8
-            for (int c = 0; c < kColumns; ++c)
-                columns[c] = reinterpret_cast<const typename D::Element*>(
-                    decoded + decoded_place(part, vector + c, from / D::kPack));
-            block.template add_products<false>(x + from, stride, columns, columns, kPanel * D::kPack,
-                                               static_cast<int>(count / D::kPack));
+                for (int c = 0; c < kColumns; ++c)
+                    columns[c] = reinterpret_cast<const typename D::Element*>(
+                        decoded + decoded_place(part, vector + c, input / D::kPack));
+                sums.template add_products<false>(x + input, stride, columns, columns, kPanel * D::kPack, kInputs / D::kPack);
+            }
         }
     };
 

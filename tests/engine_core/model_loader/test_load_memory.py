@@ -15,8 +15,11 @@ from engine_core.model_loader import safetensors_reader as stored
 from engine_core.ops.torch import TorchLinear
 from tests.engine_core.models.driver import build_model, open_at
 from tests.engine_core.models.tiny_models import make_model, save_model
+from tests.engine_core.quantization.quantizing import awq, save_quantized
 
 HIDDEN, INNER, LAYERS = 512, 1536, 10
+SHARES = {None: 1.02, "int8": 0.52, "awq": 1.05}
+"""Of the file's size, at most."""
 LAYER_BYTES = (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER) * 2
 
 
@@ -30,7 +33,7 @@ def resident(kind: str) -> int:
 
 def measure(directory: Path, quantization: str | None) -> None:
     stored._MAPPED_AT_ONCE = 2**22
-    checkpoint = open_at(directory, quantization=quantization)
+    checkpoint = open_at(directory, quantization=None if quantization == "awq" else quantization)
     TorchLinear(torch.randn(64, 64).bfloat16())  # so that libraries have made what they make once
     before = {kind: resident(kind) for kind in ("RssAnon", "RssFile")}
     peak = {"RssAnon": 0, "RssFile": 0}
@@ -44,22 +47,25 @@ def measure(directory: Path, quantization: str | None) -> None:
     file_size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     assert 0.5 * model.weight_bytes < peak["RssAnon"] < model.weight_bytes + 2 * LAYER_BYTES, (peak, model.weight_bytes)
     assert peak["RssFile"] < 2**22 + 2 * LAYER_BYTES, peak
-    assert model.weight_bytes < (1.02 if quantization is None else 0.52) * file_size, (model.weight_bytes, file_size)
+    assert model.weight_bytes < SHARES[quantization] * file_size, (model.weight_bytes, file_size)
     expected = model.expected_weight_bytes
     assert 0.98 * expected < model.weight_bytes < 1.02 * expected, (model.weight_bytes, expected)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", pytest.param("awq", marks=pytest.mark.models)])
 def test_loading_takes_the_weights_and_one_layer(quantization: str | None, tmp_path: Path) -> None:
     config = LlamaConfig(
         hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=8,
         vocab_size=2048, tie_word_embeddings=True,
     )  # fmt: skip
-    save_model(make_model(config).to(torch.bfloat16), tmp_path)
+    if quantization == "awq":
+        directory = save_quantized(config, awq(128), tmp_path, torch.bfloat16)
+    else:
+        directory = save_model(make_model(config).to(torch.bfloat16), tmp_path)
     root = str(Path(__file__).parents[3])
     subprocess.run(
-        [sys.executable, __file__, str(tmp_path), *filter(None, [quantization])],
+        [sys.executable, __file__, str(directory), *filter(None, [quantization])],
         check=True,
         env=os.environ | {"PYTHONPATH": root},
     )

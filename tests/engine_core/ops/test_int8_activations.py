@@ -13,12 +13,17 @@ from engine_core.ops.base import LinearOp
 from engine_core.ops.int8_activations import Int8Activations, Int8ActivationsLinear, has_integer_codes
 from engine_core.ops.native import NativeBackend
 from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED8, Offset, QuantFormat, QuantizedWeight
+from engine_core.quantization.int4 import CODEBOOK
 
 from .experts import numbers
-from .test_native_quantized import DTYPES, FORMATS, SHAPES, weight_of
+from .test_native_quantized import DTYPES, FORMATS, weight_of
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
+SHAPES = [(96, 64), (11, 48), (130, 560)]
+"""Outputs and inputs: whole tiles and parts of them, a last group that is short."""
 INTEGER_FORMATS = {name: kept for name, kept in FORMATS.items() if has_integer_codes(kept)} | {
+    "int4": QuantFormat(CODEBOOK, 32, torch.bfloat16, outer_size=256, offset=Offset.MINIMUM),
+    "halves with minima": QuantFormat(FP4, 32, torch.float16, offset=Offset.MINIMUM),
     "Q8_0": QuantFormat(SIGNED8, 32, torch.float16),
     "Q5_K": QuantFormat(UNSIGNED8, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
     "groups of 192": QuantFormat(SIGNED4, 192, torch.bfloat16),
@@ -55,7 +60,7 @@ def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def expected(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """What the layer computes, step for step: integers are exact in float64."""
     kept, inputs = weight.format, x.shape[1]
-    unit = 1.0 if kept.is_linear else 0.5
+    unit = 1.0 if all(number.is_integer() for number in kept.codebook) else 0.5
     integers = (torch.tensor(kept.codebook) / unit)[weight.codes.int()]
     if weight.zeros is not None:
         integers -= weight._of_inputs(weight.zeros.float())
@@ -67,10 +72,10 @@ def expected(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None
         greatest = block.abs().amax(1, keepdim=True)
         is_zero = greatest < 1e-30
         factors = (torch.full_like(greatest, 127) / greatest).masked_fill(is_zero, 0)
-        x_scales = (greatest / torch.full_like(greatest, 127)).masked_fill(is_zero, 0) * unit
+        x_scales = (greatest / torch.full_like(greatest, 127)).masked_fill(is_zero, 0)
         rounded = (block * factors).round().double()
         sums = (rounded @ integers[:, first : first + size].T.double()).float()
-        y = fused(sums * x_scales, scales[:, group], y)
+        y = fused(sums * (unit * x_scales), scales[:, group], y)
         if weight.minima is not None:
             minima = weight._of_groups(weight.minima, weight.outer_minima)
             y = fused(rounded.sum(1, keepdim=True).float() * x_scales, minima[:, group], y)

@@ -16,7 +16,7 @@ from engine_core.ops.native import NativeBackend
 
 from .experts import chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts
-from .test_native_quantized_experts import SHAPES, by_shape, exact, make
+from .test_native_quantized_experts import SHAPES, by_shape, check_input_orders, exact, make
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -26,8 +26,14 @@ def ops(int8_kernels: Kernels) -> NativeBackend:
     return NativeBackend(load_kernels(), Int8Activations(int8_kernels))
 
 
-@by_shape
-@pytest.mark.parametrize("kind", ["MXFP4", "AWQ", "Q4_K_M"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        pytest.param(kind, shape, id=f"{kind}-{name}", marks=() if i == j < 2 else pytest.mark.wide)
+        for i, kind in enumerate(("Q4_K_M", "MXFP4", "AWQ"))
+        for j, (name, shape) in enumerate(SHAPES.items())
+    ],
+)
 def test_rows_have_the_same_bits_in_every_batch(ops: NativeBackend, kind: str, shape: ExpertsShape) -> None:
     experts = make(ops, kind, shape, torch.bfloat16)
     assert isinstance(experts, Int8ActivationsExperts)
@@ -43,6 +49,10 @@ def test_rows_have_the_same_bits_in_every_batch(ops: NativeBackend, kind: str, s
     for rows in (slice(0, 1), slice(119, 120), slice(60, 73)):
         order = torch.arange(120)[rows].flip(0)
         assert torch.equal(experts(x[order], ids[order], weights[order], residual[order]), y[order])
+
+
+def test_inputs_in_another_order(ops: NativeBackend) -> None:
+    check_input_orders(ops, torch.bfloat16, 0.04)
 
 
 @by_kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from engine_core.model_loader.digest import WeightsDigest
+from engine_core.model_loader.loader import WeightsOnDisk
+from tests.engine_core.distributed.matrix import Ranks, ask, differences, engine_of
 from tests.engine_core.distributed.ranks import on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.models import test_bitwise_stability as stability
@@ -78,9 +82,42 @@ def test_ranks_compute_the_bits_of_one_process(model: str, name: str, tmp_path: 
 
 
 @pytest.mark.models
-@pytest.mark.parametrize(("model", "name"), CELLS)
+@pytest.mark.parametrize(("model", "name"), [cell for cell in CELLS if cell[0] != "padded-heads"])
 def test_memory_is_told_before_loading(model: str, name: str, tmp_path: Path) -> None:
     """But for padding, which is a lot of so small a model, and what is expanded, such as latents."""
     quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
     built = build_model(open_at(quantized, dtype="bfloat16"))
     assert built.expected_weight_bytes == pytest.approx(built.weight_bytes, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "gptq-ordered" else pytest.mark.models) for name in FORMATS]
+)
+def test_the_digest_is_of_every_byte_and_once(name: str, tmp_path: Path) -> None:
+    """Whether a process loads all tensors, a few rows at a time, or reads them for their digest alone."""
+    checkpoint = open_at(save_quantized(MODELS["llama"], FORMATS[name], tmp_path, torch.bfloat16))
+    digest = WeightsDigest()
+    build_model(checkpoint, digest=digest)
+    assert checkpoint.digest(digest) == WeightsOnDisk(checkpoint).digest(threading.Event())
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("qwen3", "awq"), ("qwen3-moe", "gptq-ordered"), ("deepseek-v3", "deepseek-fp8"), ("llama", "nf4")],
+)
+def test_engines_of_two_ranks_answer_as_one_process(model: str, name: str, tmp_path: Path) -> None:
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
+    with engine_of(quantized, "bfloat16", None) as engine:
+        known = ask(engine)
+    with engine_of(quantized, "bfloat16", Ranks(2, 1)) as engine:
+        assert differences(known, ask(engine, known)) == []
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_may_be_made_up(name: str, tmp_path: Path) -> None:
+    quantized = save_quantized(MODELS["qwen3-moe"], FORMATS[name], tmp_path, torch.bfloat16)
+    (quantized / "model.safetensors").unlink()
+    logits = logits_of(build_model(open_at(quantized, "dummy", dtype="bfloat16")), torch.arange(20))
+    assert logits.isfinite().all()
