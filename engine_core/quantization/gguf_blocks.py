@@ -142,7 +142,7 @@ def _q5_k(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
 def _q6_k(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
     codes = _parts(blocks[..., :128], (2, 64), 4).flatten(2)
     codes.add_(_parts(blocks[..., 128:192], (2, 32), 2).flatten(2), alpha=16).add_(128 - 32)
-    scales = blocks[..., 192:208].flatten(1).view(torch.int8)
+    scales = blocks[..., 192:208].contiguous().flatten(1).view(torch.int8)
     return QuantizedWeight(kept, _codes(codes), scales, _float16(blocks, 208))
 
 

@@ -137,13 +137,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "big-endian": ({"version": 3 << 24}, "is big-endian"),
     "fields": ({"counts": (0, 2**40)}, "1099511627776 fields of metadata: at most"),
     "tensors": ({"counts": (2**63, 0)}, "9223372036854775808 tensors: at most"),
-    "fields that are not there": (
-        {"counts": (0, 2), "fields": (field("a", 7, b"\1"),), "data": b""},
-        "file ends within",
-    ),
     "end": (
-        {"fields": (field("a", U32, b""), bytes(24)), "counts": (1, 1), "data": b""},
-        "tensor 0 has an empty name",
+        {"counts": (0, 2), "fields": (field("a", U32, b""),), "data": b""},
+        "field 1 of the metadata has an empty name",
     ),
     "no name": ({"fields": (field("", 7, b"\1"),)}, "field 0 of the metadata has an empty name"),
     "long name": ({"fields": (string(b"x" * 2000),)}, "field 0 of the metadata has a string of 2000 bytes"),
@@ -190,6 +186,15 @@ def test_bad_files(case: str, tmp_path: Path) -> None:
     assert str(path) in str(raised.value)
 
 
+def test_files_that_end_early(tmp_path: Path) -> None:
+    content = small_model(tmp_path / "model.gguf").read_bytes()
+    path = tmp_path / "short.gguf"
+    for size in range(4, len(content), 61):
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError, match=r"short\.gguf: .*(ends|more than fit|a string)"):
+            read_gguf(path)
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
     with pytest.raises(CheckpointError, match=r"empty\.gguf is not a GGUF file"):
@@ -206,7 +211,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_damaged_files_cost_one_error(seed: int, tmp_path: Path) -> None:
     """20,000 of them with ``--wide``. Reading reads no further than the file, or the process would end by a signal."""
     content = small_model(tmp_path / "model.gguf").read_bytes()
-    rng, path, count = random.Random(seed), tmp_path / "damaged.gguf", 20_000 if seed else 200
+    rng, path, count = random.Random(seed), tmp_path / "damaged.gguf", 20_000 if seed else 100
     refused: list[str] = []
     before = getrusage(RUSAGE_SELF).ru_maxrss
     header = len(content) - 3 * 32 * 4 - 32 * 32 * 2 - 32 * 18

@@ -1,0 +1,40 @@
+"""Blocks of GGUF's types stand for the numbers that the ``gguf`` package makes of them, to the bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+
+from engine_core.errors import UnsupportedModelError
+from engine_core.quantization.gguf import GgufConfig
+from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from tests.engine_core.model_loader.gguf.written import random_blocks
+
+
+@pytest.mark.parametrize("inputs", [256, 1024])
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_numbers(kind: str, inputs: int) -> None:
+    rows = random_blocks(GGMLQuantizationType[kind], (7, inputs), np.random.default_rng(0))
+    weight = BLOCK_TYPES[kind].weight(torch.from_numpy(rows))
+    expected = torch.from_numpy(gguf.quants.dequantize(rows, GGMLQuantizationType[kind]))
+    found = weight.dequantized()
+    if kind == "MXFP4":
+        found, expected = found + 0.0, expected + 0.0  # −0 is 0 in ggml
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    kept = (weight.codes, weight.scales, weight.outer_scales, weight.minima, weight.outer_minima)
+    assert all(each is None or each.is_contiguous() for each in kept)
+
+
+def test_sizes_are_those_of_ggml() -> None:
+    for kind, block in BLOCK_TYPES.items():
+        assert (block.block_size, block.block_bytes) == gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]], kind
+
+
+def test_other_types_are_refused_by_name() -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"^x\.weight is of type IQ2_XXS, which is not supported: choose .*Q4_K"
+    ):
+        GgufConfig.of({"types": {"y.weight": "Q4_0", "x.weight": "IQ2_XXS"}})
