@@ -46,7 +46,7 @@ def make(
 
 
 def block_size(kept: QuantFormat, inputs: int) -> int:
-    """Inputs with one scale, at most 128: some groups, or equal parts of one; where scales have outer ones, parts of those."""
+    """Inputs with one scale, at most 128: some groups, or equal parts of one or of those of an outer scale."""
     size = kept.group_size
     if size > 128:
         return 128 if size >= inputs else next(part for part in range(128, 0, -16) if size % part == 0)
@@ -66,14 +66,15 @@ def scaled(
     sums: list[torch.Tensor],
     total: torch.Tensor,
 ) -> torch.Tensor:
-    """The total of a block that begins with input ``first``, plus the sums of its parts times these scales or minima."""
+    """The total of a block that begins with input ``first``, plus its parts' sums times these scales or minima."""
     group = first // weight.format.group_size
     if outer is None:
         for place, part in enumerate(sums):
             total = fused(part.float(), own[:, group + place].float(), total)
         return total
     integers = sum(part * own[:, group + place].double() for place, part in enumerate(sums))
-    assert isinstance(integers, torch.Tensor) and weight.format.outer_size is not None
+    assert isinstance(integers, torch.Tensor)
+    assert weight.format.outer_size is not None
     return fused(integers.float(), outer[:, first // weight.format.outer_size].float(), total)
 
 
