@@ -16,6 +16,7 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.quantization.compressed_schemes import FP4_FORMATS, Fp4Scheme, IntScheme, PackedScheme
 from engine_core.quantization.config_fields import WHOLE_ROWS, ConfigFields, is_linear
 from engine_core.quantization.fp8 import fp8_scheme
+from engine_core.quantization.packing import FLOATS
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
 
 PACKED = "pack-quantized"
@@ -23,7 +24,6 @@ PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (PACKED, *PLAIN, *FP4_FORMATS)
 _MIXED = "mixed-precision"
 _PATTERN = "re:"
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 SchemeOf = Callable[[str], Scheme | None]
 """The scheme of the layer of that prefix; None where its weight turns out not to be quantized."""
@@ -70,6 +70,8 @@ class CompressedTensorsConfig(SchemesConfig):
         overall = known.one_of("format", (*FORMATS, _MIXED, "dense", None))
         if isinstance(sparse := fields.get("sparsity_config"), dict) and sparse.get("format", "dense") != "dense":
             raise UnsupportedModelError(f"compressed-tensors: sparse weights ({sparse['format']}) are not supported")
+        if fields.get("transform_config"):
+            raise UnsupportedModelError("compressed-tensors: transformed weights (transform_config) are not supported")
         self._tensors = tensors
         self._scale_dtype = scale_dtype(tensors, ".weight_scale", torch.bfloat16)
         self._ignored = tuple(map(Target, known.strings("ignore")))
@@ -123,7 +125,7 @@ class CompressedTensorsConfig(SchemesConfig):
 
     def scheme(self, name: str) -> Scheme | None:
         weight = self._tensors.get(f"{name}.weight")
-        if weight is not None and weight.dtype in _FLOATS:
+        if weight is not None and weight.dtype in FLOATS:
             return None
         if any(target.matches(name) for target in self._ignored) or not (is_linear(name) or name == "lm_head"):
             return None

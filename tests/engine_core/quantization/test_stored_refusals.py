@@ -61,6 +61,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (compressed(group={"weights": None}), "weights=None is not usable: expected an object"),
         (compressed(ignore=["re:("]), r"'re:\(' in quantization_config is no regular expression"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights .* are not supported"),
+        (compressed(transform_config={"config_groups": {"R1": {}}}), "transformed weights .* are not supported"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "x"}, "AutoRound: .*packing_format='x'"),
         ({"quant_method": "hqq"}, "is quantized with HQQ, .* or with .*AWQ, .*GPTQ"),
         ({"quant_method": "exl2"}, "is quantized with EXL2"),
