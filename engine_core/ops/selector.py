@@ -39,7 +39,7 @@ def choose_ops(
         return TorchBackend(), f"layers by torch: {error}"
     chosen = f"layers by native kernels for {kernels.instruction_set}"
     if rounding is not None:
-        chosen += f", those of integer codes for {rounding.kernels.instruction_set}"
+        chosen += f", those with inputs in 8 bits for {rounding.kernels.instruction_set}"
     return NativeBackend(kernels, rounding), chosen
 
 

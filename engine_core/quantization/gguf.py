@@ -49,7 +49,7 @@ class GgufConfig(QuantizationConfig):
 
     def describe(self) -> str:
         counts = Counter(kept for kept in self.types.values() if kept in BLOCK_TYPES)
-        return f"weights in GGUF's {', '.join(name for name, _ in counts.most_common())}" if counts else "from GGUF"
+        return f"GGUF's {', '.join(name for name, _ in counts.most_common())}" if counts else "GGUF, not quantized"
 
 
 @dataclass(frozen=True, slots=True)
