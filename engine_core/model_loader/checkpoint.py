@@ -84,9 +84,9 @@ class Checkpoint:
 
     @property
     def kept_as(self) -> str:
-        """How weights are kept, for a person: bfloat16, AWQ, 4 bits in groups of 128."""
-        stored = None if self.stored_quantization is None else self.stored_quantization.describe()
-        return ", ".join(filter(None, (self.spec.dtype, self.rounded_to or stored)))
+        """How weights are kept, for a person: bfloat16, weights in AWQ, 4 bits in groups of 128."""
+        kept = self.rounded_to if self.stored_quantization is None else self.stored_quantization.describe()
+        return self.spec.dtype if kept is None else f"{self.spec.dtype}, weights in {kept}"
 
     @property
     def is_gguf(self) -> bool:
@@ -129,6 +129,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    if stored is not None and choice.impl != RINGLINE:
+        raise UnsupportedModelError(
+            f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
+            "which only checkpoints that are not quantized are read: choose one (--quantization makes its weights smaller)"
+        )
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
@@ -242,12 +247,13 @@ def _stored_quantization(
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
-    if method is not None and method in STORED:
+    if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
         has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
         return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
+    methods = sorted(map(method_name, STORED))
     raise UnsupportedModelError(
-        f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
-        f"(--quantization makes its weights smaller) or with {', '.join(sorted(map(method_name, STORED)))}"
+        f"{path} is quantized with {name}, which is not supported: choose one with "
+        f"{', '.join(methods[:-1])} or {methods[-1]}, or one that is not quantized, whose weights --quantization rounds"
     )
 
 
