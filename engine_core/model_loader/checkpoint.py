@@ -132,7 +132,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
     if stored is not None and choice.impl != RINGLINE:
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
-            "which only checkpoints that are not quantized are read: choose one (--quantization makes its weights smaller)"
+            "which only checkpoints that are not quantized are read: choose one, whose weights --quantization rounds"
         )
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
