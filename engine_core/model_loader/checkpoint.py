@@ -242,7 +242,7 @@ def _stored_quantization(
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
-    if method is not None and method in STORED:
+    if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
         has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
         return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
     methods = sorted(map(method_name, STORED))
