@@ -84,6 +84,8 @@ class FusedMoE(Part):
         return self.gate.weight_bytes(itemsize) + self._expert_bytes(itemsize)
 
     def _expert_bytes(self, itemsize: int) -> int:
+        if self._backend.expands_experts:
+            return self._shape.num_weights_of(self._shard) * itemsize
         return self._quant_method.expert_bytes(self._shape, self._tensors, itemsize, self._shard)
 
     def step_weights(self, itemsize: int) -> tuple[StepWeights, ...]:

@@ -46,10 +46,15 @@ def make_model(
     return checkpoint.choice.model(checkpoint.config, factory, checkpoint.spec.max_model_len)
 
 
-def model_outline(checkpoint: Checkpoint, rank: Rank | None = None) -> LanguageModel:
-    """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known."""
+def model_outline(checkpoint: Checkpoint, rank: Rank | None = None, *, expands_experts: bool = False) -> LanguageModel:
+    """The model, or a ``rank``'s part, without weights and without a device: its tensors and their bytes are known.
+
+    ``expands_experts`` is that of the backend that will compute them.
+    """
+    ops = TorchBackend()
+    ops.expands_experts = expands_experts
     quantization = outline_quantization(checkpoint.quantization, checkpoint.stored_quantization, checkpoint.group_size)
-    return make_model(checkpoint, TorchAttention(), TorchBackend(), torch.device("meta"), quantization, rank)
+    return make_model(checkpoint, TorchAttention(), ops, torch.device("meta"), quantization, rank)
 
 
 def load_weights(

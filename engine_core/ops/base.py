@@ -329,6 +329,8 @@ class OpsBackend(ABC):
     """Whether a row's bits are meant to be independent of the other rows and of the number of threads."""
     rank_invariant = False
     """Whether they are independent of the number of ranks that share a layer, too."""
+    expands_experts = False
+    """Whether experts are kept in the model's type where linear layers stay quantized."""
 
     def padded(self, width: int) -> int:
         """``width`` rounded up to what the kernels need; the columns beyond ``width`` mean nothing."""

@@ -141,6 +141,8 @@ class GpuRotary:
 class GpuBackend(OpsBackend):
     """Everything on one GPU. ``residual`` of a linear layer is overwritten."""
 
+    expands_experts = True
+
     def __init__(self, processors: int, deterministic: bool, device: torch.device | None = None) -> None:
         """``processors``: multiprocessors of the ``device``. ``deterministic``: linear layers are batch-invariant."""
         self._processors = processors

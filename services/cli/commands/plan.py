@@ -217,7 +217,7 @@ def plan(
     config = build(EngineConfig(), {"model": model, **engine_options})
     if gpu is not None:
         _refuse_on_gpu(config)
-    checkpoint, outline, parts = _outlines(config)
+    checkpoint, outline, parts = _outlines(config, on_gpu=gpu is not None)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
         raise FatalError(
@@ -305,7 +305,7 @@ def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tf
     return Hardware(*(default if value is None else value * scale for value, scale, default in values))
 
 
-def _outlines(config: EngineConfig) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
+def _outlines(config: EngineConfig, *, on_gpu: bool) -> tuple[Checkpoint, LanguageModel, dict[str, LanguageModel]]:
     """The checkpoint, its model without weights, and of that each rank's part, by the rank's name."""
     with engine_extra(), collection_paused():  # they load torch
         from engine_core.distributed.ranks import ranks_on_one_host
@@ -313,10 +313,11 @@ def _outlines(config: EngineConfig) -> tuple[Checkpoint, LanguageModel, dict[str
         from engine_core.model_loader.loader import model_outline
     try:
         checkpoint = open_checkpoint(config.model, LoadConfig(load_format="dummy"))
-        model = model_outline(checkpoint)
+        model = model_outline(checkpoint, expands_experts=on_gpu)
         model.tensors()  # refuses what an engine refuses before it loads them
         divided = open_checkpoint(config.model, LoadConfig(load_format="dummy"), config.parallel)
-        parts = {str(rank): model_outline(divided, rank) for rank in ranks_on_one_host(config.parallel)}
+        ranks = ranks_on_one_host(config.parallel)
+        parts = {str(rank): model_outline(divided, rank, expands_experts=on_gpu) for rank in ranks}
     except ConfigError as error:
         raise FatalError(unusable_option(error.option, error.value, error.accepted), ExitCode.USAGE) from None
     except CheckpointError as error:

@@ -337,6 +337,22 @@ def test_experts_windows_and_the_groups_of_the_cache_are_told(tmp_path: Path) ->
     assert "KV cache of a token: 768 bytes (1 layer, window 32: 128 bytes; 5 groups of 1 layer: 128 bytes each)" in text
 
 
+def test_a_gpu_has_experts_in_the_models_type(tmp_path: Path) -> None:
+    """Those of gpt-oss, which a CPU keeps in 4 bits; a step reads them, too."""
+    config = GptOssConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=1, max_position_embeddings=512,
+        dtype="bfloat16", architectures=["GptOssForCausalLM"], quantization_config={"quant_method": "mxfp4"},
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    load = (str(tmp_path), "--input-len", "64", "--output-len", "32", "--json")
+    on_cpu, on_gpu = (json.loads(ringline_plan(*load, *device)) for device in (HARDWARE, (*HARDWARE, "--gpu", "l4")))
+    assert on_gpu["memory"]["weights"] == 2 * on_gpu["model"]["weights"]
+    assert on_gpu["memory"]["weights"] > 2 * on_cpu["memory"]["weights"]
+    assert on_gpu["expected"]["gap"] > on_cpu["expected"]["gap"]
+
+
 ODD = {
     "vocab_size": 200, "hidden_size": 80, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "max_position_embeddings": 512, "dtype": "bfloat16", "eos_token_id": 1, "pad_token_id": 1,
