@@ -18,7 +18,14 @@ inline Sums splat_integer(int32_t x) { return _mm256_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 inline void store_sums(int32_t* at, Sums sums) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), sums); }
 inline Sums add_integers(Sums a, Sums b) { return _mm256_add_epi32(a, b); }
+inline Sums subtract_integers(Sums a, Sums b) { return _mm256_sub_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm256_mullo_epi32(a, b); }
+inline Sums widen_to_integers(const int8_t* at) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+}
+inline Sums widen_to_integers(const uint8_t* at) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+}
 inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 
 // The bits of |v|: ordered like the numbers, infinity above them and NaN above all.

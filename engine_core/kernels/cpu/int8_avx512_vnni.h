@@ -10,7 +10,7 @@ constexpr int kInt8Rows = 12;
 // What is added to activations, so that they are unsigned.
 constexpr int kOffset = 128;
 // The same of codes, which have a vector of columns.
-constexpr int kCodeRows = 10;
+constexpr int kCodeRows = 8;
 // What bytes of codes have been lowered by, so that the instruction can multiply them.
 constexpr int kByteOffset = 0;
 
@@ -21,7 +21,14 @@ inline Sums splat_integer(int32_t x) { return _mm512_set1_epi32(x); }
 inline Sums load_sums(const int32_t* at) { return _mm512_loadu_si512(at); }
 inline void store_sums(int32_t* at, Sums sums) { _mm512_storeu_si512(at, sums); }
 inline Sums add_integers(Sums a, Sums b) { return _mm512_add_epi32(a, b); }
+inline Sums subtract_integers(Sums a, Sums b) { return _mm512_sub_epi32(a, b); }
 inline Sums multiply_integers(Sums a, Sums b) { return _mm512_mullo_epi32(a, b); }
+inline Sums widen_to_integers(const int8_t* at) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Sums widen_to_integers(const uint8_t* at) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
 inline Vec to_floats(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
 // The bits of |v|: ordered like the numbers, infinity above them and NaN above all.

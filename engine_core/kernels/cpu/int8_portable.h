@@ -21,7 +21,12 @@ inline Sums load_sums(const int32_t* at) {
 }
 inline void store_sums(int32_t* at, Sums sums) { std::memcpy(at, &sums, sizeof sums); }
 inline Sums add_integers(Sums a, Sums b) { return a + b; }
+inline Sums subtract_integers(Sums a, Sums b) { return a - b; }
 inline Sums multiply_integers(Sums a, Sums b) { return a * b; }
+template <class Byte>
+inline Sums widen_to_integers(const Byte* at) {
+    return Sums{at[0], at[1], at[2], at[3]};
+}
 inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
 
 // The bits of |v|: ordered like the numbers, infinity above them and NaN above all.

@@ -1,8 +1,12 @@
 // y = x · Wᵀ + b with a weight of integer codes and rows that are rounded to bytes, block of inputs by block.
 //
-// The sums of a block are exact integers below 2²⁴. They are scaled into one chain per output, blocks ascending: so a row's
-// result has the same bits whatever the other rows, the threads and the instruction set.
+// Sums of a part of a block, whose codes have one scale, are exact integers. A block's are added up, parts ascending: times
+// the scales, then those of the inputs times the minima. Where scales are bytes times outer ones, that is exact, too. What
+// this gives is scaled into one chain per output, blocks ascending. So a row's result has the same bits whatever the other
+// rows, the threads and the instruction set.
 #pragma once
+
+#include <type_traits>
 
 #include "linear.h"
 #include "quantized_int8_rows.h"
@@ -43,123 +47,188 @@ struct ByteCodes {
     static Sums accumulate(Sums sums, int32_t activations, Quads codes) { return add_byte_products(sums, activations, codes); }
 };
 
-// Numbers of a panel's groups, one group after the other: in a type of their own, or bytes times outer ones.
+// Numbers of a panel, one group after the other.
 class PanelNumbers {
 public:
-    PanelNumbers(const RinglineQuantizedWeight& weight, const void* own, const void* outer, long panel)
-        : type_(weight.scale_type), each_(outer ? weight.outer_size / weight.group_size : 0), left_(each_) {
-        const long bytes = type_ == kRinglineFloat32 ? sizeof(float) : sizeof(uint16_t);
-        step_ = (outer ? 1 : bytes) * kPanel;
-        outer_step_ = bytes * kPanel;
-        own_ = static_cast<const char*>(own) + panel * groups_of(weight) * step_;
-        outer_ = static_cast<const char*>(outer) + panel * outer_groups_of(weight) * outer_step_;
-    }
+    PanelNumbers(int32_t type, const void* numbers, long panel, long groups)
+        : type_(type),
+          step_(kPanel * (type == kRinglineFloat32 ? sizeof(float) : sizeof(uint16_t))),
+          at_(static_cast<const char*>(numbers) + panel * groups * step_) {}
 
     // Those of the outputs from `lane` on.
     Vec operator[](int lane) const {
-        if (!each_) return of_type(own_, lane);
-        return multiply(of_type(outer_, lane), widen_bytes(reinterpret_cast<const int8_t*>(own_) + lane));
-    }
-
-    void advance() {
-        own_ += step_;
-        if (!each_ || --left_ > 0) return;
-        outer_ += outer_step_;
-        left_ = each_;
-    }
-
-private:
-    Vec of_type(const char* numbers, int lane) const {
         switch (type_) {
-            case kRinglineFloat32: return load(reinterpret_cast<const float*>(numbers) + lane);
-            case kRinglineFloat16: return load_float16(reinterpret_cast<const uint16_t*>(numbers) + lane);
-            default: return load_bfloat16(reinterpret_cast<const uint16_t*>(numbers) + lane);
+            case kRinglineFloat32: return load(reinterpret_cast<const float*>(at_) + lane);
+            case kRinglineFloat16: return load_float16(reinterpret_cast<const uint16_t*>(at_) + lane);
+            default: return load_bfloat16(reinterpret_cast<const uint16_t*>(at_) + lane);
         }
     }
 
+    void advance() { at_ += step_; }
+
+private:
     const int32_t type_;
-    const long each_;  // groups of an outer one
-    long left_, step_, outer_step_;
-    const char *own_, *outer_;
+    const long step_;
+    const char* at_;
+};
+
+// Scales or minima of a panel's groups, and how sums times them are added up over a block: in floats.
+class NumbersOfGroups {
+public:
+    using Total = Vec;
+
+    NumbersOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void*, const InputBlocks&, long panel)
+        : numbers_(weight.scale_type, own, panel, groups_of(weight)) {}
+
+    static Total begin(Vec before) { return before; }
+    Vec of_group(int lane) const { return numbers_[lane]; }
+    static Total add_sums(Total total, Sums sums, Vec number) { return fused_multiply_add(to_floats(sums), number, total); }
+    void end_group() { numbers_.advance(); }
+    Vec end(Total total, Vec, int) const { return total; }
+    void end_block() {}
+
+private:
+    PanelNumbers numbers_;
+};
+
+// The same of bytes times outer numbers: in integers, which are multiplied by the outer ones at the end.
+class BytesOfGroups {
+public:
+    using Total = Sums;
+
+    BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs, long panel)
+        : bytes_(static_cast<const int8_t*>(own) + panel * groups_of(weight) * kPanel),
+          outer_(weight.scale_type, outer, panel, outer_groups_of(weight)),
+          blocks_(weight.outer_size / inputs.size()),
+          left_(blocks_) {}
+
+    static Total begin(Vec) { return splat_integer(0); }
+    Sums of_group(int lane) const { return widen_to_integers(bytes_ + lane); }
+    static Total add_sums(Total total, Sums sums, Sums byte) { return add_integers(total, multiply_integers(sums, byte)); }
+    void end_group() { bytes_ += kPanel; }
+    Vec end(Total total, Vec before, int lane) const { return fused_multiply_add(to_floats(total), outer_[lane], before); }
+    void end_block() {
+        if (--left_ > 0) return;
+        outer_.advance();
+        left_ = blocks_;
+    }
+
+private:
+    const int8_t* bytes_;
+    PanelNumbers outer_;
+    const long blocks_;  // of an outer number
+    long left_;
 };
 
 // Results of R rows, kTileOutputs apart, with a panel; meanwhile as much is read `ahead`.
-template <int R, class Codes>
+template <int R, class Groups, class Codes>
 void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, long panel, const RowsOfBlock& x,
                     const InputBlocks& inputs, const uint8_t* ahead, float* results) {
+    using Total = typename Groups::Total;
     constexpr int kVectors = kPanel / kLanes;
     constexpr int kChains = R <= kShortChainRows ? Codes::kWords : 1;
     const int8_t* line = reinterpret_cast<const int8_t*>(weight.codes) + panel * code_lines(weight) * kLineBytes;
-    PanelNumbers scales(weight, weight.scales, weight.outer_scales, panel);
-    PanelNumbers minima(weight, weight.minima, weight.outer_minima, panel);
-    const uint8_t* zeros = weight.zeros ? weight.zeros + panel * groups_of(weight) * kPanel : nullptr;
+    Groups scales(weight, weight.scales, weight.outer_scales, inputs, panel);
     const bool has_minima = weight.minima != nullptr;
+    Groups minima(weight, has_minima ? weight.minima : weight.scales, has_minima ? weight.outer_minima : weight.outer_scales,
+                  inputs, panel);
     Vec y[R][kVectors];
+    const uint8_t* zeros = weight.zeros ? weight.zeros + panel * groups_of(weight) * kPanel : nullptr;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) y[r][v] = splat(0.0f);
-    const int32_t* words = x.words;
-    const int32_t* starts = x.starts;
-    const float *row_scales = x.scales, *row_sums = x.sums;
-    long of_group = inputs.per_group();
+    const int32_t *words = x.words, *starts = x.starts, *row_sums = x.sums;
+    const float* row_scales = x.scales;
+    long of_group = inputs.parts_per_group();
     for (long left = inputs.total(); left > 0; left -= inputs.size()) {
-        Sums sums[kChains][R][kVectors];
+        Total totals[R][kVectors];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) {
-                sums[0][r][v] = splat_integer(starts[r]);
-                if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
-            }
-        long lines = (left < inputs.size() ? left : inputs.size()) / (4 * Codes::kWords);
-        do {
-            Quads codes[kVectors][Codes::kWords];
-            prefetch(ahead);
-#pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
-#pragma GCC unroll 2
-            for (int word = 0; word < Codes::kWords; ++word)
+            for (int v = 0; v < kVectors; ++v) totals[r][v] = Groups::begin(splat(0.0f));
+        const Groups first_minima = minima;
+        const int32_t* const block_sums = row_sums;
+        int parts = 0;
+        for (long rest = left < inputs.size() ? left : inputs.size(); rest > 0; rest -= inputs.part_size()) {
+            Sums sums[kChains][R][kVectors];
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-                    for (int v = 0; v < kVectors; ++v)
-                        sums[word % kChains][r][v] =
-                            Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
-            words += Codes::kWords * R;
-            line += kLineBytes;
-            ahead += kLineBytes;
-        } while (--lines > 0);
+                for (int v = 0; v < kVectors; ++v) {
+                    sums[0][r][v] = splat_integer(starts[r]);
+                    if (kChains > 1) sums[kChains - 1][r][v] = splat_integer(0);
+                }
+            long steps = (rest < inputs.part_size() ? rest : inputs.part_size()) / kRoundedTogether;
+            do {
+#pragma GCC unroll 4
+                for (int i = 0; i < kRoundedTogether; i += 4 * Codes::kWords) {
+                    Quads codes[kVectors][Codes::kWords];
+                    prefetch(ahead);
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; ++v) kind.unpack(load_quads(line + v * kLanes * 4), codes[v]);
+#pragma GCC unroll 2
+                    for (int word = 0; word < Codes::kWords; ++word)
+#pragma GCC unroll 16
+                        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                            for (int v = 0; v < kVectors; ++v)
+                                sums[word % kChains][r][v] =
+                                    Codes::accumulate(sums[word % kChains][r][v], words[word * R + r], codes[v][word]);
+                    words += Codes::kWords * R;
+                    line += kLineBytes;
+                    ahead += kLineBytes;
+                }
+            } while (--steps > 0);
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                if (kChains > 1)
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) sums[0][r][v] = add_integers(sums[0][r][v], sums[kChains - 1][r][v]);
+                if (zeros) {
+                    const Sums zero = widen_to_integers(zeros + v * kLanes);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r)
+                        sums[0][r][v] = subtract_integers(sums[0][r][v], multiply_integers(zero, splat_integer(row_sums[r])));
+                }
+                const auto scale = scales.of_group(v * kLanes);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) totals[r][v] = Groups::add_sums(totals[r][v], sums[0][r][v], scale);
+            }
+            starts += R;
+            row_sums += R;
+            ++parts;
+            if (--of_group > 0) continue;
+            of_group = inputs.parts_per_group();
+            scales.end_group();
+            minima.end_group();
+            if (zeros) zeros += kPanel;
+        }
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-            Vec products[R];
+            Vec block[R];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                products[r] = to_floats(kChains > 1 ? add_integers(sums[0][r][v], sums[kChains - 1][r][v]) : sums[0][r][v]);
-            if (zeros) {
-                // Exact, like all integers below 2²⁴.
-                const Vec negated = subtract(splat(0.0f), widen_bytes(zeros + v * kLanes));
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) products[r] = multiply_add(negated, splat(row_sums[r]), products[r]);
-            }
-            const Vec scale = scales[v * kLanes];
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                y[r][v] = fused_multiply_add(multiply(products[r], splat(row_scales[r])), scale, y[r][v]);
+            for (int r = 0; r < R; ++r) block[r] = scales.end(totals[r][v], splat(0.0f), v * kLanes);
             if (has_minima) {
-                const Vec minimum = minima[v * kLanes];
+                Groups each = first_minima;
+                Total of_minima[R];
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(splat(row_sums[r]), minimum, y[r][v]);
+                for (int r = 0; r < R; ++r) of_minima[r] = Groups::begin(block[r]);
+                for (int part = 0; part < parts; ++part, each.end_group()) {
+                    const auto minimum = each.of_group(v * kLanes);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r)
+                        of_minima[r] = Groups::add_sums(of_minima[r], splat_integer(block_sums[part * R + r]), minimum);
+                }
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) block[r] = each.end(of_minima[r], block[r], v * kLanes);
             }
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(block[r], splat(row_scales[r]), y[r][v]);
         }
-        starts += R;
         row_scales += R;
-        row_sums += R;
-        if (--of_group > 0) continue;
-        of_group = inputs.per_group();
-        scales.advance();
-        if (has_minima) minima.advance();
-        if (zeros) zeros += kPanel;
+        scales.end_block();
+        minima.end_block();
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -220,9 +289,9 @@ public:
     // With room for `rows` in all.
     CodeProducts(const RinglineQuantizedWeight& weight, long rows)
         : weight_(weight),
-          inputs_(weight.in_features, weight.group_size),
+          inputs_(weight.in_features, weight.group_size, weight.outer_size),
           codes_(weight),
-          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit(), weight.minima != nullptr) {}
+          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit()) {}
 
     bool failed() const { return rows_.failed(); }
     Tile tile(long number) const { return number * kTilePanels; }
@@ -238,13 +307,16 @@ public:
     void compute(const AnyUnit& unit, Tile following, float* results) const {
         const CodeBlocks blocks(unit.rows);
         codes_.with_kind([&](const auto& kind) {
+            using Kind = std::decay_t<decltype(kind)>;
             for (long block = 0; block < blocks.count; ++block) {
                 const long read = block == 0 ? following : unit.tile;
                 const RowsOfBlock x = rows_.block(unit.first + blocks.start(block));
                 float* const to = results + blocks.start(block) * kTileOutputs;
                 with_constant<kCodeRows>(blocks.size(block), [&](auto rows) {
+                    const auto multiply = weight_.outer_size ? multiply_panel<rows.value, BytesOfGroups, Kind>
+                                                             : multiply_panel<rows.value, NumbersOfGroups, Kind>;
                     for (long p = 0; p < kTilePanels; ++p)
-                        multiply_panel<rows.value>(kind, weight_, unit.tile + p, x, inputs_, codes_of(read + p), to + p * kPanel);
+                        multiply(kind, weight_, unit.tile + p, x, inputs_, codes_of(read + p), to + p * kPanel);
                 });
             }
         });

@@ -6,39 +6,47 @@
 
 namespace {
 
-constexpr long kMostBlockInputs = 128;  // of sums that float32 holds exactly: 128 · 127 · 255 < 2²⁴
+constexpr long kMostBlockInputs = 128;  // of scaled sums that 32 bits hold: 128 · 127 · 255 · 128 < 2³¹
 constexpr int kRoundedTogether = 16;    // inputs; K is a multiple of them
 
-// How the inputs of a weight are cut into blocks: its groups, or equal parts of them, the last of which may be shorter.
+// How the inputs of a weight are cut into blocks, whose numbers are rounded with one scale: some of its groups, or equal
+// parts of one; and into parts of those, whose codes have one scale. The last ones may be shorter.
 class InputBlocks {
 public:
-    InputBlocks(long inputs, long group_size)
-        : inputs_(inputs), size_(size_of(inputs, group_size)), per_group_(group_size < inputs ? group_size / size_ : inputs) {}
+    InputBlocks(long inputs, long group_size, long outer_size)
+        : inputs_(inputs),
+          size_(size_of(inputs, group_size, outer_size)),
+          part_size_(group_size < size_ ? group_size : size_),
+          per_group_(group_size < inputs ? group_size / part_size_ : inputs) {}
 
-    long count() const { return (inputs_ + size_ - 1) / size_; }
-    long start(long block) const { return block * size_; }
-    long size(long block) const { return inputs_ - start(block) < size_ ? inputs_ - start(block) : size_; }
-    long size() const { return size_; }
-    long per_group() const { return per_group_; }  // blocks
     long total() const { return inputs_; }
+    long size() const { return size_; }
+    long count() const { return (inputs_ + size_ - 1) / size_; }
+    long part_size() const { return part_size_; }
+    long parts() const { return (inputs_ + part_size_ - 1) / part_size_; }
+    long parts_per_group() const { return per_group_; }
 
 private:
-    static long size_of(long inputs, long group_size) {
-        if (group_size <= kMostBlockInputs) return group_size;
+    static long size_of(long inputs, long group_size, long outer_size) {
+        if (group_size <= kMostBlockInputs) {
+            long size = kMostBlockInputs / group_size * group_size;
+            while (outer_size % size) size -= group_size;
+            return size;
+        }
         long size = kMostBlockInputs;
         while (group_size < inputs && group_size % size) size -= kRoundedTogether;
         return size;
     }
 
-    const long inputs_, size_, per_group_;
+    const long inputs_, size_, part_size_, per_group_;
 };
 
-// A block of neighbouring rows. All is per block of inputs and row: the row comes last.
+// A block of neighbouring rows. All is per row, which comes last.
 struct RowsOfBlock {
     const int32_t* words;   // [K / 4, rows], each of 4 inputs in the order of the codes
-    const int32_t* starts;  // what sums begin with: those of the bytes, times the number that code 0 stands for
-    const float* scales;
-    const float* sums;  // of the bytes; scaled, where groups have minima
+    const int32_t* starts;  // [parts, rows]: what sums begin with: `sums`, times the number that code 0 stands for
+    const int32_t* sums;    // [parts, rows]: of the bytes
+    const float* scales;    // [blocks of inputs, rows]
 };
 
 // Neighbouring rows are divided into blocks of nearly equal size.
@@ -56,26 +64,26 @@ class CodeRows {
 
 public:
     // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`.
-    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit, bool scaled_sums)
+    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit)
         : inputs_(inputs),
           bits_(bits),
           first_(first),
           unit_(unit),
-          scaled_sums_(scaled_sums),
-          buffer_(padded_bytes<int32_t>(rows * inputs.total() / 4) + 3 * padded_bytes<float>(rows * inputs.count())) {
+          buffer_(padded_bytes<int32_t>(rows * inputs.total() / 4) + 2 * padded_bytes<int32_t>(rows * inputs.parts()) +
+                  padded_bytes<float>(rows * inputs.count())) {
         Parts parts(buffer_.at(0));
         words_ = parts.take<int32_t>(rows * inputs.total() / 4);
-        starts_ = parts.take<int32_t>(rows * inputs.count());
+        starts_ = parts.take<int32_t>(rows * inputs.parts());
+        sums_ = parts.take<int32_t>(rows * inputs.parts());
         scales_ = parts.take<float>(rows * inputs.count());
-        sums_ = parts.take<float>(rows * inputs.count());
     }
 
     bool failed() const { return buffer_.failed(); }
 
     // The block that begins with row `first`.
     RowsOfBlock block(long first) const {
-        const long at = first * inputs_.count();
-        return {words_ + first * inputs_.total() / 4, starts_ + at, scales_ + at, sums_ + at};
+        const long part = first * inputs_.parts();
+        return {words_ + first * inputs_.total() / 4, starts_ + part, sums_ + part, scales_ + first * inputs_.count()};
     }
 
     // Round the block of `rows` from row `first` on; input(row): K numbers.
@@ -83,36 +91,49 @@ public:
     void round(long first, long rows, const Input& input) const {
         for (long r = 0; r < rows; ++r) {
             const typename F::Element* const from = input(first + r);
-            for (long b = 0; b < inputs_.count(); ++b)
-                round<F>(from + inputs_.start(b), inputs_.size(b),
-                         words_ + first * inputs_.total() / 4 + inputs_.start(b) / 4 * rows + r, rows,
-                         first * inputs_.count() + b * rows + r);
+            int32_t* words = words_ + first * inputs_.total() / 4 + r;
+            long part = first * inputs_.parts() + r;
+            for (long b = 0; b < inputs_.count(); ++b) {
+                const long start = b * inputs_.size(), end = least(start + inputs_.size(), inputs_.total());
+                const Rounding rounding = rounding_of<F>(from + start, end - start);
+                scales_[first * inputs_.count() + b * rows + r] = rounding.scale * unit_;
+                for (long i = start; i < end; i += inputs_.part_size(), part += rows) {
+                    const long count = least(inputs_.part_size(), end - i);
+                    const int32_t sum = round_part<F>(from + i, count, rounding.factor, words, rows);
+                    sums_[part] = static_cast<int32_t>(sum / unit_);
+                    starts_[part] = sum * first_;
+                    words += count / 4 * rows;
+                }
+            }
         }
     }
 
 private:
-    // Rounds `count` numbers and puts words of 4 at every `step`-th place of `to`, and what goes with them at `place`.
+    static long least(long a, long b) { return a < b ? a : b; }
+
     template <class F>
-    void round(const typename F::Element* from, long count, int32_t* to, long step, long place) const {
+    static Rounding rounding_of(const typename F::Element* from, long count) {
         Sums most = magnitudes(F::widen(from));
         for (long i = kLanes; i < count; i += kLanes) most = larger(most, magnitudes(F::widen(from + i)));
-        const Rounding rounding = rounding_for(largest(most));
-        const Vec factor = splat(rounding.factor);
+        return rounding_for(largest(most));
+    }
+
+    // Rounds `count` numbers and puts words of 4 at every `step`-th place of `to`; returns their sum.
+    template <class F>
+    int32_t round_part(const typename F::Element* from, long count, float factor, int32_t* to, long step) const {
         Vec sums = splat(0.0f);
         for (long i = 0; i < count; i += kRoundedTogether) {
             alignas(kRoundedTogether) int32_t words[kRoundedTogether / 4];
             for (int lane = 0; lane < kRoundedTogether; lane += kLanes) {
-                const Vec scaled = multiply(F::widen(from + i + lane), factor);
+                const Vec scaled = multiply(F::widen(from + i + lane), splat(factor));
                 sums = add(sums, round_to_integer(scaled));
                 round_to_bytes(words + lane / 4, scaled);
             }
             in_order_of_codes(words);
             for (int w = 0; w < kRoundedTogether / 4; ++w) to[(i / 4 + w) * step] = words[w];
         }
-        const float all = sum_of(sums), sum = all == all ? all : 0.0f;  // the scale is NaN, then
-        scales_[place] = rounding.scale * unit_;
-        sums_[place] = scaled_sums_ ? sum * rounding.scale : sum;
-        starts_[place] = static_cast<int32_t>(sum) * first_;
+        const float sum = sum_of(sums);
+        return sum == sum ? static_cast<int32_t>(sum) : 0;  // the scale is NaN, then
     }
 
     void in_order_of_codes(int32_t* words) const {
@@ -128,10 +149,9 @@ private:
     const int bits_;
     const int32_t first_;
     const float unit_;
-    const bool scaled_sums_;
     const Buffer buffer_;
-    int32_t *words_, *starts_;
-    float *scales_, *sums_;
+    int32_t *words_, *starts_, *sums_;
+    float* scales_;
 };
 
 }  // namespace

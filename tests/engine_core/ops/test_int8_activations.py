@@ -45,16 +45,37 @@ def make(
     return linear
 
 
-def block_size(group_size: int, inputs: int) -> int:
-    """Inputs with one scale: a group, or equal parts of it of at most 128."""
-    if group_size <= 128:
-        return group_size
-    return 128 if group_size >= inputs else next(size for size in range(128, 0, -16) if group_size % size == 0)
+def block_size(kept: QuantFormat, inputs: int) -> int:
+    """Inputs with one scale, at most 128: some groups, or equal parts of one or of those of an outer scale."""
+    size = kept.group_size
+    if size > 128:
+        return 128 if size >= inputs else next(part for part in range(128, 0, -16) if size % part == 0)
+    return next(some for some in range(128, 0, -1) if some % size == 0 and (kept.outer_size or some) % some == 0)
 
 
 def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """a · b + c, all float32, rounded once: float64 has the exact product."""
     return (a.double() * b.double() + c.double()).float()
+
+
+def scaled(
+    weight: QuantizedWeight,
+    own: torch.Tensor,
+    outer: torch.Tensor | None,
+    first: int,
+    sums: list[torch.Tensor],
+    total: torch.Tensor,
+) -> torch.Tensor:
+    """The total of a block that begins with input ``first``, plus its parts' sums times these scales or minima."""
+    group = first // weight.format.group_size
+    if outer is None:
+        for place, part in enumerate(sums):
+            total = fused(part.float(), own[:, group + place].float(), total)
+        return total
+    integers = sum(part * own[:, group + place].double() for place, part in enumerate(sums))
+    assert isinstance(integers, torch.Tensor)
+    assert weight.format.outer_size is not None
+    return fused(integers.float(), outer[:, first // weight.format.outer_size].float(), total)
 
 
 def expected(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -64,21 +85,24 @@ def expected(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None
     integers = (torch.tensor(kept.codebook) / unit)[weight.codes.int()]
     if weight.zeros is not None:
         integers -= weight._of_inputs(weight.zeros.float())
-    scales = weight._of_groups(weight.scales, weight.outer_scales)
     y = torch.zeros(len(x), len(weight.codes))
-    size = block_size(kept.group_size, inputs)
+    size = block_size(kept, inputs)
     for first in range(0, inputs, size):
-        block, group = x[:, first : first + size].float(), first // kept.group_size
+        block = x[:, first : first + size].float()
         greatest = block.abs().amax(1, keepdim=True)
         is_zero = greatest < 1e-30
         factors = (torch.full_like(greatest, 127) / greatest).masked_fill(is_zero, 0)
         x_scales = (greatest / torch.full_like(greatest, 127)).masked_fill(is_zero, 0)
         rounded = (block * factors).round().double()
-        sums = (rounded @ integers[:, first : first + size].T.double()).float()
-        y = fused(sums * (unit * x_scales), scales[:, group], y)
+        sums, sums_of_inputs = [], []
+        for part in range(0, block.shape[1], kept.group_size):
+            some = slice(part, part + kept.group_size)
+            sums.append(rounded[:, some] @ integers[:, first:][:, some][:, : block.shape[1] - part].T.double())
+            sums_of_inputs.append(rounded[:, some].sum(1, keepdim=True) / unit)
+        total = scaled(weight, weight.scales, weight.outer_scales, first, sums, torch.zeros_like(y))
         if weight.minima is not None:
-            minima = weight._of_groups(weight.minima, weight.outer_minima)
-            y = fused(rounded.sum(1, keepdim=True).float() * x_scales, minima[:, group], y)
+            total = scaled(weight, weight.minima, weight.outer_minima, first, sums_of_inputs, total)
+        y = fused(total, unit * x_scales, y)
     return y if bias is None else y + bias.float()
 
 
