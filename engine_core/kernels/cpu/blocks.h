@@ -18,6 +18,27 @@ struct Block {
 
     Vec sums[Rows][Columns];
 
+    inline __attribute__((always_inline)) void clear() {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) sums[r][c] = splat(0.0f);
+    }
+
+    // Rows of accumulators that lie `stride` apart in memory.
+    inline __attribute__((always_inline)) void load_from(const float* at, long stride) {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) sums[r][c] = load(at + r * stride + c * kLanes);
+    }
+    inline __attribute__((always_inline)) void store_to(float* at, long stride) const {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) store(at + r * stride + c * kLanes, sums[r][c]);
+    }
+
     // Add `steps` products of kPack factors each. Reads ahead of `right` at `ahead`, which is as large.
     template <bool kAhead>
     inline __attribute__((always_inline)) void add_products(

@@ -29,7 +29,7 @@ constexpr long kConvertedPerNanosecond = 4;
 struct RowBlocks {
     long rows, count;
 
-    explicit RowBlocks(long rows) : rows(rows), count((rows + kBlockRows - 1) / kBlockRows) {}
+    explicit RowBlocks(long rows, long most = kBlockRows) : rows(rows), count((rows + most - 1) / most) {}
     long start(long block) const { return rows * block / count; }
     int size(long block) const { return static_cast<int>(start(block + 1) - start(block)); }
 };

@@ -35,6 +35,9 @@ public:
     explicit Codes(const float* codebook) : table_(codebook) {}
 
     // Columns of the inputs `kStep` · D::kPack, ….
+    using Line = Words;
+    static Line load_line(const uint8_t* at) { return load_words(at); }
+
     template <int kStep>
     typename D::Column column(Words words) const {
         static_assert(D::kPack == 1);
@@ -52,7 +55,8 @@ template <>
 class Codes<BFloat16, 4> {
 public:
     using Decoded = BFloat16;
-    static constexpr int kInputs = 8, kSteps = 4, kFewRows = 4;
+    static constexpr int kInputs = 8, kSteps = 4;
+    static constexpr long kFewRows = 1000;
 
     explicit Codes(const float* codebook) {
         uint16_t twice[32];
@@ -61,9 +65,15 @@ public:
         table_ = load_words(twice);
     }
 
+    // The same words from their second byte on spare a shift.
+    struct Line {
+        Words low, high;
+    };
+    static Line load_line(const uint8_t* at) { return {load_words(at), load_words(at + 1)}; }
+
     template <int kStep>
-    Words column(Words words) const {
-        return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, kStep * 4), table_);
+    Words column(Line line) const {
+        return _mm512_permutexvar_epi16(_mm512_srli_epi16(kStep < 2 ? line.low : line.high, kStep % 2 * 4), table_);
     }
 
 private:
@@ -75,7 +85,8 @@ template <>
 class Codes<BFloat16, 8> {
 public:
     using Decoded = BFloat16;
-    static constexpr int kInputs = 4, kSteps = 2, kFewRows = 3;
+    static constexpr int kInputs = 4, kSteps = 2;
+    static constexpr long kFewRows = 6;
 
     explicit Codes(const float* codebook) {
         uint16_t numbers[256];
@@ -90,6 +101,9 @@ public:
             low_[i] = load_words(low + 64 * i);
         }
     }
+
+    using Line = Words;
+    static Line load_line(const uint8_t* at) { return load_words(at); }
 
     template <int kStep>
     Words column(Words words) const {

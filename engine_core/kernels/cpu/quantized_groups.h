@@ -40,8 +40,8 @@ public:
         }
     }
 
-    // Read ahead what `read` will read.
-    void prefetch_groups(long first_panel, long first, long count) const {
+    // Read ahead what `read` will read. Inlined by force: the compiler drops calls of functions that only read ahead.
+    inline __attribute__((always_inline)) void prefetch_groups(long first_panel, long first, long count) const {
         const long each = outer_groups_ ? 1 : weight_.scale_type == kRinglineFloat32 ? 4 : 2;
         for (long i = 0; i < kTilePanels; ++i) {
             const long at = ((first_panel + i) * groups_ + first) * kPanel;
@@ -51,6 +51,11 @@ public:
             }
             if (has_zeros())
                 for (long byte = 0; byte < count * kPanel; byte += kLineBytes) prefetch(weight_.zeros + at + byte);
+            if (outer_groups_) {
+                const long outer = ((first_panel + i) * outer_groups_ + first / (weight_.outer_size / size())) * kPanel;
+                prefetch(static_cast<const uint16_t*>(weight_.outer_scales) + outer);
+                if (has_minima()) prefetch(static_cast<const uint16_t*>(weight_.outer_minima) + outer);
+            }
         }
     }
 

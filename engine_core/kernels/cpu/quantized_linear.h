@@ -32,9 +32,10 @@ constexpr long kDecodedBytes = 64 << 10;  // of a part of a tile, of which some 
 template <class D, class Codes>
 class QuantizedTileProducts {
     using Factor = typename D::Factor;
-    static constexpr int kColumns = kBlockColumns, kVectors = kPanel / kLanes;
+    static constexpr int kVectors = kPanel / kLanes;
+    // Both the sums of a group and the results are in registers.
+    static constexpr int kDecodedRows = kLanes == 16 ? kBlockRows / 2 : kBlockRows;
     static constexpr long kElementBytes = sizeof(typename D::Element);
-    static constexpr int kFewRows = Codes::kFewRows < kBlockRows ? Codes::kFewRows : kBlockRows;
     static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
 
 public:
@@ -81,7 +82,6 @@ private:
         GroupNumbers numbers;
         alignas(kCacheLine) char decoded[kDecodedBytes];
         alignas(kCacheLine) float open[kMostUnitRows * kTileOutputs];
-        const RowBlocks blocks(rows);
         for (long i = 0; i < rows * kTileOutputs; i += kLanes) store(sums + i, splat(0.0f));
         for (long first = 0; first < inputs_; first += part_) {
             const Part part = part_at(first);
@@ -91,21 +91,29 @@ private:
             groups_.read(tile, part.first_group, part.groups, numbers);
             groups_.prefetch_groups(next, then.first_group, then.groups);
             const uint8_t* const ahead = lines(next, then.first);
-            if (rows <= kFewRows) {
-                with_constant<kFewRows>(static_cast<int>(rows), [&](auto count) {
-                    add_part<count.value>(part, InRegisters{*this, lines(tile, first), ahead}, numbers, x, {sums, open, row});
+            if (rows <= Codes::kFewRows) {
+                for_blocks<kBlockRows>(rows, [&](auto count, long block, long, long start) {
+                    const InRegisters source{*this, lines(tile, first), block == 0 ? ahead : lines(tile, first)};
+                    const long offset = start * kTileOutputs;
+                    add_part<count.value>(part, source, numbers, x + start * stride_, {sums + offset, open + offset, row + start});
                 });
                 continue;
             }
             decode(part, lines(tile, first), decoded);
-            for (long block = 0; block < blocks.count; ++block) {
-                const long start = blocks.start(block), offset = start * kTileOutputs;
-                with_constant<kBlockRows>(blocks.size(block), [&](auto count) {
-                    add_part<count.value>(part, InMemory{decoded, ahead, panel_, block, blocks.count}, numbers, x + start * stride_,
-                                          {sums + offset, open + offset, row + start});
-                });
-            }
+            for_blocks<kDecodedRows>(rows, [&](auto count, long block, long blocks, long start) {
+                const InMemory source{decoded, ahead, panel_, block, blocks};
+                const long offset = start * kTileOutputs;
+                add_part<count.value>(part, source, numbers, x + start * stride_, {sums + offset, open + offset, row + start});
+            });
         }
+    }
+
+    // f(a block's number of rows, its number, the number of blocks, the first row) for all blocks of at most `Most` rows.
+    template <int Most, class F>
+    static void for_blocks(long rows, const F& f) {
+        const RowBlocks blocks(rows, Most);
+        for (long block = 0; block < blocks.count; ++block)
+            with_constant<Most>(blocks.size(block), [&](auto count) { f(count, block, blocks.count, blocks.start(block)); });
     }
 
     static const RinglineQuantizedWeight& weight_of(const RinglineLinear& args) {
@@ -133,17 +141,17 @@ private:
         const uint8_t* lines;
         const uint8_t* ahead;
 
-        template <int Rows>
+        template <int Rows, int kColumns>
         inline __attribute__((always_inline)) void add_products(
             Block<D, Rows, kColumns>& block, const Factor* x, long stride, int vector, const Part&, long from, long count) const {
             const Codes codes = products.codes_;
             const long first = from / Codes::kInputs, end = (from + count) / Codes::kInputs;
             for (long line = first; line < end; ++line) {
-                Words words[kColumns];
+                typename Codes::Line words[kColumns];
 #pragma GCC unroll 8
                 for (int c = 0; c < kColumns; ++c) {
                     const long at = products.place(vector + c) + line * kLineBytes;
-                    words[c] = load_words(lines + at);
+                    words[c] = Codes::load_line(lines + at);
                     if ((vector + c) % kVectors == 0) prefetch(ahead + at);
                 }
                 for_constants<Codes::kSteps>([&](auto step) {
@@ -162,7 +170,7 @@ private:
         const long inputs = part.end - part.first;
         for (int vector = 0; vector < kTileOutputs / kLanes; ++vector)
             for (long line = 0; line < inputs / Codes::kInputs; ++line) {
-                const Words words = load_words(lines + place(vector) + line * kLineBytes);
+                const auto words = Codes::load_line(lines + place(vector) + line * kLineBytes);
                 for_constants<Codes::kSteps>([&](auto step) {
                     const auto column = codes.template column<step.value>(words);
                     std::memcpy(decoded + decoded_place(part, vector, line * Codes::kSteps + step.value), &column, sizeof column);
@@ -180,7 +188,7 @@ private:
         const uint8_t* ahead;
         const long panel, block, blocks;
 
-        template <int Rows>
+        template <int Rows, int kColumns>
         inline __attribute__((always_inline)) void add_products(
             Block<D, Rows, kColumns>& sums, const Factor* x, long stride, int vector, const Part& part, long from,
             long count) const {
@@ -202,50 +210,49 @@ private:
         }
     };
 
-    // Add a part of the inputs to the results of a block of rows.
+    // Add a part of the inputs to the results of a block of rows. Both the sums of a group and the results are in registers,
+    // so with many rows half as many outputs are computed at a time.
     template <int Rows, class Source>
     void add_part(const Part& part, const Source& source, const GroupNumbers& numbers, const Factor* x, const Sums& to) const {
-        const long stride = stride_;
-        for (int vector = 0; vector < kTileOutputs / kLanes; vector += kColumns)
-            for (long g = 0; g < part.groups; ++g) {
-                const long begin = (part.first_group + g) * groups_.size(), end = begin + groups_.size();
-                const long from = begin > part.first ? begin : part.first, until = end < part.end ? end : part.end;
-                Block<D, Rows, kColumns> block;
-                float* const open = to.open + vector * kLanes;
-#pragma GCC unroll 8
-                for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                    for (int c = 0; c < kColumns; ++c)
-                        block.sums[r][c] = from == begin ? splat(0.0f) : load(open + r * kTileOutputs + c * kLanes);
-                source.template add_products<Rows>(block, x + part.first, stride, vector, part, from - part.first, until - from);
-                if (until < end && until < inputs_) {
-#pragma GCC unroll 8
-                    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-                        for (int c = 0; c < kColumns; ++c) store(open + r * kTileOutputs + c * kLanes, block.sums[r][c]);
-                } else {
-                    add_group<Rows>(block, part.first_group + g, numbers, g * kTileOutputs + vector * kLanes, to.row,
-                                    to.results + vector * kLanes);
-                }
+        constexpr int kColumns = kLanes == 16 && Rows > kBlockRows / 2 ? kBlockColumns / 2 : kBlockColumns;
+        const long stride = stride_, size = groups_.size(), inputs = inputs_, count = part.groups;
+        for (int vector = 0; vector < kTileOutputs / kLanes; vector += kColumns) {
+            Block<D, Rows, kColumns> block, results;
+            float* const open = to.open + vector * kLanes;
+            results.load_from(to.results + vector * kLanes, kTileOutputs);
+            if (part.first > part.first_group * size) block.load_from(open, kTileOutputs);
+            long from = part.first, end = (part.first_group + 1) * size;
+            for (long g = 0; g < count; ++g, end += size) {
+                const long until = end < part.end ? end : part.end;
+                if (from == end - size) block.clear();
+                source.template add_products<Rows, kColumns>(
+                    block, x + part.first, stride, vector, part, from - part.first, until - from);
+                if (until < end && until < inputs)
+                    block.store_to(open, kTileOutputs);
+                else
+                    add_group(block, part.first_group + g, numbers, g * kTileOutputs + vector * kLanes, to.row, results);
+                from = until;
             }
+            results.store_to(to.results + vector * kLanes, kTileOutputs);
+        }
     }
 
     // Add a group's sums to the results. `at`: where its numbers are.
-    template <int Rows>
+    template <int Rows, int kColumns>
     inline __attribute__((always_inline)) void add_group(
-        Block<D, Rows, kColumns>& block, long group, const GroupNumbers& numbers, long at, long row, float* results) const {
+        const Block<D, Rows, kColumns>& block, long group, const GroupNumbers& numbers, long at, long row,
+        Block<D, Rows, kColumns>& results) const {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-            float* const to = results + r * kTileOutputs;
             const Vec input_sum = groups_.has_zeros() || groups_.has_minima() ? splat(sums_.of(row + r)[group]) : splat(0.0f);
 #pragma GCC unroll 8
             for (int c = 0; c < kColumns; ++c) {
                 const long from = at + c * kLanes;
                 Vec sum = block.sums[r][c];
                 if (groups_.has_zeros()) sum = multiply_add(input_sum, load(numbers.negated_zeros + from), sum);
-                Vec result = multiply_add(sum, load(numbers.scales + from), load(to + c * kLanes));
+                Vec& result = results.sums[r][c];
+                result = multiply_add(sum, load(numbers.scales + from), result);
                 if (groups_.has_minima()) result = multiply_add(input_sum, load(numbers.minima + from), result);
-                store(to + c * kLanes, result);
             }
         }
     }
