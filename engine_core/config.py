@@ -16,7 +16,9 @@ from engine_core.errors import ConfigError
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """A dataclass field that is an option. ``declared``: ``choices``, ``minimum``, ``maximum``, ``unit`` ("bytes")."""
+    """A dataclass field that is an option. ``declared``: ``choices``, ``otherwise`` (what to do for what they lack),
+    ``minimum``, ``maximum``, ``unit`` ("bytes").
+    """
     return field(default=default, metadata={"help": help, **declared})
 
 
@@ -50,7 +52,8 @@ class _Section:
             if type(value) not in types:
                 raise ConfigError(name, value, noun)
             if "choices" in declared and value not in declared["choices"]:
-                raise ConfigError(name, value, "one of " + ", ".join(map(str, declared["choices"])))
+                choices = "one of " + ", ".join(map(str, declared["choices"]))
+                raise ConfigError(name, value, "; ".join(filter(None, (choices, declared.get("otherwise")))))
             # Written so that NaN, for which every comparison is false, is refused too.
             if "minimum" in declared and not value >= declared["minimum"]:
                 raise ConfigError(name, value, f"a value of at least {declared['minimum']}")
@@ -93,6 +96,7 @@ class ModelConfig(_Section):
         "Rounds the weights of linear layers and experts when they are loaded: int8 to 8 bits, and their inputs in "
         "every step, too; int4 to 4 bits. Default: weights stay as the checkpoint has them, quantized or not.",
         choices=("int8", "int4"),
+        otherwise="leave the option out for a checkpoint that is quantized already, which says how",
     )
     quantization_group_size: int | None = option(
         None,

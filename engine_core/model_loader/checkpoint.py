@@ -84,9 +84,9 @@ class Checkpoint:
 
     @property
     def kept_as(self) -> str:
-        """How weights are kept, for a person: bfloat16, AWQ, 4 bits in groups of 128."""
-        stored = None if self.stored_quantization is None else self.stored_quantization.describe()
-        return ", ".join(filter(None, (self.spec.dtype, self.rounded_to or stored)))
+        """How weights are kept, for a person: bfloat16, weights in AWQ, 4 bits in groups of 128."""
+        kept = self.rounded_to if self.stored_quantization is None else self.stored_quantization.describe()
+        return self.spec.dtype if kept is None else f"{self.spec.dtype}, weights in {kept}"
 
     @property
     def is_gguf(self) -> bool:
@@ -242,12 +242,13 @@ def _stored_quantization(
     method, name = quantized
     if quantization is not None:
         raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
-    if method is not None and method in STORED:
+    if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
         has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
         return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
+    methods = sorted(map(method_name, STORED))
     raise UnsupportedModelError(
-        f"{path} is quantized with {name}, which is not supported: choose a checkpoint that is not quantized "
-        f"(--quantization makes its weights smaller) or with {', '.join(sorted(map(method_name, STORED)))}"
+        f"{path} is quantized with {name}, which is not supported: choose one with "
+        f"{', '.join(methods[:-1])} or {methods[-1]}, or one that is not quantized, whose weights --quantization rounds"
     )
 
 

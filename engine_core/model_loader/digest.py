@@ -7,6 +7,7 @@ import hashlib
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,27 @@ import xxhash
 _BLOCK_BYTES = 2**24
 
 
+def _nothing(count: int) -> None:
+    pass
+
+
 class Digest(ABC):
     """Takes note of the bytes that are loaded."""
 
     @abstractmethod
-    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
-        """``data``: bytes of a tensor as it is stored, from its byte ``start`` on."""
+    def add(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        start: int,
+        data: memoryview,
+        before: Callable[[int], None] = _nothing,
+    ) -> None:
+        """``data``: bytes of a tensor as it is stored, from its byte ``start`` on.
+
+        ``before(n)`` is called before each n of them are read.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,16 @@ class RankDigest(Digest):
     def __init__(self) -> None:
         self.taken: list[TakenBytes] = []
 
-    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+    def add(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        start: int,
+        data: memoryview,
+        before: Callable[[int], None] = _nothing,
+    ) -> None:
+        before(len(data))
         self.taken.append(TakenBytes.of(name, dtype, shape, start, data))
 
 
@@ -62,7 +87,15 @@ class WeightsDigest(Digest):
         self.seconds = 0.0
         """Time that hashing took."""
 
-    def add(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], start: int, data: memoryview) -> None:
+    def add(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        start: int,
+        data: memoryview,
+        before: Callable[[int], None] = _nothing,
+    ) -> None:
         if start != 0 or len(data) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{len(data)} bytes from byte {start} on are not all of {name}")
         began = time.perf_counter()
@@ -70,7 +103,9 @@ class WeightsDigest(Digest):
         row_bytes = len(data) // shape[0] if shape and data else 1
         step = max(1, _BLOCK_BYTES // row_bytes) * row_bytes
         for at in range(0, len(data), step):
-            digest.update(xxhash.xxh3_128_digest(data[at : at + step]))
+            block = data[at : at + step]
+            before(len(block))
+            digest.update(xxhash.xxh3_128_digest(block))
         self._tensors[name] = digest.digest()
         self.seconds += time.perf_counter() - began
 

@@ -93,7 +93,7 @@ def missing_config(directory: Path) -> str:
     for name in names:
         if (known := _format_of(name)) is not None:
             return f"{directory} has no config.json; its {name} is {known}"
-    return f"{directory} has no config.json: give the directory of a checkpoint in transformers' format"
+    return f"{directory} has no config.json: give the directory of a checkpoint in transformers' format, or a GGUF file"
 
 
 _ADAPTER = "it is an adapter (PEFT), which is not read: merge it into its base model (merge_and_unload), and save that"

@@ -129,12 +129,12 @@ def _snapshot(model: HubModel, revision: str | None, download_dir: str | None, p
             f"{name} has no revision {revision}: give one of its branches, tags or commits"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise CheckpointError(_not_cached(name, revision, at, download_dir)) from error
+        raise CheckpointError(_not_cached(model, revision, at, download_dir)) from error
     except Exception as error:  # the errors of the hub library's HTTP client differ by release
         raise CheckpointError(f"{at} cannot be downloaded: {' '.join(str(error).split())}") from error
 
 
-def _not_cached(name: str, revision: str | None, at: str, download_dir: str | None) -> str:
+def _not_cached(model: HubModel, revision: str | None, at: str, download_dir: str | None) -> str:
     """What is wrong where nothing can be downloaded, and what to do."""
     from huggingface_hub import constants
 
@@ -143,9 +143,10 @@ def _not_cached(name: str, revision: str | None, at: str, download_dir: str | No
         why, remedy = "HF_HUB_OFFLINE is set, so nothing is downloaded", "unset it"
     else:
         why, remedy = "the hub cannot be reached", "check the network"
-    given = {"--revision": revision, "--cache-dir": download_dir}
+    wanted = model.gguf and (f'"{parts_of(model.gguf)}"' if model.gguf.endswith(SUFFIX) else f'"*{model.gguf}*"')
+    given = {"--include": wanted, "--revision": revision, "--cache-dir": download_dir}
     options = "".join(f" {flag} {value}" for flag, value in given.items() if value)
     return (
         f"{at} is neither a directory nor a file, and not in the cache {cache}; {why}: {remedy}, run "
-        f"`hf download {name}{options}` where there is a network, or give a directory"
+        f"`hf download {model.repository}{options}` where there is a network, or give a directory"
     )

@@ -33,11 +33,17 @@ class SegmentedLinear(LinearOp):
         dtype: torch.dtype | None = None,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        y = kernel_output(x.shape[0], self.out_features, dtype or x.dtype) if into is None else into
+        y = self._output(x, dtype or x.dtype) if into is None else into
         for op, columns in zip(self._ops, self._columns, strict=True):
             own = None if residual is None else residual[:, columns]
             op(x, residual=own, scale=scale, dtype=dtype, into=y[:, columns])
         return y
+
+    def _output(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[M, N], with unspecified contents, on the device of ``x``."""
+        if x.device.type == "cpu":
+            return kernel_output(len(x), self.out_features, dtype)
+        return torch.empty(len(x), self.out_features, dtype=dtype, device=x.device)
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("no embedding is tied to layers of several formats")

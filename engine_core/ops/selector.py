@@ -39,7 +39,7 @@ def choose_ops(
         return TorchBackend(), f"layers by torch: {error}"
     chosen = f"layers by native kernels for {kernels.instruction_set}"
     if rounding is not None:
-        chosen += f", those of integer codes for {rounding.kernels.instruction_set}"
+        chosen += f", those with inputs in 8 bits for {rounding.kernels.instruction_set}"
     return NativeBackend(kernels, rounding), chosen
 
 
@@ -61,7 +61,7 @@ def choose_quantization(
     ``group_size`` is that of int4, None its default. Raises ``ConfigError`` where it cannot be computed.
     """
     if quantization is None:
-        return stored
+        return None if stored is None else _read_fast(stored, library or KernelLibrary())
     try:
         kernels = (load_int8_kernels if quantization == "int8" else load_kernels)(library=library)
     except KernelsUnavailableError as error:
@@ -70,6 +70,14 @@ def choose_quantization(
         ) from error
     method = _rounding(quantization, group_size, kernels)
     return OneMethod(method, f"{quantization} layers by native kernels for {kernels.instruction_set}")
+
+
+def _read_fast(stored: QuantizationConfig, library: KernelLibrary) -> QuantizationConfig:
+    """With native kernels if they were built for anything else: to build them takes longer than to read without."""
+    try:
+        return stored.read_by(load_kernels(library=library)) if library.is_built() else stored
+    except KernelsUnavailableError:
+        return stored
 
 
 def _rounding(quantization: str, group_size: int | None, kernels: Kernels | None) -> QuantMethod:

@@ -78,7 +78,11 @@ class CpuPlatform(Platform):
         self.quantization = choose_quantization(
             checkpoint.quantization, checkpoint.stored_quantization, library, checkpoint.group_size
         )
-        quantized = "" if self.quantization is None else self.quantization.describe()
+        quantized = ""
+        if checkpoint.quantization is not None and self.quantization is not None:
+            quantized = self.quantization.describe()
+        elif self.quantization is not None and not isinstance(self.ops, NativeBackend):
+            quantized = f"weights expanded to {checkpoint.spec.dtype}, as only native kernels multiply quantized ones"
         latents = [spec.kv_lora_rank for spec in checkpoint.config.cache_specs if isinstance(spec, MLAAttentionSpec)]
         if kv_cache_dtype != "auto" and max(latents, default=0) > MAX_HEAD_DIM:
             raise ConfigError("kv_cache_dtype", kv_cache_dtype, f"auto for latents of more than {MAX_HEAD_DIM} numbers")

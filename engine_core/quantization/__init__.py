@@ -1,7 +1,6 @@
 """Quantized linear layers, a file per method.
 
 base               the interface, and the method of layers that are not quantized   (read first)
-registry           which method reads a checkpoint's quantization_config
 stored             what methods share that read quantized checkpoints: of linear layers, and (stored_experts) of experts
 row_padding        zeros after some outputs of a layer that is quantized
 registry           quantization_config of a checkpoint: a method is one file and a line there
@@ -13,6 +12,7 @@ compressed_tensors compressed-tensors; compressed_schemes: how it stores single 
 fp8                FP8: scales of tensors, outputs or blocks
 bitsandbytes       NF4, and LLM.int8()
 mxfp4              the experts of gpt-oss
+gguf               GGUF: each weight in a type of its own; gguf_blocks: the types
 int8               W8A8: weights rounded to 8 bits when loaded, inputs row by row
 int4               W4A16: weights rounded to 4 bits in groups when loaded
 """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.kernels.library import Kernels
 from engine_core.layers.expert_tensors import ExpertTensors
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
@@ -112,6 +113,10 @@ class QuantizationConfig(ABC):
     def is_redundant(self, name: str) -> bool:
         """Whether a tensor may be there without being used, as ``LanguageModel.is_redundant``."""
         return False
+
+    def read_by(self, kernels: Kernels) -> QuantizationConfig:
+        """The same, read faster: with these kernels, where they can read such tensors."""
+        return self
 
     @abstractmethod
     def describe(self) -> str:

@@ -25,6 +25,7 @@ from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, is_
 
 _BLOCK = 64
 _NESTED_BLOCK = 256
+_MOST_STATE_BYTES = 2**16
 _STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
@@ -81,13 +82,16 @@ class Nf4Scheme(Scheme):
         codebook = take(weights, f"{name}.weight.quant_map", (torch.float32,))
         if not torch.allclose(codebook, torch.tensor(NF4), rtol=0, atol=1e-6):
             raise CheckpointError(f"{name}.weight.quant_map does not hold the numbers of NF4")
-        content = bytes(take(weights, f"{name}.{_STATE}", (torch.uint8,)).tolist())
+        stored = take(weights, f"{name}.{_STATE}", (torch.uint8,))
+        if stored.numel() > _MOST_STATE_BYTES:
+            raise CheckpointError(f"{name}.{_STATE} has {stored.numel()} bytes: expected at most {_MOST_STATE_BYTES}")
+        content = bytes(stored.tolist())
         try:
             state = json.loads(content)
             nested = int(state["nested_blocksize"]) if self.double else _NESTED_BLOCK
             offset = float(state["nested_offset"]) if self.double else 0.0
             found = (tuple(state["shape"]), state["blocksize"], nested)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{name}.{_STATE} does not describe a weight: {error!r}") from error
         if found != (shape, _BLOCK, _NESTED_BLOCK) or not math.isfinite(offset):
             raise CheckpointError(

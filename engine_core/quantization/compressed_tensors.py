@@ -5,25 +5,24 @@ Inputs are not rounded, whatever ``input_activations`` says, so their scales are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.errors import UnsupportedModelError
 from engine_core.quantization.compressed_schemes import FP4_FORMATS, Fp4Scheme, IntScheme, PackedScheme
 from engine_core.quantization.config_fields import WHOLE_ROWS, ConfigFields, is_linear
 from engine_core.quantization.fp8 import fp8_scheme
+from engine_core.quantization.name_patterns import PREFIX, Matches, NamePatterns
+from engine_core.quantization.packing import FLOATS
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
 
 PACKED = "pack-quantized"
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 FORMATS = (PACKED, *PLAIN, *FP4_FORMATS)
 _MIXED = "mixed-precision"
-_PATTERN = "re:"
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 SchemeOf = Callable[[str], Scheme | None]
 """The scheme of the layer of that prefix; None where its weight turns out not to be quantized."""
@@ -32,19 +31,10 @@ SchemeOf = Callable[[str], Scheme | None]
 class Target:
     """Names of layers: one, or all that match from the beginning, or all linear layers."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, patterns: NamePatterns) -> None:
         self.text = text
-        try:
-            is_pattern = text.startswith(_PATTERN)
-            self._pattern = re.compile(text.removeprefix(_PATTERN)) if is_pattern else None
-        except re.error as error:
-            raise CheckpointError(
-                f"compressed-tensors: {text!r} in quantization_config is no regular expression: {error}"
-            ) from error
-
-    def matches(self, name: str) -> bool:
+        self.matches: Matches = patterns.matcher(text) if text.startswith(PREFIX) else text.__eq__
         """Whether it names that layer itself, and not only its kind."""
-        return name == self.text if self._pattern is None else self._pattern.match(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +60,12 @@ class CompressedTensorsConfig(SchemesConfig):
         overall = known.one_of("format", (*FORMATS, _MIXED, "dense", None))
         if isinstance(sparse := fields.get("sparsity_config"), dict) and sparse.get("format", "dense") != "dense":
             raise UnsupportedModelError(f"compressed-tensors: sparse weights ({sparse['format']}) are not supported")
+        if fields.get("transform_config"):
+            raise UnsupportedModelError("compressed-tensors: transformed weights (transform_config) are not supported")
         self._tensors = tensors
         self._scale_dtype = scale_dtype(tensors, ".weight_scale", torch.bfloat16)
-        self._ignored = tuple(map(Target, known.strings("ignore")))
+        self._patterns = NamePatterns(known.method)
+        self._ignored = self._targets(known, "ignore")
         self._groups = [self._group(name, group, overall) for name, group in known.objects("config_groups").items()]
 
     def _group(self, name: str, fields: Mapping[str, Any], overall: str | None) -> Group:
@@ -87,7 +80,10 @@ class CompressedTensorsConfig(SchemesConfig):
         kind = of_weights.one_of("type", ("int", "float"), "int")
         make = self._of_integers if kind == "int" else self._of_floats
         scheme_of, description = make(stored, of_weights)
-        return Group(tuple(map(Target, known.strings("targets"))), scheme_of, description)
+        return Group(self._targets(known, "targets"), scheme_of, description)
+
+    def _targets(self, known: ConfigFields, field: str) -> tuple[Target, ...]:
+        return tuple(Target(text, self._patterns) for text in known.strings(field))
 
     def _of_integers(self, stored: str, weights: ConfigFields) -> tuple[SchemeOf, str]:
         bits = weights.one_of("num_bits", (4, 8) if stored == PACKED else (8,))
@@ -123,7 +119,7 @@ class CompressedTensorsConfig(SchemesConfig):
 
     def scheme(self, name: str) -> Scheme | None:
         weight = self._tensors.get(f"{name}.weight")
-        if weight is not None and weight.dtype in _FLOATS:
+        if weight is not None and weight.dtype in FLOATS:
             return None
         if any(target.matches(name) for target in self._ignored) or not (is_linear(name) or name == "lm_head"):
             return None

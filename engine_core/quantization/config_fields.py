@@ -29,7 +29,7 @@ class ConfigFields:
         if not any(type(value) is type(each) and value == each for each in known):
             expected = ", ".join(repr(each) for each in known)
             raise UnsupportedModelError(
-                f"{self.method}: {self._place}.{name}={value!r} is not supported: expected one of {expected}"
+                f"{self.method}: {self._place}.{name}={value!r:.80} is not supported: expected one of {expected}"
             )
         return value
 
@@ -76,7 +76,7 @@ class ConfigFields:
 
     def unusable(self, name: str, expected: str) -> CheckpointError:
         value = self.fields.get(name)
-        return CheckpointError(f"{self.method}: {self._place}.{name}={value!r} is not usable: expected {expected}")
+        return CheckpointError(f"{self.method}: {self._place}.{name}={value!r:.80} is not usable: expected {expected}")
 
 
 def is_linear(name: str) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.kernels.library import Kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
@@ -16,7 +17,7 @@ from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.quantization.stored import StoredMethod
 
 _FLOAT_TYPES = ("F32", "F16", "BF16")
-_READ_AT_ONCE = 2**18
+_READ_AT_ONCE = 2**20
 """Numbers, about: their codes stay in a processor's cache."""
 
 
@@ -26,6 +27,7 @@ class GgufConfig(QuantizationConfig):
 
     types: Mapping[str, str]
     """The type of each tensor, under its name in transformers' format."""
+    kernels: Kernels | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> GgufConfig:
@@ -40,11 +42,14 @@ class GgufConfig(QuantizationConfig):
         return cls(types)
 
     def method(self, names: tuple[str, ...]) -> QuantMethod:
-        return GgufMethod(self.types)
+        return GgufMethod(self.types, self.kernels)
+
+    def read_by(self, kernels: Kernels) -> GgufConfig:
+        return replace(self, kernels=kernels)
 
     def describe(self) -> str:
         counts = Counter(kept for kept in self.types.values() if kept in BLOCK_TYPES)
-        return f"weights in GGUF's {', '.join(name for name, _ in counts.most_common())}" if counts else "from GGUF"
+        return f"GGUF's {', '.join(name for name, _ in counts.most_common())}" if counts else "GGUF, not quantized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class GgufMethod(StoredMethod):
     """``Weights.take_stored`` gives rows of blocks [N, bytes]."""
 
     types: Mapping[str, str]
+    kernels: Kernels | None
     separates_experts: ClassVar[bool] = True
 
     def keeps_table(self, shape: LinearShape) -> bool:
@@ -65,4 +71,5 @@ class GgufMethod(StoredMethod):
         name = f"{piece.name}.weight"
         block, step = BLOCK_TYPES[self.types[name]], max(1, _READ_AT_ONCE // inputs)
         for first in range(piece.rows.start, piece.rows.stop, step):
-            yield block.weight(weights.take_stored(name, slice(first, min(first + step, piece.rows.stop))))
+            rows = weights.take_stored(name, slice(first, min(first + step, piece.rows.stop)))
+            yield block.weight(rows, self.kernels)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine_core.kernels.library import Kernels
 from engine_core.ops.quantized_weight import FP4, SIGNED4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 
 _IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
@@ -26,10 +27,37 @@ class BlockType:
     format: QuantFormat
     read: _Read
     """Takes blocks [N, B, block_bytes] uint8."""
+    number: int
+    """``RinglineBlockType`` of kernels/cpu/interface.h."""
 
-    def weight(self, rows: torch.Tensor) -> QuantizedWeight:
-        """Of ``rows`` [N, bytes] uint8, dense, as they are stored."""
-        return self.read(rows.view(len(rows), -1, self.block_bytes), self.format)
+    def weight(self, rows: torch.Tensor, kernels: Kernels | None = None) -> QuantizedWeight:
+        """Of ``rows`` [N, bytes] uint8, dense, as they are stored; the same with and without ``kernels``."""
+        blocks = rows.view(len(rows), -1, self.block_bytes)
+        return self.read(blocks, self.format) if kernels is None else self._read_natively(blocks, kernels)
+
+    def _read_natively(self, blocks: torch.Tensor, kernels: Kernels) -> QuantizedWeight:
+        rows, count, _ = blocks.shape
+        kept = self.format
+        scale_type = kept.scale_dtype if kept.outer_size is None else torch.int8
+
+        codes = torch.empty(rows, count * self.block_size, dtype=torch.uint8)
+        scales = torch.empty(rows, count * (self.block_size // kept.group_size), dtype=scale_type)
+        outer = None if kept.outer_size is None else torch.empty(rows, count, dtype=kept.scale_dtype)
+        minima = outer_minima = None
+        if kept.offset is Offset.MINIMUM:
+            minima, outer_minima = torch.empty_like(scales), None if outer is None else torch.empty_like(outer)
+        kernels.gguf_blocks.run(
+            input=blocks,
+            codes=codes,
+            scales=scales,
+            outer_scales=outer,
+            minima=minima,
+            outer_minima=outer_minima,
+            rows=rows,
+            blocks=count,
+            block_type=self.number,
+        )
+        return QuantizedWeight(kept, codes, scales, outer, None, minima, outer_minima)
 
 
 def _plain(codebook: tuple[float, ...], offset: Offset = Offset.NONE) -> QuantFormat:
@@ -154,19 +182,20 @@ def _iq4_xs(blocks: torch.Tensor, kept: QuantFormat) -> QuantizedWeight:
     return QuantizedWeight(kept, _codes(_parts(blocks[..., 8:], (8, 16), 4)), scales.flatten(1), _float16(blocks, 0))
 
 
-BLOCK_TYPES: dict[str, BlockType] = {
-    "Q4_0": BlockType(32, 18, _plain(SIGNED4), _four_bits(2, minimum=False)),
-    "Q4_1": BlockType(32, 20, _plain(UNSIGNED4, Offset.MINIMUM), _four_bits(4, minimum=True)),
-    "Q5_0": BlockType(32, 22, _plain(SIGNED8), _five_bits(2, -16)),
-    "Q5_1": BlockType(32, 24, _plain(SIGNED8, Offset.MINIMUM), _five_bits(4, 0)),
-    "Q8_0": BlockType(32, 34, _plain(SIGNED8), _q8_0),
-    "Q2_K": BlockType(256, 84, _nested(UNSIGNED4, 16, Offset.MINIMUM), _q2_k),
-    "Q3_K": BlockType(256, 110, _nested(SIGNED4, 16), _q3_k),
-    "Q4_K": BlockType(256, 144, _nested(UNSIGNED4, 32, Offset.MINIMUM), _q4_k),
-    "Q5_K": BlockType(256, 176, _nested(SIGNED8, 32, Offset.MINIMUM), _q5_k),
-    "Q6_K": BlockType(256, 210, _nested(SIGNED8, 16), _q6_k),
-    "IQ4_NL": BlockType(32, 18, _plain(_IQ4), _four_bits(2, minimum=False)),
-    "IQ4_XS": BlockType(256, 136, _nested(_IQ4, 32), _iq4_xs),
-    "MXFP4": BlockType(32, 17, QuantFormat(FP4, 32, torch.bfloat16), _mxfp4),
+_TYPES: dict[str, tuple[int, int, QuantFormat, _Read]] = {
+    "Q4_0": (32, 18, _plain(SIGNED4), _four_bits(2, minimum=False)),
+    "Q4_1": (32, 20, _plain(UNSIGNED4, Offset.MINIMUM), _four_bits(4, minimum=True)),
+    "Q5_0": (32, 22, _plain(SIGNED8), _five_bits(2, -16)),
+    "Q5_1": (32, 24, _plain(SIGNED8, Offset.MINIMUM), _five_bits(4, 0)),
+    "Q8_0": (32, 34, _plain(SIGNED8), _q8_0),
+    "Q2_K": (256, 84, _nested(UNSIGNED4, 16, Offset.MINIMUM), _q2_k),
+    "Q3_K": (256, 110, _nested(SIGNED4, 16), _q3_k),
+    "Q4_K": (256, 144, _nested(UNSIGNED4, 32, Offset.MINIMUM), _q4_k),
+    "Q5_K": (256, 176, _nested(SIGNED8, 32, Offset.MINIMUM), _q5_k),
+    "Q6_K": (256, 210, _nested(SIGNED8, 16), _q6_k),
+    "IQ4_NL": (32, 18, _plain(_IQ4), _four_bits(2, minimum=False)),
+    "IQ4_XS": (256, 136, _nested(_IQ4, 32), _iq4_xs),
+    "MXFP4": (32, 17, QuantFormat(FP4, 32, torch.bfloat16), _mxfp4),
 }
+BLOCK_TYPES = {name: BlockType(*fields, number) for number, (name, fields) in enumerate(_TYPES.items())}
 """By their names in ggml."""

@@ -28,13 +28,14 @@ from engine_core.ops.quantized_weight import (
 )
 from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
+from engine_core.quantization.name_patterns import Matches, NamePatterns
 from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
 from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, scale_dtype
 
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"
 """How rules of ``dynamic`` begin."""
-_NOT_QUANTIZED = 16
+_NOT_QUANTIZED = (16, 32)
 """Bits, in AutoRound's rules."""
 
 
@@ -118,10 +119,11 @@ class GptqConfig(SchemesConfig):
         )
         known.flag("desc_act", False)
         self._of_head = known.flag("lm_head", False)
+        self._patterns = NamePatterns(known.method)
         self._rules = [self._rule(pattern, changes) for pattern, changes in known.objects("dynamic").items()]
         self._tensors = tensors
 
-    def _rule(self, pattern: str, changes: Mapping[str, Any]) -> tuple[re.Pattern[str], GptqScheme | None]:
+    def _rule(self, pattern: str, changes: Mapping[str, Any]) -> tuple[Matches, GptqScheme | None]:
         """Which layers, and their scheme."""
         scheme = None
         if not pattern.startswith(_LEFT_OUT):
@@ -134,19 +136,14 @@ class GptqConfig(SchemesConfig):
                 own.stored_less,
                 own.scale_dtype,
             )
-        try:
-            return re.compile(pattern.removeprefix(_LEFT_OUT).removeprefix(_TAKEN)), scheme
-        except re.error as error:
-            raise CheckpointError(
-                f"GPTQ: quantization_config.dynamic has the rule {pattern!r}, which is no regular expression: {error}"
-            ) from error
+        return self._patterns.matcher(pattern.removeprefix(_LEFT_OUT).removeprefix(_TAKEN)), scheme
 
     def scheme(self, name: str) -> GptqScheme | None:
         if f"{name}.weight" in self._tensors and f"{name}.qweight" not in self._tensors:
             return None
         if not (is_linear(name) or (name == "lm_head" and self._of_head)):
             return None
-        return next((scheme for pattern, scheme in self._rules if pattern.match(name)), self._scheme)
+        return next((scheme for matches, scheme in self._rules if matches(name)), self._scheme)
 
     def describe(self) -> str:
         return f"GPTQ, {self._scheme.bits} bits in {groups_in_words(self._scheme.group_size)}"
@@ -160,7 +157,7 @@ def auto_round(fields: Mapping[str, Any], tensors: Tensors) -> SchemesConfig:
     if packing.endswith("awq"):
         return AwqConfig({**fields, "zero_point": True}, tensors)
     rules = {
-        (_LEFT_OUT if changes.get("bits", 4) >= _NOT_QUANTIZED else _TAKEN) + re.escape(name) + "$": changes
+        (_LEFT_OUT if changes.get("bits") in _NOT_QUANTIZED else _TAKEN) + re.escape(name) + "$": changes
         for name, changes in known.objects("extra_config").items()
     }
     return GptqConfig({**fields, "quant_method": "gptq", "dynamic": rules}, tensors)

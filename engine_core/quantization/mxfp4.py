@@ -47,7 +47,7 @@ class Mxfp4Config(QuantizationConfig):
         return Mxfp4()
 
     def describe(self) -> str:
-        return "experts in MXFP4"
+        return "MXFP4 for experts"
 
 
 class Mxfp4(Unquantized):

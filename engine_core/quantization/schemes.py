@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import cache, reduce
 from typing import Protocol
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from engine_core.layers.weights import TensorRows, Weights
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod
+from engine_core.quantization.packing import FLOATS
 from engine_core.quantization.stored import StoredMethod
 
 
@@ -79,7 +81,7 @@ class SchemesMethod(StoredMethod):
     """Reads each layer as its scheme says."""
 
     def __init__(self, config: SchemesConfig) -> None:
-        self._scheme = config.scheme
+        self._scheme = cache(config.scheme)  # it may match many patterns
 
     def format(self, name: str, inputs: int) -> QuantFormat | None:
         scheme = self._scheme(name)
@@ -102,9 +104,11 @@ class SchemesMethod(StoredMethod):
 
 
 def scale_dtype(tensors: Tensors, ending: str | tuple[str, ...], otherwise: torch.dtype = torch.float16) -> torch.dtype:
-    """The type of the first tensor of floats whose name ends so; without one, the other."""
-    dtypes = (tensor.dtype for name, tensor in tensors.items() if name.endswith(ending))
-    return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), otherwise)
+    """A type that holds all scales, of tensors whose name ends so; without one, the other."""
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.endswith(ending)}
+    return (
+        reduce(torch.promote_types, (dtype for dtype in FLOATS if dtype in dtypes)) if dtypes & {*FLOATS} else otherwise
+    )
 
 
 def is_listed(name: str, listed: tuple[str, ...]) -> bool:

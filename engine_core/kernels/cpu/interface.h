@@ -304,6 +304,26 @@ struct RinglineInt4Rounding {
     int32_t num_threads;
 };
 
+// GGUF's types of blocks; as in quantization/gguf_blocks.py.
+enum RinglineBlockType : int32_t {
+    kRinglineQ4_0 = 0, kRinglineQ4_1, kRinglineQ5_0, kRinglineQ5_1, kRinglineQ8_0, kRinglineQ2_K, kRinglineQ3_K,
+    kRinglineQ4_K, kRinglineQ5_K, kRinglineQ6_K, kRinglineIQ4_NL, kRinglineIQ4_XS, kRinglineMXFP4
+};
+
+// Takes M rows of B blocks apart: see gguf_blocks.h. Of a block of 32 numbers the scale has two bytes; one of 256 has
+// outer ones, and scales of a byte for each of its groups.
+struct RinglineGgufBlocks {
+    const uint8_t* input;    // [M, B, bytes of a block]
+    uint8_t* codes;          // [M, B, numbers of a block]
+    uint8_t* scales;         // [M, B, …]
+    uint8_t* outer_scales;   // [M, B, 2]; this and what follows where the type has them, or null
+    uint8_t* minima;         // like scales
+    uint8_t* outer_minima;   // like outer_scales
+    int64_t rows, blocks;
+    int32_t block_type;
+    int32_t num_threads;
+};
+
 enum RinglineResult : int32_t {
     kRinglineDone = 0,
     kRinglineNoMemory = 1,
@@ -358,6 +378,7 @@ struct RinglineGather {
     X(quantized_argmax, RinglineLinear)       \
     X(quantized_rows, RinglineRows)           \
     X(quantized_pack, RinglineQuantizedPacking) \
+    X(gguf_blocks, RinglineGgufBlocks)        \
     X(quantized_experts, RinglineExperts)     \
     X(normalize, RinglineNorm)                \
     X(rotate, RinglineRotation)               \

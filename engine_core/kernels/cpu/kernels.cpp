@@ -8,6 +8,7 @@
 #include "embedding.h"
 #include "experts.h"
 #include "gather.h"
+#include "gguf_blocks.h"
 #include "grouped_linear.h"
 #include "int4_round.h"
 #include "kernel_table.h"

@@ -5,6 +5,7 @@
 // 4 inputs, likewise. So a line, shifted right by a code, begins with codes of the next pair of inputs in every 16 bits.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -44,6 +45,11 @@ inline uint32_t packed_four(const uint8_t* codes) {
     return codes[0] | codes[2] << 8 | codes[1] << 16 | static_cast<uint32_t>(codes[3]) << 24;
 }
 
+template <int kEach>
+inline uint32_t packed(const uint8_t* codes) {
+    return kEach == 8 ? packed_eight(codes) : packed_four(codes);
+}
+
 class QuantizedPacking {
 public:
     explicit QuantizedPacking(const RinglineQuantizedPacking& args) : args_(args), weight_(*args.weight) {}
@@ -51,10 +57,14 @@ public:
     void run() const {
         const long first = args_.first / kPackedOutputs, end = (args_.first + args_.rows - 1) / kPackedOutputs + 1;
         parallel_for(args_.num_threads, end - first, 1, [&](long panel) {
-            for (long lane = 0; lane < kPackedOutputs; ++lane) {
-                const long row = (first + panel) * kPackedOutputs + lane - args_.first;
-                if (row >= 0 && row < args_.rows) pack(place(first + panel), lane, row);
-            }
+            const long first_row = (first + panel) * kPackedOutputs - args_.first;  // perhaps before the first, of lane 0
+            const int from = static_cast<int>(first_row < 0 ? -first_row : 0);
+            const int to = static_cast<int>(std::min<long>(kPackedOutputs, args_.rows - first_row));
+            if (weight_.bits == 4)
+                pack_codes<8>(place(first + panel), first_row, from, to);
+            else
+                pack_codes<4>(place(first + panel), first_row, from, to);
+            for (int lane = from; lane < to; ++lane) pack_groups(place(first + panel), lane, first_row + lane);
         });
     }
 
@@ -63,14 +73,27 @@ private:
         return args_.panel + panel / args_.tile_panels * kPackedTilePanels + panel % args_.tile_panels;
     }
 
-    void pack(long panel, long lane, long row) const {
-        const long inputs = weight_.in_features, lines = code_lines(weight_), each = 32 / weight_.bits;
-        const uint8_t* const codes = args_.codes + row * inputs;
-        auto* const to = const_cast<uint8_t*>(weight_.codes) + panel * lines * kLineBytes + lane * 4;
-        for (long line = 0; line < lines; ++line) {
-            const uint32_t word = each == 8 ? packed_eight(codes + line * each) : packed_four(codes + line * each);
-            std::memcpy(to + line * kLineBytes, &word, sizeof word);
+    // Of the outputs `from` to `to` of a panel: words of some lines, first along each output and then across them.
+    template <int kEach>
+    void pack_codes(long panel, long first_row, int from, int to) const {
+        constexpr int kLines = 16;
+        const long inputs = weight_.in_features, lines = code_lines(weight_);
+        auto* const panel_lines = const_cast<uint8_t*>(weight_.codes) + panel * lines * kLineBytes;
+        uint32_t words[kPackedOutputs][kLines];
+        for (long line = 0; line < lines; line += kLines) {
+            const int count = static_cast<int>(std::min<long>(kLines, lines - line));
+            for (int lane = from; lane < to; ++lane) {
+                const uint8_t* const codes = args_.codes + (first_row + lane) * inputs + line * kEach;
+                for (int i = 0; i < count; ++i) words[lane][i] = packed<kEach>(codes + i * kEach);
+            }
+            for (int i = 0; i < count; ++i) {
+                auto* const to_line = panel_lines + (line + i) * kLineBytes;
+                for (int lane = from; lane < to; ++lane) std::memcpy(to_line + lane * 4, &words[lane][i], 4);
+            }
         }
+    }
+
+    void pack_groups(long panel, long lane, long row) const {
         const long groups = groups_of(weight_), outer = outer_groups_of(weight_);
         const int bytes = weight_.scale_type == kRinglineFloat32 ? 4 : 2, inner = outer ? 1 : bytes;
         put(weight_.scales, args_.scales, groups, inner, panel, lane, row);

@@ -9,7 +9,8 @@ from pathlib import Path, PurePath
 from engine_core.errors import CheckpointError
 
 SUFFIX = ".gguf"
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+"""The name of one of the files of a model that was split."""
 _BESIDE_MODELS = ("mmproj", "imatrix")
 """How files begin that are in GGUF and no language model: what reads images, and statistics of weights."""
 _MOST_NAMED = 20
@@ -27,19 +28,19 @@ def models_among(names: Iterable[str]) -> list[str]:
         for name in names
         if is_gguf(path := PurePath(name))
         and not path.name.startswith(_BESIDE_MODELS)
-        and ((part := _PART.fullmatch(path.name)) is None or int(part["number"]) == 1)
+        and ((part := PART.fullmatch(path.name)) is None or int(part["number"]) == 1)
     )
 
 
 def model_name(path: PurePath) -> str:
     """The name of a model whose (first) file this is."""
-    part = _PART.fullmatch(path.name)
+    part = PART.fullmatch(path.name)
     return part["stem"] if part else path.stem
 
 
 def parts_of(name: str) -> str:
     """A pattern, as ``fnmatch`` has it, of all the files of the model whose (first) file has that name."""
-    part = _PART.fullmatch(name)
+    part = PART.fullmatch(name)
     return f"{part['stem']}-?????-of-{part['count']}.gguf" if part else name
 
 

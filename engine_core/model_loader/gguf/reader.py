@@ -19,6 +19,7 @@ from pathlib import Path
 
 from engine_core.errors import CheckpointError
 from engine_core.model_loader.formats import is_lfs_pointer, lfs_problem
+from engine_core.model_loader.gguf.files import PART
 from engine_core.model_loader.gguf.types import TYPES, GgufType
 
 MAGIC = b"GGUF"
@@ -34,7 +35,6 @@ _DEFAULT_ALIGNMENT = 32
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 """The types of metadata that have a fixed size, as ``struct`` writes them."""
-_SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 Value = bool | int | float | str | Sequence[bool | int | float | str]
 
@@ -73,7 +73,7 @@ def read_gguf(path: Path) -> GgufFile:
     count = _split_field(first, "split.count")
     if count is None or count <= 1:
         return first
-    named = _SPLIT_NAME.fullmatch(path.name)
+    named = PART.fullmatch(path.name)
     if named is None or int(named["count"]) != count:
         raise CheckpointError(
             f"{path} is one of {count} files, which are named like model-00001-of-{count:05}.gguf: give it that name"

@@ -23,6 +23,8 @@ _SHORT = 2
 """Bytes of a number that tables keep."""
 _EXPANDED_AT_ONCE = 2**20
 """Numbers."""
+_READ_AHEAD = 2**27
+"""Bytes."""
 _MAPPED_AT_ONCE = 2**26
 """Bytes read before pages are given back: until then they count as this process's memory."""
 
@@ -57,6 +59,8 @@ class GgufWeights:
         self._on_progress = on_progress
         self._digest = digest
         self._files = {tensor.file: _mapped(tensor.file) for tensor in self._tensors.values()}
+        self._asked: dict[Path, int] = {}
+        """Where what the system was asked to read ends."""
         self._counted: set[str] = set()
         self._read = 0
         """Bytes, since pages were last given back."""
@@ -172,17 +176,26 @@ class GgufWeights:
 
     def _count_whole(self, tensor: GgufTensor) -> None:
         self._counted.add(tensor.name)
+        self._read_ahead(tensor)
         self._count(tensor, 0, tensor.nbytes)
-        self._give_back(tensor.nbytes)
 
     def _count(self, tensor: GgufTensor, start: int, nbytes: int) -> None:
         """Count these bytes of a tensor as taken."""
         if self._digest is not None:
             content = self._content(tensor)[start : start + nbytes]
-            self._digest.add(tensor.name, torch.uint8, _bytes_shape(tensor), start, content)
+            self._digest.add(tensor.name, torch.uint8, _bytes_shape(tensor), start, content, self._give_back)
         self._done += nbytes
         if self._on_progress is not None:
             self._on_progress(min(self._done, self._total), self._total)
+
+    def _read_ahead(self, tensor: GgufTensor) -> None:
+        """Have the system read this tensor and what follows it in its file, while others are computed with."""
+        content, start = self._files[tensor.file], max(tensor.offset, self._asked.get(tensor.file, 0))
+        end = min(tensor.offset + tensor.nbytes + _READ_AHEAD, len(content))
+        if start < end:
+            start -= start % mmap.PAGESIZE
+            content.madvise(mmap.MADV_WILLNEED, start, end - start)
+            self._asked[tensor.file] = end
 
     def _give_back(self, nbytes: int) -> None:
         """Let go of the pages read so far, if they and ``nbytes`` more are many; to read them again is no error."""

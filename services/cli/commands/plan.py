@@ -215,9 +215,8 @@ def plan(
     """Estimate what MODEL, a checkpoint's directory, GGUF file or hub id, needs to carry a load."""
     hardware = _hardware(gpu, memory_gb, bandwidth_gbs, tflops)
     config = build(EngineConfig(), {"model": model, **engine_options})
-    if gpu is not None and config.cache.kv_cache_dtype != "auto":
-        refused = unusable_option("kv_cache_dtype", config.cache.kv_cache_dtype, "auto on a GPU")
-        raise FatalError(refused, ExitCode.USAGE)
+    if gpu is not None:
+        _refuse_on_gpu(config)
     checkpoint, outline, parts = _outlines(config)
     longest = checkpoint.spec.max_model_len
     if input_len + output_len > longest:
@@ -281,6 +280,16 @@ def plan(
         click.echo(json.dumps(shown, indent=2))
     else:
         click.echo(_as_text(described, tightest, ranks, demand, planned, on_gpu=gpu is not None))
+
+
+def _refuse_on_gpu(config: EngineConfig) -> None:
+    """Raise ``FatalError`` for what is computed on CPUs alone."""
+    if config.cache.kv_cache_dtype != "auto":
+        refused = unusable_option("kv_cache_dtype", config.cache.kv_cache_dtype, "auto on a GPU")
+        raise FatalError(refused, ExitCode.USAGE)
+    if config.model.quantization is not None:
+        refused = unusable_option("quantization", config.model.quantization, "no value on a GPU")
+        raise FatalError(refused, ExitCode.USAGE)
 
 
 def _hardware(gpu: str | None, memory: float | None, bandwidth: float | None, tflops: float | None) -> Hardware:

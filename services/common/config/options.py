@@ -58,6 +58,8 @@ class Setting:
     default: Any
     help: str
     choices: tuple[str, ...] | tuple[int, ...] | None = None
+    otherwise: str | None = None
+    """What to do for what the choices lack."""
     minimum: float | None = None
     maximum: float | None = None
     unit: str | None = None
@@ -99,6 +101,10 @@ class Setting:
             return f"{noun}, at least {low}"
         return noun if high is None else f"{noun}, at most {high}"
 
+    @property
+    def _expected(self) -> str:
+        return self.accepted if self.otherwise is None else f"{self.accepted}; {self.otherwise}"
+
     def check(self, value: Any) -> None:
         """Raise ``SettingError`` if ``value`` is out of range."""
         if value is None and self.optional:
@@ -109,7 +115,7 @@ class Setting:
             or (self.minimum is not None and not value >= self.minimum)
             or (self.maximum is not None and not value <= self.maximum)
         ):
-            raise SettingError(self.name, value, self.accepted)
+            raise SettingError(self.name, value, self._expected)
 
     def parse(self, text: str) -> Any:
         """The value of a flag or variable; raises ``SettingError`` if it cannot be parsed or is out of range."""
@@ -117,7 +123,7 @@ class Setting:
             value = self._convert(text.strip())
             self.check(value)
         except (ValueError, SettingError):
-            raise SettingError(self.name, text, self.accepted) from None
+            raise SettingError(self.name, text, self._expected) from None
         return value
 
     def _convert(self, text: str) -> Any:

@@ -145,7 +145,7 @@ def test_windows(
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported: expected one of gelu, gelu_new,"),
         (
             {"quantization_config": {"quant_method": "aqlm", "bits": 2}},
-            r"with AQLM, .* not quantized \(--quantization .* or with AWQ, .*GPTQ",
+            r"with AQLM, .* choose one with AWQ, .*GPTQ.* or compressed-tensors, or one that is not quantized,",
         ),
         ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
         ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),

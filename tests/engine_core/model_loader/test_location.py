@@ -114,6 +114,16 @@ def test_a_revision_not_in_the_cache_is_downloaded_as_such() -> None:
 
 
 @pytest.mark.parametrize(
+    ("named", "included"), [("Q4_K_M", "*Q4_K_M*"), ("a-00001-of-00002.gguf", "a-[?]{5}-of-00002.gguf")]
+)
+def test_only_the_gguf_file_that_is_named_is_to_be_downloaded(named: str, included: str) -> None:
+    """A repository has a file for each of a dozen types."""
+    command = f'hf download some/model --include "{included}"'.replace("*", r"\*")
+    with pytest.raises(CheckpointError, match=rf"run `{command} --revision v1` where"):
+        download(HubModel("some/model", named), "v1", None, weights=True)
+
+
+@pytest.mark.parametrize(
     ("model", "name"),
     [
         ("{}/little", "little"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ from engine_core.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_core.errors import ConfigError
 from engine_core.kv_cache_interface import MLAAttentionSpec
 from engine_core.model_loader.checkpoint import Checkpoint, open_checkpoint
+from engine_core.ops.torch import TorchBackend
+from engine_core.platforms import cpu
 from engine_core.platforms.selector import choose_platform
+from engine_core.quantization.awq import AwqConfig
 from engine_core.worker.input_batch import BatchLimits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,3 +70,16 @@ def test_a_cache_of_8_bits_is_named_or_refused(checkpoint: Checkpoint, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8'.*auto on a GPU"):
         choose_platform(DeviceConfig(device="cuda"), checkpoint, LIMITS, kv_cache_dtype="fp8")
+
+
+def test_weights_that_torch_computes_with_are_said_to_be_expanded(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then they take the memory of the model's type, whatever the checkpoint has."""
+    stored = replace(checkpoint, stored_quantization=AwqConfig({"bits": 4, "group_size": 128, "zero_point": True}, {}))
+    assert stored.kept_as == f"{checkpoint.spec.dtype}, weights in AWQ, 4 bits in groups of 128"
+    config = DeviceConfig(device="cpu", num_threads=1)
+    assert "expanded" not in choose_platform(config, stored, LIMITS).describe()
+    monkeypatch.setattr(cpu, "choose_ops", Mock(return_value=(TorchBackend(), "layers by torch: as asked")))
+    expanded = f"layers by torch: as asked; weights expanded to {checkpoint.spec.dtype}"
+    assert expanded in choose_platform(config, stored, LIMITS).describe()

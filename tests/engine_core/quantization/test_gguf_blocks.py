@@ -9,6 +9,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from engine_core.errors import UnsupportedModelError
+from engine_core.kernels.library import Kernels
 from engine_core.quantization.gguf import GgufConfig
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from tests.engine_core.model_loader.gguf.written import random_blocks
@@ -26,6 +27,20 @@ def test_numbers(kind: str, inputs: int) -> None:
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
     kept = (weight.codes, weight.scales, weight.outer_scales, weight.minima, weight.outer_minima)
     assert all(each is None or each.is_contiguous() for each in kept)
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+def test_kernels_read_the_same(kind: str, kernels: Kernels) -> None:
+    rows = random_blocks(GGMLQuantizationType[kind], (7, 768), np.random.default_rng(0))
+    rows[0].fill(255)
+    rows[1].fill(0)
+    found, expected = (BLOCK_TYPES[kind].weight(torch.from_numpy(rows), each) for each in (kernels, None))
+    for name in ("codes", "scales", "outer_scales", "zeros", "minima", "outer_minima"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert one.dtype == other.dtype
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), name
 
 
 def test_sizes_are_those_of_ggml() -> None:

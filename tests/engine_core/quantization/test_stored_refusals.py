@@ -41,7 +41,10 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (GPTQ | {"sym": "yes"}, "sym='yes' is not usable: expected true or false"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not supported"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format=True"),
-        (GPTQ | {"dynamic": {"+:(": {}}}, r"the rule '\+:\(', which is no regular expression"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, r"'\(' in quantization_config is no regular expression"),
+        (GPTQ | {"dynamic": {"-:(.*)*x": {}}}, r"'\(\.\*\)\*x' in quantization_config may take too long to match"),
+        (GPTQ | {"dynamic": {"+:" + "(" * 9999: {}}}, "is no regular expression: maximum recursion depth"),
+        (GPTQ | {"dynamic": {"+:a{9999999999}": {}}}, "is no regular expression: the repetition number is too large"),
         (GPTQ | {"dynamic": {"+:x": {"bits": 3}}}, r"dynamic\['\+:x'\]\.bits=3 is not supported"),
         (GPTQ | {"dynamic": ["x"]}, "dynamic=.* is not usable: expected an object of objects"),
         (AWQ | {"bits": 8}, "AWQ: quantization_config.bits=8"),
@@ -60,8 +63,17 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (compressed(weights={"strategy": "attn_head"}), "strategy='attn_head'"),
         (compressed(group={"weights": None}), "weights=None is not usable: expected an object"),
         (compressed(ignore=["re:("]), r"'re:\(' in quantization_config is no regular expression"),
+        (compressed(ignore=[r"re:(\w+\.?)+x"]), "may take too long to match"),
+        (compressed(group={"targets": ["re:" + ".?" * 50]}), "may take too long to match"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights .* are not supported"),
+        (compressed(transform_config={"config_groups": {"R1": {}}}), "transformed weights .* are not supported"),
         ({"quant_method": "auto-round", "bits": 4, "packing_format": "x"}, "AutoRound: .*packing_format='x'"),
+        (
+            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq", "group_size": 32}
+            | {"extra_config": {"x": {"bits": "4"}}},
+            "bits='4' is not supported",
+        ),
+        ({"quant_method": "gguf"}, "is quantized with GGUF, which is not supported"),
         ({"quant_method": "hqq"}, "is quantized with HQQ, .* or with .*AWQ, .*GPTQ"),
         ({"quant_method": "exl2"}, "is quantized with EXL2"),
     ],
@@ -103,6 +115,10 @@ def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Calla
     return lambda tensors: tensors.update({f"{UP}.{name}": change(tensors[f"{UP}.{name}"]).contiguous()})
 
 
+def bytes_of(text: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(text.encode()), dtype=like.dtype)
+
+
 IN_EVERY_RUN = ("nan scale", "missing scale", "short codes", "groups out of range", "nan number", "state")
 DAMAGES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "nan scale": ("awq", setting("scales", torch.nan), rf"{UP}\.scales has infinities or NaNs"),
@@ -140,6 +156,16 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         "nf4",
         replaced("weight.quant_state.bitsandbytes__nf4", lambda x: x.fill_(32)),
         rf"{UP}\.weight\.quant_state.* does not describe a weight",
+    ),
+    "endless state": (
+        "nf4",
+        replaced("weight.quant_state.bitsandbytes__nf4", lambda x: bytes_of('{"nested_blocksize": 1e999}', x)),
+        "does not describe a weight: OverflowError",
+    ),
+    "long state": (
+        "nf4",
+        replaced("weight.quant_state.bitsandbytes__nf4", lambda x: torch.zeros(2**17, dtype=torch.uint8)),
+        "has 131072 bytes: expected at most 65536",
     ),
     "codebook": ("nf4", setting("weight.quant_map", 7, (0,)), rf"{UP}\.weight\.quant_map does not hold the numbers"),
     "absmax": ("nf4-single", setting("weight.absmax", torch.nan, (0,)), rf"{UP}\.weight\.absmax has infinities"),

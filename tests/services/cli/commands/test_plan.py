@@ -177,11 +177,12 @@ def test_a_model_is_planned_for() -> None:
 
 
 def test_int8_takes_half_of_the_weights_and_a_gpu_is_known_by_name() -> None:
-    whole = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--json"))
-    rounded = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--quantization", "int8", "--json"))
-    assert whole["memory"]["usable"] == pytest.approx(0.9 * GPUS["h100"].memory)
+    on_gpu = json.loads(ringline_plan(str(MODEL), "--gpu", "h100", "--json"))
+    assert on_gpu["memory"]["usable"] == pytest.approx(0.9 * GPUS["h100"].memory)
+    whole = json.loads(ringline_plan(str(MODEL), *HARDWARE, "--json"))
+    rounded = json.loads(ringline_plan(str(MODEL), *HARDWARE, "--quantization", "int8", "--json"))
     assert 0.5 <= rounded["memory"]["weights"] / whole["memory"]["weights"] < 0.52
-    assert rounded["capacity"]["gap"] < whole["capacity"]["gap"]
+    assert rounded["expected"]["gap"] < whole["expected"]["gap"]
 
 
 def test_4_bits_take_less_in_larger_groups() -> None:
@@ -380,16 +381,21 @@ def test_a_block_takes_what_it_takes_in_an_engine(config: PretrainedConfig, tmp_
     assert in_8_bits["memory"]["block"] == attention.bytes_per_block(replace(caches, cache_dtype="int8"))
 
 
-def test_an_8_bit_cache_on_a_gpu_is_refused(tmp_path: Path) -> None:
-    arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--kv-cache-dtype", "fp8"]
-    result = CliRunner().invoke(cli, arguments)
-    assert "--kv-cache-dtype=fp8 is not usable: expected auto on a GPU" in str(result.exception)
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [("--kv-cache-dtype", "fp8", "auto on a GPU"), ("--quantization", "int4", "no value on a GPU")],
+)
+def test_what_a_gpu_cannot_is_refused(flag: str, value: str, expected: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", flag, value])
+    assert f"{flag}={value} is not usable: expected {expected}" in str(result.exception)
+    assert isinstance(result.exception, FatalError)
+    assert result.exception.code == ExitCode.USAGE
 
 
 def test_a_layer_that_is_too_wide_for_8_bits_is_refused(tmp_path: Path) -> None:
     config = LlamaConfig(**ODD | {"intermediate_size": 131_088}, architectures=["LlamaForCausalLM"])
     config.save_pretrained(tmp_path)
-    arguments = ["plan", str(tmp_path), "--gpu", "h100", "--input-len", "64", "--quantization", "int8"]
+    arguments = ["plan", str(tmp_path), *HARDWARE, "--input-len", "64", "--quantization", "int8"]
     result = CliRunner().invoke(cli, arguments)
     assert isinstance(result.exception, FatalError)
     assert "model.layers.0.mlp.down_proj has 131088 inputs, and 8 bits allow at most 131072" in str(result.exception)

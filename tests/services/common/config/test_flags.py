@@ -4,7 +4,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from engine_core.config import EngineConfig
+from engine_core.config import EngineConfig, ModelConfig
+from engine_core.errors import ConfigError
 from services.common.config.flags import COMMON_OPTIONS, SettingsCommand, given_options, with_settings
 from services.common.config.options import settings_of
 from services.common.config.settings import (
@@ -87,3 +88,20 @@ def test_all_of_the_help_has_every_option_in_its_section():
 def test_common_options_are_options_of_some_service():
     services = (EngineConfig(), EngineServiceSettings(), ProcessorSettings(), GatewaySettings(), StackSettings())
     assert set(COMMON_OPTIONS) <= {setting.name for defaults in services for setting in settings_of(defaults)}
+
+
+@with_settings(settings_of(EngineConfig()))
+@click.command(cls=SettingsCommand)
+def engine_sample(**options):
+    """A command with an engine's options."""
+    return given_options(options)
+
+
+def test_the_name_of_a_checkpoints_own_quantization_is_answered_with_what_to_do() -> None:
+    """vLLM takes it."""
+    result = CliRunner().invoke(engine_sample, ["--quantization", "awq"])
+    assert result.exit_code == 2
+    expected = "expected one of int8, int4; leave the option out for a checkpoint that is quantized already"
+    assert f"'awq' is not usable: {expected}" in result.output
+    with pytest.raises(ConfigError, match=expected):
+        ModelConfig(quantization="awq")
