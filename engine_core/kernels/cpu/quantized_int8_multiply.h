@@ -106,7 +106,8 @@ class BytesOfGroups {
 public:
     using Total = Sums;
 
-    BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs, long panel)
+    BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs,
+                  long panel)
         : bytes_(static_cast<const int8_t*>(own) + panel * groups_of(weight) * kPanel),
           outer_(weight.scale_type, outer, panel, outer_groups_of(weight)),
           blocks_(weight.outer_size / inputs.size()),
