@@ -46,12 +46,21 @@ struct Int8Codes {
         const __m128i* const bytes = reinterpret_cast<const __m128i*>(at);
         const Vec low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
         const Vec high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes + 1)));
-        return reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(high, low));
+        // The upper halves: the lower ones are zero.
+        return _mm512_permutex2var_epi16(_mm512_castps_si512(low), odd_halves(), _mm512_castps_si512(high));
     }
 #endif
 
 private:
     typedef float FloatLanes __attribute__((vector_size(4 * kLanes)));
+
+#ifdef __AVX512BF16__
+    static Words odd_halves() {
+        alignas(64) static constexpr int16_t kOdd[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                         33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+        return _mm512_load_si512(kOdd);
+    }
+#endif
 };
 
 // Sign, four bits of an exponent e and three of a fraction m: ±2^(e − 15) · (1 + m / 8). There is no zero but that of a

@@ -26,6 +26,15 @@ inline Sums widen_to_integers(const int8_t* at) {
 inline Sums widen_to_integers(const uint8_t* at) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
 }
+// Bytes of two places, widened to pairs; and sums + the products of two 16-bit integers with the pairs.
+inline Quads widen_in_pairs(const int8_t* first, const int8_t* second) {
+    const __m128i a = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(first));
+    const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(second));
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b));
+}
+inline Sums add_products_of_pairs(Sums sums, int32_t integers, Quads pairs) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi32(integers)));
+}
 inline Vec to_floats(Sums sums) { return _mm256_cvtepi32_ps(sums); }
 
 // The bits of |v|: ordered like the numbers, infinity above them and NaN above all.

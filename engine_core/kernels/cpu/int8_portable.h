@@ -27,6 +27,16 @@ template <class Byte>
 inline Sums widen_to_integers(const Byte* at) {
     return Sums{at[0], at[1], at[2], at[3]};
 }
+// Bytes of two places, in pairs; and sums + the products of two 16-bit integers with the pairs.
+struct BytePairs {
+    Sums first, second;
+};
+inline BytePairs widen_in_pairs(const int8_t* first, const int8_t* second) {
+    return {widen_to_integers(first), widen_to_integers(second)};
+}
+inline Sums add_products_of_pairs(Sums sums, int32_t integers, const BytePairs& pairs) {
+    return sums + static_cast<int16_t>(integers & 0xffff) * pairs.first + (integers >> 16) * pairs.second;
+}
 inline Vec to_floats(Sums sums) { return __builtin_convertvector(sums, Vec); }
 
 // The bits of |v|: ordered like the numbers, infinity above them and NaN above all.

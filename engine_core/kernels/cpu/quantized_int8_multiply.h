@@ -80,12 +80,22 @@ public:
     NumbersOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void*, const InputBlocks&, long panel)
         : numbers_(weight.scale_type, own, panel, groups_of(weight)) {}
 
-    static Total begin(Vec before) { return before; }
+    static Total begin() { return splat(0.0f); }
     Vec of_group(int lane) const { return numbers_[lane]; }
     static Total add_sums(Total total, Sums sums, Vec number) { return fused_multiply_add(to_floats(sums), number, total); }
     void end_group() { numbers_.advance(); }
-    Vec end(Total total, Vec, int) const { return total; }
+    Vec end(Total total, int) const { return total; }
     void end_block() {}
+
+    // Add the minima of a block's parts, of which this is at the first, times the sums of the rows' inputs.
+    template <int R>
+    void add_minima(const int32_t* row_sums, int parts, int lane, Vec (&block)[R]) const {
+        PanelNumbers minima = numbers_;
+        for (int part = 0; part < parts; ++part, row_sums += R, minima.advance())
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+                block[r] = fused_multiply_add(to_floats(splat_integer(row_sums[r])), minima[lane], block[r]);
+    }
 
 private:
     PanelNumbers numbers_;
@@ -96,21 +106,38 @@ class BytesOfGroups {
 public:
     using Total = Sums;
 
-    BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs, long panel)
+    BytesOfGroups(const RinglineQuantizedWeight& weight, const void* own, const void* outer, const InputBlocks& inputs,
+                  long panel)
         : bytes_(static_cast<const int8_t*>(own) + panel * groups_of(weight) * kPanel),
           outer_(weight.scale_type, outer, panel, outer_groups_of(weight)),
           blocks_(weight.outer_size / inputs.size()),
           left_(blocks_) {}
 
-    static Total begin(Vec) { return splat_integer(0); }
+    static Total begin() { return splat_integer(0); }
     Sums of_group(int lane) const { return widen_to_integers(bytes_ + lane); }
     static Total add_sums(Total total, Sums sums, Sums byte) { return add_integers(total, multiply_integers(sums, byte)); }
     void end_group() { bytes_ += kPanel; }
-    Vec end(Total total, Vec before, int lane) const { return fused_multiply_add(to_floats(total), outer_[lane], before); }
+    Vec end(Total total, int lane) const { return multiply(to_floats(total), outer_[lane]); }
     void end_block() {
         if (--left_ > 0) return;
         outer_.advance();
         left_ = blocks_;
+    }
+
+    // Two parts at a time, as their sums are kept (quantized_int8_rows.h).
+    template <int R>
+    void add_minima(const int32_t* row_sums, int parts, int lane, Vec (&block)[R]) const {
+        Sums sums[R];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) sums[r] = splat_integer(0);
+        for (int part = 0; part < parts; part += 2) {
+            const int8_t* const first = bytes_ + part * kPanel + lane;
+            const auto minima = widen_in_pairs(first, part + 1 < parts ? first + kPanel : first);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) sums[r] = add_products_of_pairs(sums[r], row_sums[part * R + r], minima);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) block[r] = fused_multiply_add(to_floats(sums[r]), outer_[lane], block[r]);
     }
 
 private:
@@ -146,7 +173,7 @@ void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, lo
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) totals[r][v] = Groups::begin(splat(0.0f));
+            for (int v = 0; v < kVectors; ++v) totals[r][v] = Groups::begin();
         const Groups first_minima = minima;
         const int32_t* const block_sums = row_sums;
         int parts = 0;
@@ -208,21 +235,8 @@ void multiply_panel(const Codes& kind, const RinglineQuantizedWeight& weight, lo
         for (int v = 0; v < kVectors; ++v) {
             Vec block[R];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) block[r] = scales.end(totals[r][v], splat(0.0f), v * kLanes);
-            if (has_minima) {
-                Groups each = first_minima;
-                Total of_minima[R];
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) of_minima[r] = Groups::begin(block[r]);
-                for (int part = 0; part < parts; ++part, each.end_group()) {
-                    const auto minimum = each.of_group(v * kLanes);
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r)
-                        of_minima[r] = Groups::add_sums(of_minima[r], splat_integer(block_sums[part * R + r]), minimum);
-                }
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) block[r] = each.end(of_minima[r], block[r], v * kLanes);
-            }
+            for (int r = 0; r < R; ++r) block[r] = scales.end(totals[r][v], v * kLanes);
+            if (has_minima) first_minima.add_minima(block_sums, parts, v * kLanes, block);
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) y[r][v] = fused_multiply_add(block[r], splat(row_scales[r]), y[r][v]);
         }
@@ -291,7 +305,7 @@ public:
         : weight_(weight),
           inputs_(weight.in_features, weight.group_size, weight.outer_size),
           codes_(weight),
-          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit()) {}
+          rows_(rows, inputs_, codes_.bits(), codes_.first(), codes_.unit(), weight.outer_minima != nullptr) {}
 
     bool failed() const { return rows_.failed(); }
     Tile tile(long number) const { return number * kTilePanels; }

@@ -45,7 +45,7 @@ private:
 struct RowsOfBlock {
     const int32_t* words;   // [K / 4, rows], each of 4 inputs in the order of the codes
     const int32_t* starts;  // [parts, rows]: what sums begin with: `sums`, times the number that code 0 stands for
-    const int32_t* sums;    // [parts, rows]: of the bytes
+    const int32_t* sums;    // [parts, rows]: of the bytes; those of two parts in one word, if in pairs
     const float* scales;    // [blocks of inputs, rows]
 };
 
@@ -63,12 +63,14 @@ class CodeRows {
     typedef int8_t Bytes __attribute__((vector_size(kRoundedTogether)));
 
 public:
-    // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`.
-    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit)
+    // For codes of `bits`; what they stand for is multiplied by `unit`, and code 0 stands for `first`. If sums are `paired`,
+    // each first and second part of a block has two halves of a word, in the first one's place.
+    CodeRows(long rows, const InputBlocks& inputs, int bits, int32_t first, float unit, bool paired)
         : inputs_(inputs),
           bits_(bits),
           first_(first),
           unit_(unit),
+          paired_(paired),
           buffer_(padded_bytes<int32_t>(rows * inputs.total() / 4) + 2 * padded_bytes<int32_t>(rows * inputs.parts()) +
                   padded_bytes<float>(rows * inputs.count())) {
         Parts parts(buffer_.at(0));
@@ -100,7 +102,11 @@ public:
                 for (long i = start; i < end; i += inputs_.part_size(), part += rows) {
                     const long count = least(inputs_.part_size(), end - i);
                     const int32_t sum = round_part<F>(from + i, count, rounding.factor, words, rows);
-                    sums_[part] = static_cast<int32_t>(sum / unit_);
+                    const int32_t of_units = static_cast<int32_t>(sum / unit_);
+                    if (!paired_ || (i - start) / inputs_.part_size() % 2 == 0)
+                        sums_[part] = paired_ ? of_units & 0xffff : of_units;
+                    else
+                        sums_[part - rows] |= of_units * (1 << 16);
                     starts_[part] = sum * first_;
                     words += count / 4 * rows;
                 }
@@ -149,6 +155,7 @@ private:
     const int bits_;
     const int32_t first_;
     const float unit_;
+    const bool paired_;
     const Buffer buffer_;
     int32_t *words_, *starts_, *sums_;
     float* scales_;
