@@ -129,6 +129,11 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    if stored is not None and choice.impl != RINGLINE:
+        raise UnsupportedModelError(
+            f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
+            "which only checkpoints that are not quantized are read: choose one, whose weights --quantization rounds"
+        )
     if config.int8_activations:
         _require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)

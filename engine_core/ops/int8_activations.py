@@ -47,8 +47,8 @@ class Int8Activations:
 
     def describe(self) -> str:
         """For a person. Raises ``ConfigError`` if no layer that was made rounds its inputs."""
-        if self._others and not self._rounding:
-            accepted = "False, because no layer of the checkpoint has codes that are integers"
+        if not self._rounding:
+            accepted = "False, because no layer of the checkpoint keeps codes that are integers"
             raise ConfigError("int8_activations", True, accepted)
         text = f"inputs of {self._rounding} layers rounded to 8 bits"
         return f"{text}, those of {self._others} others kept" if self._others else text

@@ -26,6 +26,7 @@ from engine_core.quantization.packing import (
     order_of_groups,
     some_rows,
     take,
+    take_powers,
     take_scales,
 )
 from engine_core.quantization.schemes import Scheme
@@ -175,19 +176,14 @@ class Fp4Scheme(Scheme):
         """[``rows``, G]."""
         of_groups, place = f"{name}.weight_scale", slice(rows.start, rows.stop)
         if not self._is_nvfp4:
-            exponents = take(weights, of_groups, (torch.uint8,), place)
-            scales = torch.exp2(exponents.double() - 127).bfloat16()
-            return _usable(scales.masked_fill_(exponents == 255, torch.nan), of_groups)
+            return take_powers(weights, of_groups, place)
         factor = take_scales(weights, f"{name}.weight_global_scale", torch.float32)
         if not (factor > 0).all():
             raise CheckpointError(f"{name}.weight_global_scale is {factor.item()}: expected a positive number")
-        return _usable(take(weights, of_groups, (torch.float8_e4m3fn,), place).float() / factor, of_groups)
-
-
-def _usable(scales: torch.Tensor, name: str) -> torch.Tensor:
-    if not scales.isfinite().all():
-        raise CheckpointError(f"{name} has infinities or NaNs: download the checkpoint again")
-    return scales
+        scales = take(weights, of_groups, (torch.float8_e4m3fn,), place).float() / factor
+        if not scales.isfinite().all():
+            raise CheckpointError(f"{of_groups} has infinities or NaNs: download the checkpoint again")
+        return scales
 
 
 def _scales(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from engine_core.errors import UnsupportedModelError
+import torch
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kernels.library import Kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
@@ -72,4 +75,16 @@ class GgufMethod(StoredMethod):
         block, step = BLOCK_TYPES[self.types[name]], max(1, _READ_AT_ONCE // inputs)
         for first in range(piece.rows.start, piece.rows.stop, step):
             rows = weights.take_stored(name, slice(first, min(first + step, piece.rows.stop)))
-            yield block.weight(rows, self.kernels)
+            weight = block.weight(rows, self.kernels)
+            _require_finite(weight, name)
+            yield weight
+
+
+def _require_finite(weight: QuantizedWeight, name: str) -> None:
+    """Raise ``CheckpointError`` for scales or minima that are infinite or NaN."""
+    nested = weight.outer_scales is not None
+    shared = (weight.outer_scales, weight.outer_minima) if nested else (weight.scales, weight.minima)
+    for numbers in shared:
+        # Of finite ones, the sum is finite, and this is one operation of torch.
+        if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float32).item()):
+            raise CheckpointError(f"{name} has scales or minima that are infinite or NaN: download the file again")

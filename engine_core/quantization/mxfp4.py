@@ -29,12 +29,11 @@ from engine_core.ops.base import (
 )
 from engine_core.ops.quantized_weight import FP4, QuantFormat, QuantizedWeight
 from engine_core.quantization.base import QuantizationConfig, QuantMethod, Unquantized
+from engine_core.quantization.packing import nibbles_of, take, take_powers
 from engine_core.quantization.stored_experts import ExpertFormats
 
 MXFP4 = QuantFormat(FP4, group_size=32, scale_dtype=torch.bfloat16)
 _BLOCK_BYTES = MXFP4.group_size // 2
-_NAN = 255
-"""As a scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +106,6 @@ def _read(prefix: str, expert: int, shard: ExpertsShard, weights: Weights) -> It
     gates = slice(2 * shard.inner.start, 2 * shard.inner.stop, 2)
     ups = slice(gates.start + 1, gates.stop, 2)
     for name, rows in (("gate_up", gates), ("gate_up", ups), ("down", slice(shard.hidden.start, shard.hidden.stop))):
-        scales, blocks = (
-            _take_bytes(f"{prefix}.{name}_proj_{stored}", expert, rows, weights) for stored in ("scales", "blocks")
-        )
-        if bool((scales == _NAN).any()):
-            raise CheckpointError(
-                f"{prefix}.{name}_proj_scales has a NaN ({_NAN}) among those of expert {expert}: download the "
-                "checkpoint again"
-            )
-        yield [QuantizedWeight(MXFP4, unpack(blocks), powers_of_two(scales))]
-
-
-def _take_bytes(name: str, expert: int, rows: slice, weights: Weights) -> torch.Tensor:
-    stored = weights.take_stored(name, expert, rows)
-    if stored.dtype != torch.uint8:
-        raise CheckpointError(f"{name} is of type {stored.dtype}, which is not usable: expected bytes (U8)")
-    return stored
-
-
-def unpack(blocks: torch.Tensor) -> torch.Tensor:
-    """[N, K] uint8, a code each, of bytes [N, K / 32, 16] of two codes, the first one in the low half."""
-    return torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
-
-
-def powers_of_two(scales: torch.Tensor) -> torch.Tensor:
-    """In bfloat16, of exponents + 127 as uint8, but 255."""
-    bits = scales.to(torch.int16) << 7
-    return bits.masked_fill_(scales == 0, 1 << 6).view(torch.bfloat16)
+        scales = take_powers(weights, f"{prefix}.{name}_proj_scales", expert, rows)
+        blocks = take(weights, f"{prefix}.{name}_proj_blocks", (torch.uint8,), expert, rows)
+        yield [QuantizedWeight(MXFP4, nibbles_of(blocks.flatten(1)), scales)]

@@ -43,6 +43,20 @@ def take_scales(weights: Weights, name: str, dtype: torch.dtype, *place: int | s
     return converted
 
 
+def take_powers(weights: Weights, name: str, *place: int | slice) -> torch.Tensor:
+    """Likewise powers of two in bfloat16, which are stored as exponents + 127 in a byte, where 255 stands for NaN."""
+    exponents = take(weights, name, (torch.uint8,), *place)
+    if (exponents == 255).any():
+        raise CheckpointError(f"{name} has NaNs (255): download the checkpoint again")
+    return powers_of_two(exponents)
+
+
+def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """In bfloat16, of exponents + 127 as uint8, but 255."""
+    bits = exponents.to(torch.int16) << 7
+    return bits.masked_fill_(exponents == 0, 1 << 6).view(torch.bfloat16)  # 2⁻¹²⁷ is subnormal
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -14,6 +14,7 @@ from typing import Any
 from engine_core.model_loader.gguf import config as gguf_config
 from engine_core.models.registry import ARCHITECTURES
 from engine_core.ops.quantized_weight import Offset, QuantFormat
+from engine_core.quantization.compressed_schemes import FP4_FORMATS
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.quantization.int4 import Int4
 from engine_core.quantization.mxfp4 import MXFP4
@@ -32,13 +33,25 @@ _LAYER, _INPUTS, _OUTPUTS = "model.layers.0.self_attn.q_proj", 4096, 256
 def _integers(bits: int, **arguments: Any) -> dict[str, Any]:
     weights = {"num_bits": bits, "type": "int", "strategy": "channel", "symmetric": True, **arguments}
     stored = "pack-quantized" if bits == 4 else "int-quantized"
+    return _compressed(stored, weights)
+
+
+def _floats(stored: str) -> dict[str, Any]:
+    return _compressed(stored, {"num_bits": 4, "type": "float", "group_size": FP4_FORMATS[stored]})
+
+
+def _compressed(stored: str, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {"format": stored, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
 
 
 EXAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "awq": ({"bits": 4, "group_size": 128},),
     "bitsandbytes": ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"load_in_8bit": True}),
-    "compressed-tensors": (_integers(4, strategy="group", group_size=128), _integers(8)),
+    "compressed-tensors": (
+        _integers(4, strategy="group", group_size=128),
+        _integers(8),
+        *map(_floats, FP4_FORMATS),
+    ),
     "fp8": ({}, {"weight_block_size": [128, 128]}),
     "gptq": ({"bits": 4, "group_size": 128}, {"bits": 8, "group_size": 128}),
 }

@@ -37,7 +37,7 @@ OF_RAY_AND_DOCKER = {
     "--profile",
     "--shm-size",
 }
-FLAG = re.compile(r"(?<!\S)--[a-z-]+")
+FLAG = re.compile(r"(?<!\S)--[a-z0-9-]+")
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 
 LINES = command_lines(("ringline", "make", "pip", "python", "echo", "curl"))
@@ -154,6 +154,7 @@ def test_commands_and_flags_that_are_named_exist() -> None:
     of_others = {
         "distributed.md": OF_RAY_AND_DOCKER,
         "failover.md": flags_of_scripts("tests/chaos"),
+        "quantization.md": of_benchmarks,
         "security.md": flags_of_scripts("tests/fuzz"),
     }
     targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -72,7 +72,7 @@ def tokenizer_files(file: GgufFile) -> dict[str, dict[str, Any]]:
 def eos_token_ids(file: GgufFile) -> list[int]:
     """The ids of the tokens that end an answer; that of the tokenizer's eos is the first.
 
-    None where a file has no tokens. Raises as the above.
+    Empty where a file has no tokens. Raises as the above.
     """
     return _Vocabulary(file).ending_ids if "tokenizer.ggml.tokens" in file.metadata else []
 

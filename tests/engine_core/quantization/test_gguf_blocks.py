@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import gguf
 import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 
-from engine_core.errors import UnsupportedModelError
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kernels.library import Kernels
-from engine_core.quantization.gguf import GgufConfig
+from engine_core.layers.weights import TensorRows
+from engine_core.quantization.gguf import GgufConfig, GgufMethod
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from tests.engine_core.model_loader.gguf.written import random_blocks
 
@@ -53,3 +56,18 @@ def test_other_types_are_refused_by_name() -> None:
         UnsupportedModelError, match=r"^x\.weight is of type IQ2_XXS, which is not supported: choose .*Q4_K"
     ):
         GgufConfig.of({"types": {"y.weight": "Q4_0", "x.weight": "IQ2_XXS"}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "stored"),
+    [("Q4_1", 0, b"\x00\x7e"), ("Q4_1", 2, b"\x00\x7c"), ("Q6_K", 208, b"\x00\xfc"), ("MXFP4", 0, b"\xff")],
+)
+def test_scales_that_are_not_finite_are_refused(kind: str, place: int, stored: bytes) -> None:
+    block = BLOCK_TYPES[kind]
+    rows = torch.zeros(3, block.block_bytes, dtype=torch.uint8)
+    method = GgufMethod({"up.weight": kind}, None)
+    piece, weights = TensorRows("up", 3, range(3)), Mock(take_stored=Mock(return_value=rows))
+    assert len(list(method.read(piece, block.block_size, weights))) == 1
+    rows[1, place : place + len(stored)] = torch.frombuffer(bytearray(stored), dtype=torch.uint8)
+    with pytest.raises(CheckpointError, match=r"up\.weight has scales or minima that are infinite or NaN"):
+        list(method.read(piece, block.block_size, weights))

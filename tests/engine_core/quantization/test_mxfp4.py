@@ -16,7 +16,8 @@ from engine_core.layers.fused_moe import FusedMoE
 from engine_core.model_loader.loader import model_outline
 from engine_core.ops.quantized_weight import QuantizedWeight
 from engine_core.ops.torch import TorchBackend
-from engine_core.quantization.mxfp4 import MXFP4, powers_of_two, unpack
+from engine_core.quantization.mxfp4 import MXFP4
+from engine_core.quantization.packing import nibbles_of, powers_of_two
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import make_model, save_model
@@ -36,7 +37,7 @@ def test_every_byte_and_every_scale() -> None:
     blocks = torch.cat([torch.arange(256, dtype=torch.uint8), random_bytes(16, seed=0)]).view(1, 17, 16)
     blocks = blocks.expand(len(scales), -1, -1)
     expected = convert_moe_packed_tensors(blocks[None], scales[None], dtype=torch.float32)[0].t()
-    weight = QuantizedWeight(MXFP4, unpack(blocks), powers_of_two(scales))
+    weight = QuantizedWeight(MXFP4, nibbles_of(blocks.flatten(1)), powers_of_two(scales))
     assert torch.equal(weight.dequantized(), expected)
 
 
@@ -117,9 +118,9 @@ def test_what_does_not_fit_is_named(checkpoints: tuple[Path, Path], tmp_path: Pa
         (tensors | {name: tensors[name][:, :-1].contiguous()}, rf"1 mis-shaped \({name} is"),
         (
             tensors | {name: tensors[name].float()},
-            rf"{name} is of type torch.float32, which is not usable: expected bytes",
+            rf"{name} is of type float32; expected uint8",
         ),
-        (tensors | {name: tensors[name].where(tensors[name] != 119, 255)}, rf"{name} has a NaN"),
+        (tensors | {name: tensors[name].where(tensors[name] != 119, 255)}, rf"{name} has NaNs"),
         (
             tensors | {"model.norm.weight": tensors["model.norm.weight"].byte()},
             r"model\.norm\.weight is of type U8; expected one of F64",

@@ -74,7 +74,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
             "bits='4' is not supported",
         ),
         ({"quant_method": "gguf"}, "is quantized with GGUF, which is not supported"),
-        ({"quant_method": "hqq"}, "is quantized with HQQ, .* or with .*AWQ, .*GPTQ"),
+        ({"quant_method": "hqq"}, "is quantized with HQQ, .* choose one with AWQ, .*GPTQ"),
         ({"quant_method": "exl2"}, "is quantized with EXL2"),
     ],
 )
@@ -83,6 +83,13 @@ def test_fields(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
         open_at(tmp_path, "dummy")
+
+
+def test_the_fallback(tmp_path: Path) -> None:
+    config = LLAMA.to_dict() | {"architectures": ["LlamaForCausalLM"], "quantization_config": AWQ}
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(UnsupportedModelError, match=r"has AWQ, 4 bits .* only checkpoints that are not quantized"):
+        open_at(tmp_path, "dummy", model_impl="transformers")
 
 
 @pytest.fixture(scope="module")
