@@ -20,8 +20,8 @@ from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from engine_core.quantization.stored import StoredMethod
 
 _FLOAT_TYPES = ("F32", "F16", "BF16")
-_READ_AT_ONCE = 2**20
-"""Numbers, about: their codes stay in a processor's cache."""
+_READ_AT_ONCE = 2**21
+"""Numbers, about: more codes would not stay in a processor's caches; many times fewer cost more calls."""
 
 
 @dataclass(frozen=True, slots=True)
