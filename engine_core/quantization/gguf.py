@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from engine_core.errors import UnsupportedModelError
+import torch
+
+from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.kernels.library import Kernels
 from engine_core.layers.features import LinearShape
 from engine_core.layers.weights import TensorRows, Weights
@@ -72,4 +75,14 @@ class GgufMethod(StoredMethod):
         block, step = BLOCK_TYPES[self.types[name]], max(1, _READ_AT_ONCE // inputs)
         for first in range(piece.rows.start, piece.rows.stop, step):
             rows = weights.take_stored(name, slice(first, min(first + step, piece.rows.stop)))
-            yield block.weight(rows, self.kernels)
+            weight = block.weight(rows, self.kernels)
+            _require_finite(name, weight)
+            yield weight
+
+
+def _require_finite(name: str, weight: QuantizedWeight) -> None:
+    """Raise ``CheckpointError`` unless scales and minima are finite: the outer ones, where the others are integers."""
+    outer = weight.outer_scales, weight.outer_minima
+    for numbers in outer if weight.outer_scales is not None else (weight.scales, weight.minima):
+        if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float64)):  # one pass, unlike isfinite
+            raise CheckpointError(f"{name} has a scale or a minimum that is infinite or NaN: download the file again")
