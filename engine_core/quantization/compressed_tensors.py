@@ -93,8 +93,8 @@ class CompressedTensorsConfig(SchemesConfig):
 
         def scheme_of(name: str) -> Scheme:
             scales = self._tensors.get(f"{name}.weight_scale")
-            of_tensor = strategy == "tensor" if scales is None else scales.shape in ((), (1,))
-            shape = None if not of_tensor else (1,) if scales is None else scales.shape
+            of_tensor = strategy == "tensor" or (strategy is None and scales is not None and scales.shape in ((), (1,)))
+            shape = None if not of_tensor else () if scales is not None and scales.shape == () else (1,)
             if stored == PACKED:
                 grouped = f"{name}.weight_g_idx" in self._tensors
                 return PackedScheme(bits, size, symmetric, self._scale_dtype, shape, grouped)

@@ -76,15 +76,13 @@ class GgufMethod(StoredMethod):
         for first in range(piece.rows.start, piece.rows.stop, step):
             rows = weights.take_stored(name, slice(first, min(first + step, piece.rows.stop)))
             weight = block.weight(rows, self.kernels)
-            _require_finite(weight, name)
+            _require_finite(name, weight)
             yield weight
 
 
-def _require_finite(weight: QuantizedWeight, name: str) -> None:
-    """Raise ``CheckpointError`` for scales or minima that are infinite or NaN."""
-    nested = weight.outer_scales is not None
-    shared = (weight.outer_scales, weight.outer_minima) if nested else (weight.scales, weight.minima)
-    for numbers in shared:
-        # Of finite ones, the sum is finite, and this is one operation of torch.
-        if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float32).item()):
-            raise CheckpointError(f"{name} has scales or minima that are infinite or NaN: download the file again")
+def _require_finite(name: str, weight: QuantizedWeight) -> None:
+    """Raise ``CheckpointError`` unless scales and minima are finite: the outer ones, where the others are integers."""
+    outer = weight.outer_scales, weight.outer_minima
+    for numbers in outer if weight.outer_scales is not None else (weight.scales, weight.minima):
+        if numbers is not None and not math.isfinite(numbers.sum(dtype=torch.float64)):  # one pass, unlike isfinite
+            raise CheckpointError(f"{name} has a scale or a minimum that is infinite or NaN: download the file again")

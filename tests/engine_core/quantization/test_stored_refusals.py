@@ -155,6 +155,11 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     "uneven groups": ("gptq-ordered", replaced("g_idx", torch.zeros_like), rf"{UP}\.g_idx does not divide"),
     "zero of 256": ("gptq-8-bits-zeros", setting("qzeros", -1), rf"{UP}\.qzeros has a zero of 256"),
     "shape": ("packed", setting("weight_shape", 5, (1,)), rf"{UP}\.weight_shape is \[128, 5\], expected \[128, 64\]"),
+    "one scale for groups": (
+        "packed",
+        replaced("weight_scale", lambda x: x[:1, 0]),
+        rf"{UP}\.weight_scale is \[1\], expected \[128, 2\]",
+    ),
     "packed scale": ("packed", setting("weight_scale", torch.nan), rf"{UP}\.weight_scale has infinities"),
     "nan number": ("deepseek-fp8", replaced("weight", lambda x: x.float().fill_(torch.nan).to(x.dtype)), "has NaNs"),
     "blocks": ("deepseek-fp8", replaced("weight_scale_inv", lambda x: x[:1]), rf"{UP}\.weight_scale_inv is \[1, 2\]"),

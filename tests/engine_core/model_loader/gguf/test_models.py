@@ -19,6 +19,8 @@ from transformers import (
 )
 
 from engine_core.attention.torch_reference import TorchAttention
+from engine_core.errors import CheckpointError
+from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
@@ -114,3 +116,18 @@ def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
     torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
     expanded = logits_of(load(file, **torch_layers), IDS)
     assert torch.equal(expanded, logits_of(load(tmp_path / "dequantized", **torch_layers), IDS))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", pytest.param("Q6_K", marks=pytest.mark.models)])
+def test_scales_that_are_not_finite_are_refused(kind: str, tmp_path: Path) -> None:
+    save_model(make_model(SMOL), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", SMOL, tmp_path / "model.gguf", quantized(kind))
+    damaged = read_gguf(file).tensors["blk.1.ffn_up.weight"]
+    block = damaged.type.block_bytes
+    for last in (b"\x00\x7c", b"\x01\xfe"):  # ∞ and a NaN: the minimum of a Q4_1, or the scale of a Q6_K
+        content = bytearray(file.read_bytes())
+        at = damaged.offset + damaged.nbytes - (block - 2 if kind == "Q4_1" else 2)
+        content[at : at + 2] = last
+        (tmp_path / "damaged.gguf").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight has a scale or a minimum that is inf"):
+            load(tmp_path / "damaged.gguf")
