@@ -25,7 +25,7 @@ constexpr int kMostUnitRows = 16 * kBlockRows;
 constexpr long kProductsPerNanosecond = 100, kRowsPerRead = 8;
 constexpr long kConvertedPerNanosecond = 4;
 
-// Rows are divided into blocks of nearly equal size.
+// Rows are divided into blocks of nearly equal size, of at most `most` rows.
 struct RowBlocks {
     long rows, count;
 

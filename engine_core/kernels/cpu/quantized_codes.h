@@ -1,7 +1,7 @@
 // From lines of packed codes to the factors that they stand for: see quantized_pack.h for what a line is.
 #pragma once
 
-#include "blocks.h"
+#include "linear.h"
 
 namespace {
 
@@ -30,14 +30,14 @@ class Codes {
 public:
     using Decoded = D;
     static constexpr int kInputs = 32 / kBits, kSteps = kInputs / D::kPack;
-    static constexpr int kFewRows = 4;  // for which looking up codes in registers is worth while
+    static constexpr long kFewRows = 4;  // for which looking up codes in registers is worth while
 
     explicit Codes(const float* codebook) : table_(codebook) {}
 
-    // Columns of the inputs `kStep` · D::kPack, ….
     using Line = Words;
     static Line load_line(const uint8_t* at) { return load_words(at); }
 
+    // Columns of the inputs `kStep` · D::kPack, ….
     template <int kStep>
     typename D::Column column(Words words) const {
         static_assert(D::kPack == 1);
@@ -56,7 +56,7 @@ class Codes<BFloat16, 4> {
 public:
     using Decoded = BFloat16;
     static constexpr int kInputs = 8, kSteps = 4;
-    static constexpr long kFewRows = 1000;
+    static constexpr long kFewRows = kMostUnitRows;  // always: another port than that of products does it meanwhile
 
     explicit Codes(const float* codebook) {
         uint16_t twice[32];
@@ -65,7 +65,7 @@ public:
         table_ = load_words(twice);
     }
 
-    // The same words from their second byte on spare a shift.
+    // The same words from their second byte on spare a shift. (A byte past the end of the memory may be read.)
     struct Line {
         Words low, high;
     };

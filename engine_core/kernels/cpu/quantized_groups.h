@@ -42,7 +42,7 @@ public:
 
     // Read ahead what `read` will read. Inlined by force: the compiler drops calls of functions that only read ahead.
     inline __attribute__((always_inline)) void prefetch_groups(long first_panel, long first, long count) const {
-        const long each = outer_groups_ ? 1 : weight_.scale_type == kRinglineFloat32 ? 4 : 2;
+        const long bytes = weight_.scale_type == kRinglineFloat32 ? 4 : 2, each = outer_groups_ ? 1 : bytes;
         for (long i = 0; i < kTilePanels; ++i) {
             const long at = ((first_panel + i) * groups_ + first) * kPanel;
             for (long byte = 0; byte < count * kPanel * each; byte += kLineBytes) {
@@ -52,9 +52,9 @@ public:
             if (has_zeros())
                 for (long byte = 0; byte < count * kPanel; byte += kLineBytes) prefetch(weight_.zeros + at + byte);
             if (outer_groups_) {
-                const long outer = ((first_panel + i) * outer_groups_ + first / (weight_.outer_size / size())) * kPanel;
-                prefetch(static_cast<const uint16_t*>(weight_.outer_scales) + outer);
-                if (has_minima()) prefetch(static_cast<const uint16_t*>(weight_.outer_minima) + outer);
+                const long group = (first_panel + i) * outer_groups_ + first / (weight_.outer_size / size());
+                prefetch(static_cast<const char*>(weight_.outer_scales) + group * kPanel * bytes);
+                if (has_minima()) prefetch(static_cast<const char*>(weight_.outer_minima) + group * kPanel * bytes);
             }
         }
     }

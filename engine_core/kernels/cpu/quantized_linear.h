@@ -4,8 +4,8 @@
 // of additions of x · codebook[code] from 0 on, less the zero times the sum of the inputs; that times the scale is added to
 // the result, and the minimum times the sum of the inputs.
 //
-// With few rows codes are looked up in registers, just before they are multiplied. With many, those of a part of a tile are
-// looked up once, to memory in the cache, for all rows: the same operations, and so the same bits.
+// Where it costs little, and with few rows, codes are looked up in registers, just before they are multiplied. Else those of
+// a part of a tile are looked up once, to memory in the cache, for all rows: the same operations, and so the same bits.
 #pragma once
 
 #include "argmax.h"
@@ -33,7 +33,7 @@ template <class D, class Codes>
 class QuantizedTileProducts {
     using Factor = typename D::Factor;
     static constexpr int kVectors = kPanel / kLanes;
-    // Both the sums of a group and the results are in registers.
+    // Of a block of decoded codes: both the sums of a group and the results are in registers.
     static constexpr int kDecodedRows = kLanes == 16 ? kBlockRows / 2 : kBlockRows;
     static constexpr long kElementBytes = sizeof(typename D::Element);
     static constexpr long kMostPart = kDecodedBytes / (kTileOutputs * kElementBytes);  // inputs
