@@ -74,7 +74,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
             "bits='4' is not supported",
         ),
         ({"quant_method": "gguf"}, "is quantized with GGUF, which is not supported"),
-        ({"quant_method": "hqq"}, "is quantized with HQQ, .* choose one with AWQ, .*GPTQ"),
+        ({"quant_method": "hqq"}, "is quantized with HQQ, .* choose one with .*AWQ, .*GPTQ"),
         ({"quant_method": "exl2"}, "is quantized with EXL2"),
     ],
 )
