@@ -46,4 +46,4 @@ class SegmentedLinear(LinearOp):
         return torch.empty(len(x), self.out_features, dtype=dtype, device=x.device)
 
     def weight_rows(self, indices: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("no embedding is tied to layers of several formats")
+        raise AssertionError("no embedding is tied to layers of several formats")

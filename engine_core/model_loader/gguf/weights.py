@@ -93,7 +93,7 @@ class GgufWeights:
         return self.take(tensor)
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
-        raise NotImplementedError("a GGUF file has each expert's projections by themselves")
+        raise AssertionError("a GGUF file has each expert's projections by themselves")
 
     def take_float32(self, name: str) -> torch.Tensor:
         return self._expanded([self._piece(name)], Staging(torch.float32, self._device))
