@@ -33,16 +33,17 @@ _WORKS = {
     "batch 64": (Work(64, 128, 64), False),
     "prefill 1024": (Work(1, 1024, 1), False),
 }
-_KV_CACHE_BYTES = 3 << 29
+_LEAST_KV_CACHE_BYTES = 1 << 28
 
 
 def main() -> None:
     """Run the command."""
     arguments = _parser().parse_args()
     peers, files = Peers.at(arguments.peers), _files(arguments)
-    specs, wanted = _specs(peers, files, arguments), arguments.engines
-    specs = [spec for spec in specs if wanted is None or spec.name in wanted]
     cost, gauge = ModelCost.of(next(iter(files.values()))), Gauge()
+    tokens = max(work.batch * (work.prompt + work.output) for work, _ in (_WORKS[name] for name in arguments.works))
+    specs, wanted = _specs(peers, files, arguments, tokens * cost.kv_bytes * 5 // 4), arguments.engines
+    specs = [spec for spec in specs if wanted is None or spec.name in wanted]
     weight_bytes = _weight_bytes(files, cost)
     ours = [spec.name for spec in specs if spec.name.startswith(OURS)]
     rows, ratios = [], []
@@ -85,9 +86,11 @@ def _files(arguments: argparse.Namespace) -> dict[str, Path]:
     return files
 
 
-def _specs(peers: Peers, files: dict[str, Path], arguments: argparse.Namespace) -> list[WorkerSpec]:
+def _specs(
+    peers: Peers, files: dict[str, Path], arguments: argparse.Namespace, kv_cache_bytes: int
+) -> list[WorkerSpec]:
     """Ringline's first."""
-    usual = {"max_model_len": 2048, "kv_cache_memory_bytes": _KV_CACHE_BYTES}
+    usual = {"max_model_len": 2048, "kv_cache_memory_bytes": max(kv_cache_bytes, _LEAST_KV_CACHE_BYTES)}
     found = []
     for mix, file in files.items():
         options = {"model": str(file), **usual}
