@@ -67,7 +67,7 @@ class ModelConfig(_Section):
 
     model: str = option("", "Checkpoint: a directory, a GGUF file or a hub id (of a GGUF file as org/name:Q4_K_M).")
     served_model_name: str | None = option(
-        None, "Name of the model for clients. Default: the hub id, or the name of the directory or the GGUF file."
+        None, "Name of the model for clients. Default: the hub id, or the directory's or file's name."
     )
     tokenizer: str | None = option(
         None, "Directory, GGUF file or hub id of the tokenizer; default: the checkpoint's own."
@@ -81,8 +81,7 @@ class ModelConfig(_Section):
     download_dir: str | None = option(None, "Where hub downloads are kept; default: the hub library's cache.")
     dtype: str = option(
         "auto",
-        "Type of weights, activations and, unless --kv-cache-dtype says otherwise, KV cache; auto takes the "
-        "checkpoint's.",
+        "Type of weights, activations and KV cache; auto takes the checkpoint's.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_model_len: int | None = option(
@@ -93,8 +92,8 @@ class ModelConfig(_Section):
     )
     quantization: str | None = option(
         None,
-        "Rounds the weights of linear layers and experts when they are loaded: int8 to 8 bits, and their inputs in "
-        "every step, too; int4 to 4 bits. Default: weights stay as the checkpoint has them, quantized or not.",
+        "Rounds weights of linear layers and experts when they are loaded: to int4, or to int8 and their inputs in "
+        "every step, too. Default: weights stay as the checkpoint has them, quantized or not.",
         choices=("int8", "int4"),
         otherwise="leave the option out for a checkpoint that is quantized already, which says how",
     )

@@ -173,7 +173,7 @@ class _Header:
             self._require(0 not in shape, f"the shape {shape[::-1]}: no dimension may be 0")
             kept = TYPES.get(number)
             if kept is None:
-                raise self._problem(f"type {number}, which is unknown; known are {', '.join(map(str, TYPES))}")
+                raise self._problem(f"type {number}: expected one of {', '.join(map(str, TYPES))}")
             whole = shape[0] % kept.block_size == 0
             self._require(whole, f"rows of {shape[0]}: {kept.name} has blocks of {kept.block_size} numbers")
             described[name] = kept, tuple(shape[::-1]), offset

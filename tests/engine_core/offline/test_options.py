@@ -48,7 +48,7 @@ def test_paths_and_numbers_of_numpy_are_options_too() -> None:
 
 
 # Options that count something, each with the least that it takes.
-SIZES = [(setting.name, setting.minimum) for setting in OF_FLAGS.values() if setting.kind is int]
+SIZES = [(each.name, each.minimum) for each in OF_FLAGS.values() if each.kind is int and each.minimum is not None]
 
 
 @pytest.mark.parametrize(("option", "least"), SIZES)

@@ -69,5 +69,5 @@ def test_scales_that_are_not_finite_are_refused(kind: str, place: int, stored: b
     piece, weights = TensorRows("up", 3, range(3)), Mock(take_stored=Mock(return_value=rows))
     assert len(list(method.read(piece, block.block_size, weights))) == 1
     rows[1, place : place + len(stored)] = torch.frombuffer(bytearray(stored), dtype=torch.uint8)
-    with pytest.raises(CheckpointError, match=r"up\.weight has scales or minima that are infinite or NaN"):
+    with pytest.raises(CheckpointError, match=r"up\.weight has a scale or a minimum that is infinite or NaN"):
         list(method.read(piece, block.block_size, weights))
