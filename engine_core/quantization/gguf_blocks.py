@@ -126,10 +126,8 @@ def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales, minima, both = packed.reshape(*packed.shape[:2], 3, 4).unbind(2)
     last_scales = (both & 15) | (scales >> 6 << 4)
     last_minima = (both >> 4) | (minima >> 6 << 4)
-    return tuple(  # type: ignore[return-value]
-        torch.cat(pair, 2).flatten(1).view(torch.int8)
-        for pair in ((scales & 63, last_scales), (minima & 63, last_minima))
-    )
+    both_scales, both_minima = torch.cat([scales & 63, last_scales], 2), torch.cat([minima & 63, last_minima], 2)
+    return both_scales.flatten(1).view(torch.int8), both_minima.flatten(1).view(torch.int8)
 
 
 def _with_minima(

@@ -36,11 +36,3 @@ def random_weight(kept: QuantFormat, outputs: int, inputs: int, seed: int = 0) -
 
     minima = both() if kept.offset is Offset.MINIMUM else (None, None)
     return QuantizedWeight(kept, codes, *both(), zeros, *minima)
-
-
-def some_rows(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
-    """These of its rows."""
-    tensors = (weight.scales, weight.outer_scales, weight.zeros, weight.minima, weight.outer_minima)
-    scales, *others = (None if tensor is None else tensor[rows] for tensor in tensors)
-    assert scales is not None
-    return QuantizedWeight(weight.format, weight.codes[rows], scales, *others)

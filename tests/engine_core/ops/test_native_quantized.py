@@ -76,8 +76,7 @@ def weight_of(kept: QuantFormat, outputs: int, inputs: int, seed: int = 0) -> Qu
 
 
 def rows_of(weight: QuantizedWeight, rows: slice) -> QuantizedWeight:
-    tensors = (weight.codes, weight.scales, weight.outer_scales, weight.zeros, weight.minima, weight.outer_minima)
-    return QuantizedWeight(weight.format, *(None if each is None else each[rows] for each in tensors))  # type: ignore[arg-type]
+    return weight.each(lambda tensor: tensor[rows])
 
 
 def make(

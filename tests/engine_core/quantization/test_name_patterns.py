@@ -26,20 +26,15 @@ def test_patterns_in_use(pattern: str, found: bool) -> None:
     assert NamePatterns("GPTQ").matcher(pattern)(NAME) == found
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        *("(.*)*x", "(.+)+x", r"(\w+\.?)+x", "(.|.)*x", ".*" * 7 + "x", ".?" * 30 + "x", "(.|.)" * 30, "(?:.?){30}x"),
-        *("(?:(?:.?){60}){60}x", "(?:a{1,60000}){1,60000}", "(?:(?=.*.*.*x)|.)*y", "(?=.*.*.*x)?" * 3, "x" * 70000),
-    ],
-)
-def test_patterns_that_take_too_long(pattern: str) -> None:
-    with pytest.raises(CheckpointError, match=r"GPTQ: .* in quantization_config (may take too long|is longer than)"):
+@pytest.mark.parametrize("pattern", ["[", "(" * 2000, "a{99999999999}", "x" * 70_000], ids=["[", "(", "a{…}", "long"])
+def test_what_cannot_be_compiled_is_refused(pattern: str) -> None:
+    with pytest.raises(CheckpointError, match=r"GPTQ: .* in quantization_config (is no regular expression|is longer)"):
         NamePatterns("GPTQ").matcher(pattern)
 
 
 def test_all_patterns_together_have_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_patterns, "_MOST_SECONDS", 0.01)
-    matches = NamePatterns("GPTQ").matcher(".*.*.*.*x")
-    with pytest.raises(CheckpointError, match=r"'\.\*\.\*\.\*\.\*x' in .* and others have taken more than"):
-        list(map(matches, (f"{NAME}.{number}" for number in range(10_000))))
+    patterns = NamePatterns("GPTQ")
+    matches = patterns.matcher("(?:(?:.?){60}){60}x")
+    with pytest.raises(CheckpointError, match=r"in quantization_config and others take more than .* s to match names"):
+        matches(NAME)

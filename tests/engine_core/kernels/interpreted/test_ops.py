@@ -17,7 +17,7 @@ from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, Qu
 from engine_core.ops.torch import TorchBackend
 from tests.engine_core.ops.experts import chosen, numbers, weights_of
 from tests.engine_core.ops.parts import Parts, assert_same_bits
-from tests.engine_core.ops.quantized_weights import random_weight, some_rows
+from tests.engine_core.ops.quantized_weights import random_weight
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 OPS = GpuBackend(3, deterministic=True, device=torch.device("cpu"))
@@ -214,7 +214,7 @@ FORMATS = {
 @pytest.mark.parametrize("kept", FORMATS.values(), ids=FORMATS)
 def test_what_stays_quantized_is_multiplied_as_the_expanded_weight(kept: QuantFormat, dtype: torch.dtype) -> None:
     weight, order = random_weight(kept, 70, 200), torch.randperm(200, generator=torch.Generator().manual_seed(3))
-    parts = [some_rows(weight, slice(0, 40)), some_rows(weight, slice(40, 70))]
+    parts = [weight.each(lambda tensor: tensor[:40]), weight.each(lambda tensor: tensor[40:])]
     bias, x, residual = (numbers(*shape, dtype=dtype) / 4 for shape in ((70,), (9, 200), (9, 90)))
     made = OPS.quantized_linear(kept, 70, 200, dtype, iter(parts), bias, order)
     expanded = OPS.linear(weight.dequantized().to(dtype), bias)

