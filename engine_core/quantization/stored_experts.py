@@ -104,18 +104,21 @@ class StoredExperts:
         """``QuantMethod.load_experts``."""
         shape, shard = self._shape, self._shape.whole if split is None else split.own
         formats = self.formats
-        orders = None if formats is None else self._input_orders(weights, shard)
+        orders = None if formats is None else self._input_orders(weights)
         if formats is None or orders is None:
             op = backend.experts(shape, weights.dtype, split)
             op.load(self._expanded(weights, shard))
             return op
-        experts = self._quantized(weights, shard, orders)
+        own = orders[shard.experts.start : shard.experts.stop]
+        experts = self._quantized(weights, shard, own)
         return backend.quantized_experts(shape, formats.gate_up, formats.down, weights.dtype, experts, split)
 
-    def _input_orders(self, weights: Weights, shard: ExpertsShard) -> list[InputOrders | None] | None:
-        """Of each expert; None where its gate and up have different ones: then all are expanded."""
+    def _input_orders(self, weights: Weights) -> list[InputOrders | None] | None:
+        """Of each expert, those of other ranks, too; None where any gate and up have different ones: then all are
+        expanded, on all ranks alike.
+        """
         found: list[InputOrders | None] = []
-        for expert in self._tensors.projections(self._shape, shard):
+        for expert in self._tensors.projections(self._shape, self._shape.whole):
             orders = [self._method.order(piece, inputs, weights) for piece, inputs in self._pieces(expert)]
             if all(order is None for order in orders):
                 found.append(None)
