@@ -19,11 +19,14 @@ class TensorCollectives(ABC):
     size: int
 
     @abstractmethod
-    def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
+    def all_gather(
+        self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1, writer: int | None = None
+    ) -> torch.Tensor:
         """[T, Σ widths] of every rank's ``x`` [T, its width], side by side in the order of ranks.
 
         With ``groups``, rows are ``groups`` rows of their own each: [T, groups · Σ widths] of [T, groups · width].
-        The result may be in memory that ranks share: it must not be written, and is valid until its tensor is gone.
+        The result may be in memory that ranks share: whoever writes to it ends with SIGSEGV. It is valid until its
+        tensor is gone. The rank ``writer`` alone may write to its result; then others cannot rely on theirs.
         Raises ``RankFailedError``.
         """
 

@@ -125,7 +125,9 @@ class ProcessGroupCollectives(TensorCollectives):
         self._timeout = timeout
         self._aborted = threading.Event()
 
-    def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
+    def all_gather(
+        self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1, writer: int | None = None
+    ) -> torch.Tensor:
         rows, own, widest = len(x), widths[self.rank], max(widths)
         if x.shape != (rows, groups * own):
             raise ValueError(f"{tuple(x.shape)} is not {groups} rows of {own} each")

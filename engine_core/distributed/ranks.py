@@ -18,6 +18,10 @@ UNIT = 16
 """Outputs are cut between whole panels of the kernels; no group of outputs that is read in registers is torn."""
 
 
+SAMPLING_RANK = 0
+"""Of the last stage, the rank that samples: it alone reads or changes logits."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """A worker's place among all workers of an engine."""
@@ -57,7 +61,7 @@ class Rank:
     @property
     def samples(self) -> bool:
         """Whether it samples: one rank alone does."""
-        return self.is_last_stage and self.tp == 0
+        return self.is_last_stage and self.tp == SAMPLING_RANK
 
     def __str__(self) -> str:
         return f"tp{self.tp}/{self.tp_size} pp{self.pp}/{self.pp_size}"

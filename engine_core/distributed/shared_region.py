@@ -1,4 +1,5 @@
-"""Memory that the ranks of one host share: rank 0 makes it and hands it to the others.
+"""Memory that the ranks of one host share: rank 0 makes it and hands it to the others. Each maps it twice: once to
+write to it, and once only to read.
 
 It has no name in any file system. Its descriptor goes over a unix socket in the abstract namespace, whose name is a
 random key that all ranks were given, and only to processes of the same user.
@@ -14,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from engine_core.distributed.collectives import RankFailedError
 
@@ -33,17 +35,34 @@ _BACKLOG = 128
 """Connections that wait: any process of the host may make some, and rank 0 only then sees whose it is."""
 
 
-def share_region(key: str, rank: int, size: int, timeout: float) -> mmap.mmap:
+@dataclass(frozen=True, slots=True)
+class SharedRegion:
+    """One memory at two places of this process."""
+
+    memory: mmap.mmap
+    to_read: mmap.mmap
+    """Where the system lets nobody write."""
+
+    def close(self) -> None:
+        self.memory.close()
+        self.to_read.close()
+
+
+def share_region(key: str, rank: int, size: int, timeout: float) -> SharedRegion:
     """``REGION_BYTES`` of zeros that ``size`` ranks share. Raises ``RankFailedError``, ``MemoryError``."""
     deadline = time.monotonic() + timeout
     with _made() if rank == 0 else _received(key, rank, size, timeout, deadline) as descriptor:
         if rank == 0 and size > 1:
             _hand_out(descriptor, key, size, timeout, deadline)
         try:
-            return mmap.mmap(descriptor, REGION_BYTES, mmap.MAP_SHARED)
+            memory, to_read = (
+                mmap.mmap(descriptor, REGION_BYTES, mmap.MAP_SHARED, access)
+                for access in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ)
+            )
+            return SharedRegion(memory, to_read)
         except (OSError, ValueError) as error:
             raise MemoryError(
-                f"{REGION_BYTES >> 30} GiB of addresses for memory that ranks share are refused ({error}): "
+                f"twice {REGION_BYTES >> 30} GiB of addresses for memory that ranks share are refused ({error}): "
                 "raise the limit of address space (ulimit -v)"
             ) from error
 

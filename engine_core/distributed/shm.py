@@ -3,6 +3,8 @@
 Each rank copies what it has to where all others read it, and waits for them (kernels/cpu/gather.h, barrier.h). The
 result is that shared memory itself: a slot, which must not be written again while any rank may still read it. So:
 
+- Kernels alone write to it. Results are where the system lets nobody write, but for those of a rank that is to change
+  them (``writer``), which no other rank reads then.
 - With every call each rank says which slots its tensors are in. A slot is taken again once no rank has said so in the
   last call: all have got there, and read it no more. Since all know the same, they choose the same slot without another
   word, however long one of them keeps a tensor. That they do is checked in every call.
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 
 from engine_core.distributed.collectives import RankFailedError, TensorCollectives
-from engine_core.distributed.shared_region import REGION_BYTES, share_region
+from engine_core.distributed.shared_region import REGION_BYTES, SharedRegion, share_region
 from engine_core.kernels.arguments import structures
 from engine_core.kernels.capture import Kernel, check, current_capture
 from engine_core.kernels.library import Kernels
@@ -37,14 +39,25 @@ _MOST_SLOTS = 256
 """Bits of ``RinglineBarrier.held``."""
 
 
+class _Unwritable:
+    """Memory that cannot be written to, for numpy and torch, which would warn of it at each tensor."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._bytes = np.frombuffer(memory, np.uint8)
+        place, shape = (self._bytes.ctypes.data, False), self._bytes.shape
+        self.__array_interface__ = {"data": place, "shape": shape, "typestr": "|u1", "version": 3}
+
+
 class _Memory:
     """The shared memory, handed out from its beginning to its end and never taken back; that is for ``_Slots``."""
 
-    def __init__(self, region: mmap.mmap, size: int) -> None:
+    def __init__(self, region: SharedRegion, size: int) -> None:
         """The beginning is for the barriers of ``size`` ranks."""
-        self.bytes = np.frombuffer(region, np.uint8)
+        self.bytes = np.frombuffer(region.memory, np.uint8)
+        self.to_read = np.asarray(_Unwritable(region.to_read))
+        """The same bytes, where a write ends the process."""
         self.address: int = self.bytes.ctypes.data
-        self.ranks = structures()["RinglineRanks"].from_buffer(region)
+        self.ranks = structures()["RinglineRanks"].from_buffer(region.memory)
         self._next = -(-(1 + 2 * size) * _CACHE_LINE // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def reserve(self, size: int) -> int:
@@ -89,7 +102,9 @@ class _Slots:
         """All ranks capture that they meet. What they take and let go in a capture is the same."""
         self._busy = self._foreign | self.held
 
-    def take(self, memory: _Memory, rows: int, width: int, dtype: torch.dtype) -> tuple[int, torch.Tensor]:
+    def take(
+        self, memory: _Memory, rows: int, width: int, dtype: torch.dtype, *, writable: bool
+    ) -> tuple[int, torch.Tensor]:
         """A tensor [rows, width] with unspecified contents, and where it is. Raises ``MemoryError``."""
         size = rows * width * dtype.itemsize
         fitting = [slot for slot in self._slots if slot.capacity >= size and not self._busy >> slot.number & 1]
@@ -98,7 +113,8 @@ class _Slots:
             _take_pages(memory, slot, size)
         self._busy |= 1 << slot.number
         self._held.add(slot.number)
-        handle = memory.bytes[slot.place : slot.place + size]  # lives as long as any tensor on the memory
+        mapped = memory.bytes if writable else memory.to_read
+        handle = mapped[slot.place : slot.place + size]  # lives as long as any tensor on the memory
         weakref.finalize(handle, self._held.discard, slot.number).atexit = False
         return slot.place, torch.from_numpy(handle).view(dtype).view(rows, width)
 
@@ -132,7 +148,7 @@ class ShmCollectives(TensorCollectives):
         """
         return cls(share_region(key, rank, size, timeout), rank, size, kernels)
 
-    def __init__(self, region: mmap.mmap, rank: int, size: int, kernels: Kernels) -> None:
+    def __init__(self, region: SharedRegion, rank: int, size: int, kernels: Kernels) -> None:
         """``region``: what ``share_region`` returns."""
         self.rank = rank
         self.size = size
@@ -140,7 +156,9 @@ class ShmCollectives(TensorCollectives):
         self._memory: _Memory | None = _Memory(region, size)
         self._slots, self._captured_slots = _Slots(), _Slots()
 
-    def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
+    def all_gather(
+        self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1, writer: int | None = None
+    ) -> torch.Tensor:
         rows, own, total = len(x), widths[self.rank], sum(widths)
         if x.shape != (rows, groups * own):
             raise ValueError(f"{tuple(x.shape)} is not {groups} rows of {own} each")
@@ -151,6 +169,7 @@ class ShmCollectives(TensorCollectives):
             None,
             (rows, groups, total),
             layout=(groups, *widths),
+            writable=writer == self.rank,
             column=sum(widths[: self.rank]),
             row_bytes=own * item,
             x_stride=x.stride(0) * item,
@@ -203,6 +222,7 @@ class ShmCollectives(TensorCollectives):
         shape: tuple[int, int, int],
         *,
         layout: tuple[object, ...],
+        writable: bool = False,
         column: int = 0,
         **fields: int,
     ) -> torch.Tensor:
@@ -214,11 +234,11 @@ class ShmCollectives(TensorCollectives):
                 self._begin_capture(memory)
             room = captured.pool.max_rows
         slots = self._slots if captured is None else self._captured_slots
-        place, output = slots.take(memory, room * groups, width, x.dtype)
+        place, output = slots.take(memory, room * groups, width, x.dtype, writable=writable)
         arguments = kernel.arguments(
             x=x.data_ptr(),
             ids=None if ids is None else ids.data_ptr(),
-            output=output.data_ptr() + column * x.itemsize,
+            output=memory.address + place + column * x.itemsize,
             rows=rows,
             groups=groups,
             output_stride=width * x.itemsize,

@@ -285,7 +285,7 @@ class Worker:
 
         No sequence is in the plan whose token ``commit`` has not brought.
         """
-        self._current_runner().follow(plan, self._kv_caches, head=self.rank.is_last_stage)
+        self._current_runner().follow(plan, self._kv_caches)
 
     def commit(self, step_id: int, sampled: npt.NDArray[np.int64]) -> None:
         """Take in the tokens of the oldest followed step that lacks them: ``PendingStep.sampled``."""

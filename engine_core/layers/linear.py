@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from engine_core.distributed.ranks import SAMPLING_RANK
 from engine_core.layers.features import LinearShape
 from engine_core.layers.part import Part
 from engine_core.layers.shares import GatheredOutputs, TokenShares
@@ -70,7 +71,7 @@ class ParallelLMHead(ColumnParallelLinear):
         """[R, V] of this rank's ``logits`` [R, its tokens]; the rank that samples alone may read or change them."""
         if (others := self.shares.others) is None:
             return logits
-        return others.all_gather(logits, [len(tokens) for tokens in self.shares.tokens])
+        return others.all_gather(logits, [len(tokens) for tokens in self.shares.tokens], writer=SAMPLING_RANK)
 
     @property
     def masks_argmax(self) -> bool:

@@ -66,7 +66,8 @@ class Platform(ABC):
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
         """A runner that computes steps on ``batch``; ``links``: to the stages beside ``model``, which else runs alone.
 
-        Raises ``ConfigError`` where stages cannot be linked.
+        It has a sampler where this rank samples, and nowhere else: what a sampler changes, ranks share. Raises
+        ``ConfigError`` where stages cannot be linked.
         """
 
     @abstractmethod

@@ -67,6 +67,7 @@ class CpuPlatform(Platform):
         """
         self.torch_device = torch.device("cpu")
         self._limits = limits
+        self._samples = rank.samples
         threads = config.num_threads
         if threads is None:
             threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
@@ -108,7 +109,8 @@ class CpuPlatform(Platform):
 
     def make_runner(self, model: LanguageModel, batch: InputBatch, links: StageLinks | None = None) -> ModelRunner:
         forward = HostForward(model, max(self._limits.max_num_seqs, PROMPT_LOGPROB_ROWS), links)
-        return ModelRunner(model, batch, forward, Sampler(batch.sampling, NumpyOps(model.vocab_size)))
+        sampler = Sampler(batch.sampling, NumpyOps(model.vocab_size)) if self._samples else None
+        return ModelRunner(model, batch, forward, sampler)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         wanted = num_blocks * self.attention.bytes_per_block(spec)

@@ -206,6 +206,7 @@ class CudaPlatform(Platform):
         self.ops = GpuBackend(processors, config.deterministic, self.torch_device)
         self.quantization = checkpoint.stored_quantization
         self._limits = limits
+        self._samples = rank.samples
         self._eager = config.enforce_eager
         self._graphs_expected: int | None = None
         self._name = f"{properties.name}, compute capability {properties.major}.{properties.minor}"
@@ -228,7 +229,7 @@ class CudaPlatform(Platform):
         if links is not None:
             raise ConfigError("pipeline_parallel_size", 2, "1: stages on GPUs are not linked yet")
         forward = DeviceForward(model, self._limits, self.torch_device, self.attention)
-        return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()))
+        return ModelRunner(model, batch, forward, Sampler(batch.sampling, TorchOps()) if self._samples else None)
 
     def allocate(self, spec: KVCacheSpec, num_blocks: int, now: bool) -> list[torch.Tensor]:
         """A GPU's memory is taken at once in any case."""

@@ -119,10 +119,10 @@ def step_seconds(
         forward = TimedForward(runner.forward, synchronize)
         runner.forward = forward
         start = time.perf_counter()
-        if runner.model.has_head:
+        if runner.samples:
             runner.launch(plan, [kv_cache]).result()
         else:
-            runner.follow(plan, [kv_cache], head=False)
+            runner.follow(plan, [kv_cache])
         synchronize()
         longest_rest = max(longest_rest, time.perf_counter() - start - forward.seconds)
         seconds += count * forward.seconds

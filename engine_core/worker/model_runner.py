@@ -122,8 +122,11 @@ _NO_SAMPLER = _NoSampler()
 class ModelRunner:
     """The batch is its only lasting state; the model writes the KV cache."""
 
-    def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler) -> None:
-        """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``."""
+    def __init__(self, model: LanguageModel, batch: InputBatch, forward: Forward, sampler: Sampler | None) -> None:
+        """``batch`` is kept and advanced by each step; ``forward`` runs ``model``. Made by ``Platform.make_runner``.
+
+        Without a ``sampler``, as another rank samples, it can only ``follow``.
+        """
         self.batch = batch
         self.model = model
         self.forward = forward
@@ -132,6 +135,11 @@ class ModelRunner:
         self._followed: deque[tuple[int, StepInputs]] = deque()
         """Ids and inputs of the followed steps whose tokens have not come, oldest first."""
 
+    @property
+    def samples(self) -> bool:
+        """Whether steps are launched here; else they are followed."""
+        return self._sampler is not None
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> PendingStep:
         """Begin to compute a step after those before it; ``kv_caches`` has one cache per layer of the model.
@@ -139,6 +147,8 @@ class ModelRunner:
         The results of all steps but the last must have been asked for. The last one's is waited for here if the
         sampler reads tokens, which must then be on the host; the device computes this step meanwhile.
         """
+        if self._sampler is None:
+            raise RuntimeError("this rank has no sampler: another one samples")
         self.batch.update(plan)
         previous = None if self._last is None or self._last.committed else self._last
         inputs = self.batch.prepare(plan)
@@ -155,15 +165,15 @@ class ModelRunner:
         return self._last
 
     @torch.inference_mode()
-    def follow(self, plan: StepPlan, kv_caches: list[torch.Tensor], *, head: bool) -> None:
+    def follow(self, plan: StepPlan, kv_caches: list[torch.Tensor]) -> None:
         """Compute this rank's part of a step that another rank samples; ``commit`` brings its tokens.
 
-        With ``head`` it computes the head as that rank does, since the ranks of a stage gather their parts of it. No
-        sequence is in the plan whose token has not been brought.
+        Where the model has a head, it computes that as the other one does, since the ranks of a stage gather their
+        parts of it. No sequence is in the plan whose token has not been brought.
         """
         self.batch.update(plan)
         inputs = self.batch.prepare(plan)
-        if head:
+        if self.model.has_head:
             hidden, _ = self._compute(plan, inputs, kv_caches, None, _NO_SAMPLER)
             self._sample(inputs, hidden, _NO_SAMPLER)
         else:

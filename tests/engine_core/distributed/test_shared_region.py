@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import secrets
 import socket
@@ -18,7 +17,7 @@ import pytest
 
 from engine_core.distributed import shared_region
 from engine_core.distributed.collectives import RankFailedError
-from engine_core.distributed.shared_region import share_region
+from engine_core.distributed.shared_region import SharedRegion, share_region
 
 KEY_BYTES = 8
 
@@ -56,7 +55,7 @@ def answer(key: str, hello: bytes) -> tuple[bytes, list[int]]:
         return said, descriptors
 
 
-def error_of(future: Future[mmap.mmap]) -> str:
+def error_of(future: Future[SharedRegion]) -> str:
     error = future.exception(10)
     assert isinstance(error, RankFailedError)
     return str(error)
@@ -64,9 +63,11 @@ def error_of(future: Future[mmap.mmap]) -> str:
 
 def test_all_ranks_see_the_same(key: str, pool: ThreadPoolExecutor) -> None:
     regions = [each.result(10) for each in [pool.submit(share_region, key, rank, 3, 10.0) for rank in (2, 0, 1)]]
-    regions[0][5000] = 7
-    assert [region[5000] for region in regions] == [7, 7, 7]
-    assert len(regions[0]) == shared_region.REGION_BYTES
+    regions[0].memory[5000] = 7
+    assert [mapped[5000] for each in regions for mapped in (each.memory, each.to_read)] == [7] * 6
+    assert [len(mapped) for mapped in (regions[0].memory, regions[0].to_read)] == [shared_region.REGION_BYTES] * 2
+    with pytest.raises(TypeError, match="readonly"):
+        regions[0].to_read[5000] = 8
     for region in regions:
         region.close()
 

@@ -123,6 +123,25 @@ def test_captured_calls_outlive_what_made_them() -> None:
         captured.replay(rows=4, num_threads=1)
 
 
+def test_the_system_lets_nobody_write_to_a_result_but_the_rank_that_is_to_change_it() -> None:
+    def is_writable(tensor: torch.Tensor) -> bool:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            places, access, *_ = line.split()
+            start, end = (int(place, 16) for place in places.split("-"))
+            if start <= tensor.data_ptr() < end:
+                return "w" in access
+        raise AssertionError("it is nowhere")
+
+    def gathered(ranks: ShmCollectives) -> list[bool]:
+        x, captured = torch.ones(2, 4), Captured(BufferPool(4), load_kernels().replay)
+        columns, rows = ranks.all_gather(x, [4, 4]), ranks.gather_rows(x, x[:, 0].int(), [range(1), range(1, 2)])
+        with capturing(captured):
+            in_capture = ranks.all_gather(x, [4, 4])
+        return [is_writable(each) for each in (x, columns, rows, in_capture, ranks.all_gather(x, [4, 4], writer=1))]
+
+    assert on_ranks(2, gathered) == [[True, False, False, False, False], [True, False, False, False, True]]
+
+
 def test_memory_is_used_again() -> None:
     """Steps of ever more rows take no more than a few times what the largest takes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
+from engine_core.sampling.base import SamplingOps
+from engine_core.sampling.metadata import SamplingMetadata
+from engine_core.sampling.sampler import Sampler
 from tests.engine_core.drafters import DraftingExecutor, ScriptedDrafter
 from tests.engine_core.engines import Outcome, started
 from tests.engine_core.executor.threaded_executor import ThreadedExecutor
@@ -124,12 +128,28 @@ def test_so_they_do_with_drafts(directory: Path, whole: tuple[dict[object, objec
 @pytest.mark.parametrize("directory", ["llama"], indirect=True)  # the other has no heads for two ranks
 @pytest.mark.parametrize(("stages", "tensor_transport"), [(1, "gloo"), (2, None), (2, "gloo")])
 def test_so_do_the_ranks_of_stages(
-    directory: Path, whole: tuple[object, str], stages: int, tensor_transport: str | None
+    directory: Path,
+    whole: tuple[object, str],
+    stages: int,
+    tensor_transport: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two ranks share each layer, over memory or over gloo."""
-    with in_stages(directory, stages, tensor_transport=tensor_transport, tensor_parallel_size=2) as (core, executor):
+    """Two ranks share each layer, over memory or over gloo; one of all has a sampler, also in a profile."""
+    sampling = set[int]()
+
+    class Noted(Sampler):
+        def __init__(self, metadata: SamplingMetadata, ops: SamplingOps) -> None:
+            sampling.add(threading.get_ident())
+            super().__init__(metadata, ops)
+
+    monkeypatch.setattr("engine_core.platforms.cpu.Sampler", Noted)
+    options: dict[str, object] = {"tensor_parallel_size": 2, "tensor_transport": tensor_transport}
+    if tensor_transport is None:
+        options |= {"kv_cache_memory_bytes": None, "max_num_seqs": 8, "spare_blocks": 99}
+    with in_stages(directory, stages, **options) as (core, executor):  # type: ignore[arg-type]
         assert executor.numerics == whole[1]
         assert run(core) == whole[0]
+    assert len(sampling) == 1
 
 
 def test_more_stages_than_layers_are_refused_before_any_worker_is_made(directory: Path) -> None:

@@ -92,7 +92,7 @@ class Gpu(CudaPlatform):
 
     def make_runner(self, model: Any, batch: Any) -> Any:
         forward = Mock(side_effect=lambda *args: self._pass(2.0))
-        runner: Any = SimpleNamespace(forward=forward, model=SimpleNamespace(has_head=True))
+        runner: Any = SimpleNamespace(forward=forward, samples=True)
 
         def launch(plan: StepPlan, kv_caches: list[torch.Tensor]) -> Any:
             runner.forward(None, kv_caches, None, None)

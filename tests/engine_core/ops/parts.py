@@ -44,7 +44,9 @@ class LateRank(TensorCollectives):
         self.combine: Callable[[list[torch.Tensor], int], torch.Tensor]
         self.known: torch.Tensor | None = None
 
-    def all_gather(self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1) -> torch.Tensor:
+    def all_gather(
+        self, x: torch.Tensor, widths: Sequence[int], *, groups: int = 1, writer: int | None = None
+    ) -> torch.Tensor:
         assert x.shape[1] == groups * widths[self.rank]
 
         def combine(parts: list[torch.Tensor], rows: int) -> torch.Tensor:

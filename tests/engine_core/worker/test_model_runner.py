@@ -90,7 +90,7 @@ class Follower(Device):
         super().__init__()
         self.late = late
         """Steps after which tokens are brought."""
-        self.head = head
+        self.has_head = head
         self.due: list[tuple[int, npt.NDArray[np.int64]]] = []
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Follower(Device):
         self.events.clear()
         if len(self.due) > self.late:
             self.runner.commit(*self.due.pop(0))
-        self.runner.follow(plan, [], head=self.head)
+        self.runner.follow(plan, [])
         self.due.append((plan.step_id, np.full(sum(plan.samples), 5)))
         self.steps += 1
 
