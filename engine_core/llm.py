@@ -11,6 +11,7 @@ first text prompt, chat or stop string.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +38,7 @@ from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.request import SamplingParams as EngineSamplingParams
 from engine_core.scheduling import SchedulerStats
-from engine_core.startup import start_engine
+from engine_core.startup import StartedEngine, start_engine
 from engine_core.step import SequenceOutput
 from engine_core.validation import validate_request
 
@@ -123,7 +124,7 @@ class _Live:
 
 
 class LLM:
-    """A started engine. Thread-safe: calls are computed one after the other."""
+    """A started engine, which ends with this object. Thread-safe: calls are computed one after the other."""
 
     def __init__(
         self,
@@ -152,6 +153,8 @@ class LLM:
         self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
+        self._end = weakref.finalize(self, _end, self._thread, self._engine)
+        self._end.atexit = False  # ranks end with this process in any case, and a call in progress is not waited for
         self._request_ids = count()
 
     @property
@@ -355,14 +358,18 @@ class LLM:
 
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
-        self._thread.close()
-        self._engine.close()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _end(thread: CallThread, engine: StartedEngine) -> None:
+    thread.close()
+    engine.close()
 
 
 def _joined(known: Logprobs | None, more: Logprobs | None) -> Logprobs | None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,9 @@ from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.self_test import is_bitwise_stable
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,17 @@ def batch_limits(config: EngineConfig, checkpoint: Checkpoint) -> BatchLimits:
         min_batched_tokens=1 if scheduler.enable_chunked_prefill else longest,
         num_speculative_tokens=scheduler.num_speculative_tokens,
     )
+
+
+def _on_device(method: Callable[Concatenate[Worker, _P], _T]) -> Callable[Concatenate[Worker, _P], _T]:
+    """``method`` computes on the worker's device."""
+
+    @wraps(method)
+    def computing(worker: Worker, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with worker.device.computing():
+            return method(worker, *args, **kwargs)
+
+    return computing
 
 
 class Worker:
@@ -172,6 +188,7 @@ class Worker:
         except MemoryError as error:
             raise OutOfMemoryError(str(error)) from error
 
+    @_on_device
     def load_model(self, on_progress: Callable[[int, int], None]) -> ModelReport:
         """Read the weights; ``on_progress`` takes bytes done and in all.
 
@@ -226,10 +243,12 @@ class Worker:
             with suppress(InvalidRequestError):
                 self.grammars.compile(grammar)
 
+    @_on_device
     def profile(self) -> Profile:
         """Measure the memory of the largest step."""
         return self.device.profile(self.model, self._new_batch)
 
+    @_on_device
     def allocate(self, kv_cache_config: KVCacheConfig) -> int:
         """Make room for the KV cache and the batch; returns the bytes that the cache will still take as it fills.
 
@@ -249,6 +268,7 @@ class Worker:
         self._runner = self.device.make_runner(self.model, self._new_batch(), self._links)
         return blocks * self.device.attention.bytes_per_block(spec) if self.device.uses_host_memory and not now else 0
 
+    @_on_device
     def warm_up(self, kv_cache_config: KVCacheConfig) -> ReadyReport:
         """Generate a few tokens, make what steps would otherwise wait for, and test that results are stable."""
         assert self._runner is not None
@@ -276,10 +296,12 @@ class Worker:
             device.memory_left(self._config.cache, kv_cache_config),
         )
 
+    @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
         """Begin to compute one step, and to sample its tokens; needs ``allocate``, and ``Rank.samples``."""
         return self._current_runner().launch(plan, self._kv_caches)
 
+    @_on_device
     def follow(self, plan: StepPlan) -> None:
         """Compute this rank's part of a step that another rank samples; needs ``allocate``.
 
@@ -306,7 +328,6 @@ class Worker:
     def _current_runner(self) -> ModelRunner:
         if self._runner is None:
             raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
-        self.device.make_current()
         return self._runner
 
     def _compute(self, plan: StepPlan) -> None:

@@ -74,9 +74,13 @@ class CallThread:
         return answer
 
     def close(self) -> None:
-        """Wait until the call in progress has returned, and end the thread. Idempotent."""
+        """Wait until the call in progress has returned, and end the thread. Idempotent.
+
+        From the thread itself, which may be the last to know of what owns it, it only asks for the end.
+        """
         self._end()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _outcome(self, order: _Order) -> tuple[Any, BaseException | None]:
         """Wait for the outcome, in short waits: a signal that arrives just before a wait does not end it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -89,8 +90,8 @@ class Platform(ABC):
         """
 
     @abstractmethod
-    def make_current(self) -> None:
-        """Let this thread compute on it; called before each step, which may come from any thread."""
+    def computing(self) -> AbstractContextManager[None]:
+        """Let this thread compute on it, as the options say. Steps may come from any thread."""
 
     def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
         """What is left of the budget when all is ready, and how to use it, for a person; empty where it varies."""

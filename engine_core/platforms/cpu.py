@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class CpuPlatform(Platform):
         rank: Rank,
         kv_cache_dtype: str = "auto",
     ) -> None:
-        """Set torch's threads, and choose attention and operations. Raises ``ConfigError``.
+        """Choose threads, attention and operations. Raises ``ConfigError``.
 
         Ranks on one host have equal shares of its memory and, unless the options say how many, of its threads.
         """
@@ -71,7 +72,7 @@ class CpuPlatform(Platform):
         threads = config.num_threads
         if threads is None:
             threads = max(1, min(torch.get_num_threads(), usable_cpus()) // rank.ranks_on_host)
-        torch.set_num_threads(threads)
+        self._threads = threads
         self._ranks_on_host = rank.ranks_on_host
         self.usable = usable_memory() // rank.ranks_on_host
         head_dim, dtype = checkpoint.config.largest_head_dim, checkpoint.dtype
@@ -96,7 +97,7 @@ class CpuPlatform(Platform):
 
     def describe(self) -> str:
         capability = torch.backends.cpu.get_cpu_capability()
-        return f"{self.torch_device}, {capability}, {torch.get_num_threads()} threads; {self._chosen}"
+        return f"{self.torch_device}, {capability}, {self._threads} threads; {self._chosen}"
 
     def request_memory(self, utilization: float) -> RequestMemory:
         return request_memory(int(self.usable * utilization))
@@ -150,8 +151,18 @@ class CpuPlatform(Platform):
         """Nothing: no kernel is compiled while serving."""
         return ""
 
-    def make_current(self) -> None:
-        return
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Torch's number of threads is as before afterwards: it is that of all that this process computes."""
+        before = torch.get_num_threads()
+        if before == self._threads:
+            yield
+            return
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def trim(self) -> None:
         trim()

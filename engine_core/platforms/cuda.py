@@ -313,9 +313,10 @@ class CudaPlatform(Platform):
         self.largest_step_seconds = self._run_largest_step(runner.model, new_batch, kv_caches)
         return made
 
-    def make_current(self) -> None:
+    def computing(self) -> contextlib.AbstractContextManager[None]:
         """Each thread has a current GPU of its own, and triton launches on that."""
         torch.cuda.set_device(self.torch_device)
+        return contextlib.nullcontext()
 
     def memory_left(self, cache: CacheConfig, kv_cache_config: KVCacheConfig) -> str:
         budget = int(self._free_at_start[1] * cache.gpu_memory_utilization)

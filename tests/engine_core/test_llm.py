@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,15 +18,17 @@ import torch
 from transformers import PreTrainedModel
 
 from engine_core.engine import EngineCore
-from engine_core.errors import CheckpointError, ClosedError, EngineError
+from engine_core.errors import CheckpointError, ClosedError, EngineError, ExecutorError
 from engine_core.llm import LLM
 from engine_core.models.causal_lm import CausalLM
+from engine_core.platforms.host_memory import usable_cpus
 from engine_core.progress import Stage, StartupProgress
 from engine_core.request import FinishReason, SamplingParams
 from engine_core.scheduling import SchedulerStats
 from engine_core.step import SequenceOutput
 from services.text.tokenizer import Tokenizer as RingTokenizer
 
+from .engines import StageDetails
 from .models.tiny_models import CASES, make_model, save_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -130,6 +133,29 @@ def test_a_closed_one_says_so(checkpoint: Path) -> None:
     with pytest.raises(EngineError, match=r"^the LLM is closed") as refused:
         llm.generate([5, 6], GREEDY)
     assert type(refused.value) is ClosedError
+
+
+def test_a_dropped_one_is_closed(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), dtype="float32", max_model_len=64, kv_cache_memory_bytes=4 << 20)
+    assert len(llm.generate([5, 6], GREEDY)) == 1
+    executor, thread = llm._engine.executor, llm._thread
+    del llm
+    with pytest.raises(ExecutorError, match="is closed"):
+        executor.collective_rpc("profile")  # type: ignore[attr-defined]
+    with pytest.raises(ClosedError):
+        thread.call(lambda call: None)
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_each_has_its_own_number_of_threads_and_leaves_those_of_the_process(checkpoint: Path) -> None:
+    torch.set_num_threads(2)
+    stages = [StageDetails(), StageDetails()]
+    for options, found in zip(({"num_threads": 1}, {}), stages, strict=True):
+        with LLM(str(checkpoint), dtype="float32", progress=StartupProgress(found), max_model_len=64, **options) as llm:  # type: ignore[arg-type]
+            assert len(llm.generate([5, 6], GREEDY)) == 1
+            assert torch.get_num_threads() == 2
+    of_usable = min(2, usable_cpus())
+    assert [re.findall(r"(\d+) threads", found.details["device"]) for found in stages] == [["1"], [str(of_usable)]]
 
 
 def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:

@@ -176,7 +176,7 @@ def test_a_step_is_computed_on_its_device_in_whatever_thread(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = FakeCuda(monkeypatch)
-    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank()).make_current()
+    CudaPlatform(DeviceConfig(), checkpoint, LIMITS, Rank()).computing()
     assert cuda.current == [torch.device("cuda", 3)], "the caller's choice of a device stays"
 
 

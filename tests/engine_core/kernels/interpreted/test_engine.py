@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ class InterpretedDevice(CudaPlatform):
         runner.forward.capture(_Separate(), kv_caches, [2, 4])
         return "graphs that are functions"
 
-    def make_current(self) -> None: ...
+    def computing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def memory_left(self, *_: object) -> str:
         return ""
