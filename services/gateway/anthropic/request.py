@@ -51,7 +51,7 @@ class Block(msgspec.Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     source: Source | None = None
@@ -204,7 +204,8 @@ def all_options(request: MessageRequest) -> Options:
     options = cast("Options", {**prompt_options(request), **options_of(request)})
     options["max_tokens"] = request.max_tokens
     options["json_schema"] = _schema(request)
-    options["parse"] = True if "tools" in options else {"tool_calls": "none"}
+    calls_allowed = "tools" in options and options.get("tool_choice") != "none"
+    options["parse"] = True if calls_allowed else {"tool_calls": "none"}
     return options
 
 
@@ -231,7 +232,7 @@ def _add_of_assistant(turns: Turns, block: Block, path: str) -> None:
     elif block.type == "tool_use":
         if block.id is None or block.name is None:
             raise invalid(path, "a tool_use block needs an id, a name and an input")
-        turns.call(block.id, block.name, block.input or {})
+        turns.call(block.id, block.name, block.input)
     elif block.type != "redacted_thinking":
         turns.assistant(_text(block, path))
 

@@ -32,6 +32,8 @@ def resolve_parse(
     tool_calls, reasoning = served_model.chat.formats(
         request.chat.template_name or None, tools.descriptions is not None
     )
+    if request.chat.tool_choice.mode == inference_pb2.ToolChoice.MODE_NONE:
+        tool_calls = NONE
     resolved = part_pb2.ParseParams(
         tool_calls=given.tool_calls if given.HasField("tool_calls") else tool_calls,
         reasoning=given.reasoning if given.HasField("reasoning") else reasoning,

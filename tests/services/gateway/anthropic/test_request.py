@@ -101,16 +101,16 @@ def test_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected"),
+    ("choice", "expected", "parse"),
     [
-        ({"type": "auto"}, "auto"),
-        ({"type": "none", "disable_parallel_tool_use": True}, "none"),
-        ({"type": "tool", "name": "look"}, {"type": "function", "name": "look"}),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "none", "disable_parallel_tool_use": True}, "none", {"tool_calls": "none"}),
+        ({"type": "tool", "name": "look"}, {"type": "function", "name": "look"}, True),
     ],
 )
-def test_tool_choice(choice: dict[str, Any], expected: object) -> None:
+def test_tool_choice(choice: dict[str, Any], expected: object, parse: object) -> None:
     options = all_options(request_of(tools=[LOOK], tool_choice=choice))
-    assert options["tool_choice"] == expected
+    assert (options["tool_choice"], options["parse"]) == (expected, parse)
     assert "parallel_tool_calls" not in options
 
 
@@ -135,6 +135,14 @@ def test_tools_that_come_and_go_in_the_conversation() -> None:
     request = request_of(tools=tools, messages=[*HELLO, {"role": "system", "content": changes}])
     assert [tool["name"] for tool in all_options(request)["tools"] or ()] == ["see", "new"]  # type: ignore[call-overload, index]
     assert messages_of(request) == [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize("given", ['{"pet": "ca', [], "cat"])
+def test_input_of_a_call_in_the_conversation_may_be_anything(given: object) -> None:
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": given}]}
+    assert messages_of(request_of(messages=[*HELLO, called]))[1]["tool_calls"] == [
+        {"id": "a", "name": "b", "arguments": given}
+    ]
 
 
 def test_a_last_turn_of_the_assistant_goes_on() -> None:

@@ -189,6 +189,8 @@ def test_a_model_is_not_told_of_tools_that_it_must_not_call() -> None:
     none = take(chat=chat(ADD, choice={"mode": MODES.MODE_NONE}))
     assert none.submit.prompt_token_ids == take(chat=chat()).submit.prompt_token_ids
     assert not none.admitted.output.HasField("parse")
+    parsed = take(chat=chat(ADD, choice={"mode": MODES.MODE_NONE}), output={"parse": {}})
+    assert context_of(parsed).parse.tool_calls == "none"
 
 
 @pytest.mark.parametrize(
