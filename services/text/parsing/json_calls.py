@@ -24,6 +24,8 @@ class Scanner(Protocol):
     def feed(self, text: str, at: int) -> tuple[int, str]: ...
 
 
+_MAX_ESCAPED = len("\\ud83d\\ude00")
+"""Characters of one character as JSON escapes it."""
 _ARGUMENTS = ("arguments", "parameters")
 """Keys of the arguments: formats differ in it, and models mix them up."""
 
@@ -81,13 +83,43 @@ class JsonCallParser(ReadingParser):
         self._writer.call(name)
 
     def _read_arguments(self, early: Callable[[str], None] | None = None) -> Reading[bool]:
-        """Read an object: the arguments of the call begun last; ``early``: of one whose name is not yet known."""
-        if (yield from self._peek()) != "{":
-            return False
-        if early is not None:
+        """Read an object: the arguments of the call begun last; ``early``: of one whose name is not yet known.
+
+        It may be the content of a string, as some models write it; null is an object without members.
+        """
+        first = yield from self._peek()
+        if first == "{" and early is not None:
             return (yield from self._read_value(MAX_HELD, early))
-        self._drop()
-        return (yield from self._read_value(None, self._send_arguments))
+        if first == "{":
+            self._drop()
+            return (yield from self._read_value(None, self._send_arguments))
+        arguments: str | None = None
+        if first == '"':
+            arguments = yield from self._read_quoted()
+        elif first == "n" and (yield from self._read_one("null")):
+            arguments = "{}"
+        if arguments is None:
+            return False
+        (early or self._send_arguments)(arguments)
+        if early is None:
+            self._drop()
+        return True
+
+    def _read_quoted(self) -> Reading[str | None]:
+        """Read and hold a string with an object in it; of an answer that ends within, what there is of the object."""
+        pieces: list[str] = []
+        is_whole = yield from self._read_value(MAX_HELD, pieces.append)
+        if is_whole:
+            text = _unquoted("".join(pieces)).strip() or "{}"
+        elif self._ended and self._at == len(self._text):
+            text = _unquoted_beginning("".join(pieces)).lstrip()
+        else:
+            return None
+        scanner = JsonScanner()
+        end, arguments = scanner.feed(text, 0)
+        if end < len(text) or (is_whole and not scanner.done) or not "{".startswith(text[:1]):
+            return None
+        return arguments
 
     def _send_arguments(self, text: str) -> None:
         self._writer.arguments(text)
@@ -140,3 +172,19 @@ class JsonCallParser(ReadingParser):
 def is_name(text: str) -> bool:
     """Whether it can be a tool's name."""
     return 0 < len(text) <= MAX_NAME and text.isprintable()
+
+
+def _unquoted(string: str) -> str:
+    return str(json.loads(string))
+
+
+def _unquoted_beginning(string: str) -> str:
+    """The content of a string that was cut, without the characters that the cut left unfinished."""
+    for end in range(len(string), max(0, len(string) - _MAX_ESCAPED), -1):
+        try:
+            text = _unquoted(string[:end] + '"')
+            text.encode()
+        except ValueError:
+            continue
+        return text
+    return ""

@@ -15,10 +15,20 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
         ('<think>\nAm I?\n</think>\n\n<tool_call>{"name": "h"}</tool_call>', ["think: Am I?", ("h", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', [("f", '{"a": "x\\ny"}')]),
         ("<think></think>1 < 2", ["1 < 2"]),
+        (
+            '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\\\"\\n\\ud83d\\ude00\\"}"}</tool_call>'
+            '<tool_call>{"arguments": " {\\"b\\": {}} ", "name": "g"}</tool_call>',
+            [("f", '{"a": "\\"\\n\U0001f600"}'), ("g", '{"b": {}}')],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": ""}</tool_call>'
+            '<tool_call>{"name": "g", "arguments": null}</tool_call>',
+            [("f", "{}"), ("g", "{}")],
+        ),
     ],
     "llama3_json": [
         ('{"name": "f", "parameters": {"a": [1, 2.5e3]}}', [("f", '{"a": [1, 2.5e3]}')]),
-        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', [("f", "{}"), ("g", "{}")]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": "{}"}', [("f", "{}"), ("g", "{}")]),
         ('Now <|python_tag|>{"name": "h", "parameters": {}}', ["Now", ("h", "{}")]),
     ],
     "pythonic": [
@@ -28,7 +38,7 @@ WHOLE: dict[str, list[tuple[str, Shown]]] = {
     ],
     "mistral": [
         (
-            'Now [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]',
+            'Now [TOOL_CALLS] [{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g"}]',
             ["Now", ("f", '{"a": 1}'), ("g", "{}")],
         ),
         ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]a1b2c3d4e[ARGS]{}', [("f", '{"a": 1}'), ("g", "{}")]),
@@ -68,6 +78,11 @@ MALFORMED: dict[str, list[tuple[str, Shown]]] = {
         ('a <tool_call> <tool_call>{"name": "f"}', ["a <tool_call> ", ("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": [1]} b', [("f", ""), ', "arguments": [1]} b']),
         ('<tool_call>{"name": "f", "arguments": {"a": tru} b', [("f", '{"a": tru'), "} b"]),
+        ('<tool_call>{"name": "f", "arguments": "[1]"}', [("f", ""), ', "arguments": "[1]"}']),
+        ('<tool_call>{"name": "f", "arguments": "{} {}"}', [("f", ""), ', "arguments": "{} {}"}']),
+        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"b\\ud83d\\ude', [("f", '{"a": "b')]),
+        ('<tool_call>{"name": "f", "arguments": "', [("f", "")]),
+        ('<tool_call>{"name": "f", "arguments": "\\ud800"}', [("f", ""), ', "arguments": "\\ud800"}']),
         ("x <tool_c", ["x <tool_c"]),
         ("<think>no end\n", ["think: no end\n"]),
         ("What is <think>?</think>", ["What is <think>?</think>"]),
