@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,9 @@ class Turns:
         """Add reasoning of the assistant."""
         self._last("assistant").reasoning.append(text)
 
-    def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> None:
-        """Add a call of a tool; ``arguments``: a JSON object."""
-        self._last("assistant").calls.append({"id": call_id, "name": name, "arguments": arguments})
+    def call(self, call_id: str, name: str, arguments: Any) -> None:
+        """Add a call of a tool."""
+        self._last("assistant").calls.append({"id": call_id, "name": name, "arguments": replayed_arguments(arguments)})
 
     def result(self, call_id: str, text: str) -> None:
         """Add the result of a call."""
@@ -73,3 +73,13 @@ class Turns:
         if not self._turns or self._turns[-1].role != role:
             self._turns.append(_Turn(role))
         return self._turns[-1]
+
+
+def replayed_arguments(given: Any) -> Any:
+    """The arguments of a call in the conversation: whatever the model wrote, for it is history; nothing is ``{}``."""
+    return "{}" if given is None or given == "" else given
+
+
+def naming_turns(name_of: Callable[[str], str], conversation: str) -> Callable[[str], str]:
+    """``name_of`` for an API whose ``conversation`` is told in ``Turns``: the ring's messages have other numbers."""
+    return lambda field: conversation if field.startswith(("chat.messages[", "messages[")) else name_of(field)

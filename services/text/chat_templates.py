@@ -141,7 +141,8 @@ class ChatTemplates:
         """The prompt's text. Encode it without adding special tokens: the template writes them.
 
         A message that calls tools is converted to the form that the template expects: DeepSeek V3's wants null for
-        missing content and JSON text for arguments, on which other templates fail.
+        missing content and JSON text for arguments, on which other templates fail. Arguments that are a text, because
+        a model wrote no JSON object, stay one; a template that fails on it gets the text within an object.
 
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
@@ -172,7 +173,13 @@ class ChatTemplates:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = self._render(name, variables, max_chars)
+        try:
+            rendered = self._render(name, variables, max_chars)
+        except ChatTemplateError:
+            within = list(map(_with_object_arguments, chat))
+            if within == chat:
+                raise
+            rendered = self._render(name, variables | {"messages": within}, max_chars)
         return rendered if continued is None else _cut_at_mark(rendered, continued)
 
     def formats(self, template_name: str | None, has_tools: bool) -> tuple[str, str]:
@@ -294,6 +301,17 @@ def _with_text_arguments(call: Any) -> Any:
     except RecursionError as error:
         raise ChatTemplateError("the arguments of a call nest too deeply") from error
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """``message`` with arguments that are a text within an object, for templates that list them by name."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(text := function.get("arguments"), str):
+            call = {**call, "function": {**function, "arguments": {"arguments": text}}}
+        calls.append(call)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _mark_final(chat: list[dict[str, Any]], source: str) -> str:

@@ -11,6 +11,7 @@ from services.gateway.anthropic.request import MessageRequest
 from services.gateway.fields import naming
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.call import Dialect
+from services.gateway.turns import naming_turns
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -38,6 +39,8 @@ def error_body(error: ApiError, request_id: str) -> bytes:
 
 ANTHROPIC = Dialect(
     error_body,
-    naming([MessageRequest], {"json_schema": "output_config.format.schema", "chat": "messages"}),
+    naming_turns(
+        naming([MessageRequest], {"json_schema": "output_config.format.schema", "chat": "messages"}), "messages"
+    ),
     id_headers=("x-request-id", "request-id"),
 )

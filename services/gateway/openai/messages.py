@@ -9,6 +9,7 @@ import msgspec
 from ringline import Message
 
 from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.turns import replayed_arguments
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
 
@@ -25,7 +26,7 @@ class CalledFunction(msgspec.Struct):
     """``tool_calls[…].function``."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
 
 
 class MessageToolCall(msgspec.Struct):
@@ -104,7 +105,7 @@ def _part_text(part: ContentPart, path: str) -> str:
 def _ring_call(call: MessageToolCall, path: str) -> Any:
     if call.function is None:
         raise invalid(f"{path}.function", "missing: expected the name and the arguments of a function")
-    return {"id": call.id or "", "name": call.function.name, "arguments": call.function.arguments or "{}"}
+    return {"id": call.id or "", "name": call.function.name, "arguments": replayed_arguments(call.function.arguments)}
 
 
 class ToolFunction(msgspec.Struct):

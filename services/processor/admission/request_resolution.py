@@ -6,6 +6,7 @@ Pure, except that a request without a seed gets a random one. Runs in a worker t
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from array import array
 from collections.abc import Sequence
@@ -166,7 +167,7 @@ def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tool
         generation_prompt = chat.add_generation_prompt
     try:
         rendered = served_model.chat.render(
-            [_message(message, index) for index, message in enumerate(chat.messages)],
+            list(map(_message, chat.messages)),
             tools=tools.descriptions,
             template_args=json_value("chat.template_args_json", chat.template_args_json, dict, "object"),
             add_generation_prompt=generation_prompt,
@@ -190,7 +191,7 @@ def cache_salt(tenant: str, client_salt: str) -> bytes:
     return digest.digest()
 
 
-def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
+def _message(message: inference_pb2.ChatMessage) -> dict[str, Any]:
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         rendered["reasoning_content"] = message.reasoning
@@ -199,21 +200,28 @@ def _message(message: inference_pb2.ChatMessage, index: int) -> dict[str, Any]:
             {
                 **({"id": call.id} if call.id else {}),
                 "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json_value(
-                        f"chat.messages[{index}].tool_calls[{i}].arguments_json", call.arguments_json, dict, "object"
-                    )
-                    or {},
-                },
+                "function": {"name": call.name, "arguments": _arguments(call.arguments_json)},
             }
-            for i, call in enumerate(message.tool_calls)
+            for call in message.tool_calls
         ]
     if message.tool_call_id:
         rendered["tool_call_id"] = message.tool_call_id
     if message.name:
         rendered["name"] = message.name
     return rendered
+
+
+def _arguments(text: str) -> dict[str, Any] | str:
+    """A call's arguments; as text where a model wrote no JSON object, or was cut off: that is history all the same."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, strict=False)  # models write line breaks within strings
+    except (ValueError, RecursionError):
+        return text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else text
 
 
 def _resolve_sampling(

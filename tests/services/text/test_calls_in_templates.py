@@ -122,6 +122,17 @@ def test_arguments_that_a_template_prints_as_they_are_come_as_json() -> None:
     assert ours(template)(conversation("", ARGUMENTS)) == theirs(template, conversation("", TEXTS))
 
 
+@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - NO_CALLS))
+def test_every_template_shows_arguments_that_are_no_object(name: str) -> None:
+    assert "cut { off" in ours(TEMPLATES[name])(conversation("", ["cut { off"])[:2])
+
+
+def test_arguments_that_are_no_object_are_shown_in_one_to_a_template_that_lists_them() -> None:
+    listed = "{% for c in m.tool_calls %}{% for k, v in c.function.arguments | items %}<{{ k }}>{{ v }}{% endfor %}"
+    template = "{% for m in messages %}{% if m.tool_calls %}" + listed + "{% endfor %}{% endif %}{% endfor %}"
+    assert ours(template)(conversation("", [{"a": 1}, '{"b": '])[:2]) == '<a>1<arguments>{"b": '
+
+
 def test_messages_that_are_no_calls_and_the_given_ones_stay_as_they_are() -> None:
     chat = [{"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": []}]
     assert ours("{% for m in messages %}{{ m.content is none }}{% endfor %}")(chat) == "FalseFalse"

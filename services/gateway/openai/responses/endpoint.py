@@ -22,6 +22,7 @@ from services.gateway.openai.logprobs import TokenNames, chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
 from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of, wants_logprobs
 from services.gateway.token_texts import TokenTexts
+from services.gateway.turns import naming_turns
 
 _DECODER = msgspec.json.Decoder(ResponseRequest)
 
@@ -101,16 +102,15 @@ def _error_body(error: ApiError, request_id: str) -> bytes:
     return error_body(error, request_id)
 
 
-_NAMING = openai_naming(
-    {
-        "chat": "input",
-        "prompt": "input",
-        "json_schema": "text.format.schema",
-        "json_object": "text.format",
-        "logprobs": "top_logprobs",
-    },
-    ResponseRequest,
-)
+_NAMES = {
+    "chat": "input",
+    "prompt": "input",
+    "messages": "input",
+    "json_schema": "text.format.schema",
+    "json_object": "text.format",
+    "logprobs": "top_logprobs",
+}
+_NAMING = naming_turns(openai_naming(_NAMES, ResponseRequest), "input")
 _DIALECT = Dialect(_error_body, _NAMING)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),

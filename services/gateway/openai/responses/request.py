@@ -33,7 +33,7 @@ class Item(msgspec.Struct):
     summary: list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
     output: str | list[ItemPart] | dict[str, Any] | None = None
 
 
@@ -158,7 +158,7 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
     elif item.type == "function_call":
         if item.call_id is None or item.name is None:
             raise invalid(path, "a function_call needs call_id, name and arguments")
-        turns.call(item.call_id, item.name, item.arguments or "{}")
+        turns.call(item.call_id, item.name, item.arguments)
     elif item.type == "function_call_output":
         if item.call_id is None or isinstance(item.output, dict):
             raise invalid(path, "a function_call_output needs call_id, and a text or parts of text as output")

@@ -41,5 +41,6 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_wait_for(
 
 
 def test_names_of_fields() -> None:
+    assert ANTHROPIC.name_of("chat.messages[1].role") == "messages"  # the ring numbers them otherwise
     assert ANTHROPIC.name_of("stopping.stop") == "stop_sequences"
     assert ANTHROPIC.name_of("constraint.json_schema") == "output_config.format.schema"

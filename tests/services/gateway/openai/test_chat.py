@@ -161,10 +161,6 @@ def test_a_form(door: openai.OpenAI) -> None:
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"chat_template_kwargs": {"messages": 1}}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "no name"}}]}, "tools[0].function.name"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_errors_name_the_field_as_the_api_does(ring: Ring, changed: dict[str, Any], param: str) -> None:

@@ -55,9 +55,14 @@ def test_messages(given: dict[str, Any], expected: dict[str, Any]) -> None:
     assert ring(given) == [expected]
 
 
-def test_a_call_without_arguments_has_an_empty_object() -> None:
-    (message,) = ring({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "go", "arguments": ""}}]})
-    assert message["tool_calls"][0]["arguments"] == "{}"
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", "{}"), (None, "{}"), ('{"a": "b', '{"a": "b'), ([1], [1]), ({"a": 1}, {"a": 1})]
+)
+def test_a_call_of_the_conversation_has_the_arguments_that_it_had(given: object, expected: object) -> None:
+    (message,) = ring(
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "go", "arguments": given}}]}
+    )
+    assert message["tool_calls"][0]["arguments"] == expected
 
 
 @pytest.mark.parametrize(

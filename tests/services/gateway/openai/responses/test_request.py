@@ -9,6 +9,7 @@ import pytest
 
 from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError
+from services.gateway.openai.responses.endpoint import _NAMING
 from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of
 
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
@@ -17,6 +18,10 @@ RING_LOOK = {name: value for name, value in LOOK.items() if name != "type"}
 
 def request_of(**fields: Any) -> ResponseRequest:
     return checked(msgspec.convert({"input": "Hello"} | fields, ResponseRequest))
+
+
+def test_errors_of_the_conversation_name_the_input() -> None:
+    assert _NAMING("chat.messages[1].tool_calls[0].arguments_json") == "input"  # the ring numbers them otherwise
 
 
 def test_items_of_every_kind() -> None:
