@@ -404,7 +404,7 @@ class GatewaySettings(ServiceSettings):
     cors_origins: tuple[str, ...] = option(
         (),
         "Origins whose pages may call the gateway from a browser, such as https://app.example.com; * for every "
-        "origin. Default: only the gateway's own chat page.",
+        "origin. Default: only the gateway's own chat page, opened by TLS, an IP address or localhost.",
     )
     tenant_header: str = option(
         "x-ringline-tenant",

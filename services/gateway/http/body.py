@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -70,10 +72,27 @@ def check_origin(headers: Headers, allowed: tuple[str, ...]) -> None:
         return
     site = headers.get("sec-fetch-site")
     own = origin.partition("://")[2] in (headers.get("host"), headers.get("x-forwarded-host"))
-    if site in ("same-origin", "none") or (site is None and own):
+    if (site in ("same-origin", "none") or (site is None and own)) and _is_no_stranger(origin):
         return
     problem = f"pages of {origin[:200]!r} may not call this gateway: it must be among --cors-origins"
     raise ApiError(HTTPStatus.FORBIDDEN, problem, code="origin_not_allowed")
+
+
+def _is_no_stranger(origin: str) -> bool:
+    """Whether a page's origin tells that it came from here, where it seems to.
+
+    By plain HTTP a name tells nothing: whoever owns it may let it name this machine once the page is loaded (DNS
+    rebinding). An address cannot be moved, nor localhost, nor a name that a certificate belongs to.
+    """
+    try:
+        url = urlsplit(origin)
+        host = url.hostname or ""
+        if url.scheme == "https" or host == "localhost" or host.endswith(".localhost"):
+            return True
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _too_large(max_bytes: int) -> ApiError:

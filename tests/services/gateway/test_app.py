@@ -143,8 +143,25 @@ async def test_pages_of_given_origins_may_call_and_read_the_ids() -> None:
         assert "x-request-id" in reply.headers["access-control-expose-headers"].lower()
         reply = await gateway.ask("POST", CHATS, CHAT, {"origin": "https://other.example"})
         assert told(reply)[3] == "origin_not_allowed"
-        reply = await gateway.ask("POST", CHATS, CHAT, {"origin": "http://gateway"})
-        assert reply.status == 200, "the gateway's own page"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "[::1]:8000", "localhost", "box.localhost:8000"])
+async def test_the_gateways_own_page_may_call_it(gateway: Running, host: str) -> None:
+    assert (await gateway.ask("POST", CHATS, CHAT, {"origin": f"http://{host}", "host": host})).status == 200
+
+
+@pytest.mark.parametrize("site", ["", "same-origin"])
+async def test_a_name_that_was_bound_to_this_machine_is_no_page_of_its_own(gateway: Running, site: str) -> None:
+    """By DNS rebinding: the browser takes the page and the gateway for one origin, and says so."""
+    for host in ("evil.example:8000", "1.evil.example", "127.0.0.1.evil.example", "gateway", "[bad"):
+        headers = {"origin": f"http://{host}", "host": host, "sec-fetch-site": site, "authorization": "Bearer made-up"}
+        assert told(await gateway.ask("POST", CHATS, CHAT, headers))[3] == "origin_not_allowed"
+    assert not gateway.processor.service.requests
+    by_tls = {"origin": "https://chat.example", "host": "chat.example", "sec-fetch-site": site}
+    assert (await gateway.ask("POST", CHATS, CHAT, by_tls)).status == 200, "a certificate tells whose name it is"
+    async with running(cors_origins=("http://box.lan:8000",)) as named:
+        headers = {"origin": "http://box.lan:8000", "host": "box.lan:8000"}
+        assert (await named.ask("POST", CHATS, CHAT, headers)).status == 200
 
 
 async def test_only_so_many_requests_and_connections_with_requests_of_a_client() -> None:
