@@ -10,6 +10,10 @@ from typing import Self, TypeVar
 
 from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
 from ringline.errors import Cancelled, ProtocolError
+from ringline.options import TokenizeOptions
+from ringline.relay import Relay
+from ringline.request import build_tokenize
+from ringline.results import Tokenization, tokenization_from
 
 from services.gateway.http.call import Call, types_checked
 
@@ -57,7 +61,7 @@ class Answer:
         Not as soon as it is admitted: a full engine refuses after that, and the refusal must keep its status. But not
         when all have begun either: of many, the last may wait until the first have ended.
         """
-        streams = [_stream(call, ask) for ask in asks]
+        streams = await call.aside(lambda: [_stream(call, ask) for ask in asks])
         events = [stream.events() for stream in streams]
         waiting: list[asyncio.Future[None]] = []
         try:
@@ -151,6 +155,15 @@ def _stream(call: Call, ask: Ask) -> AsyncStream:
     options["traceparent"] = call.traceparent
     with types_checked():
         return call.client.stream(ask.prompt, messages=ask.messages, token_ids=ask.token_ids, **options)
+
+
+async def tokenize(
+    call: Call, text: str | None, messages: Sequence[Message] | None, options: TokenizeOptions
+) -> Tokenization:
+    """The ids of a text or of messages."""
+    with types_checked():
+        request = await call.aside(lambda: build_tokenize(text, messages, options))
+    return tokenization_from(await Relay(call.client).tokenize(request))
 
 
 async def _wait_for_admission(events: AsyncIterator[Event]) -> None:

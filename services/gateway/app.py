@@ -22,6 +22,7 @@ from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.body import Disconnected, check_body_headers, check_origin, read_body
 from services.gateway.http.call import REQUEST_ID, AnsweredError, Call, Dialect, Endpoint
 from services.gateway.http.connection import peer_of
+from services.gateway.http.large import LargeBodies
 from services.gateway.http.load import Load, Request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.errors import OPENAI
@@ -54,6 +55,7 @@ class Gateway:
         self.metrics = metrics
         self.max_body_bytes = max_body_bytes
         self.cors_origins = cors_origins
+        self.large = LargeBodies()
 
     def application(self, endpoints: Sequence[Endpoint], operations: Mapping[str, Operation]) -> ASGIApp:
         """The ASGI application; ``operations``: by path, what answers for the process itself."""
@@ -153,7 +155,8 @@ class _Path:
     ) -> None:
         params, query = scope.get("path_params", {}), scope["query_string"].decode("latin-1")
         with self._gateway.callers.serving(headers, asks_ring=endpoint.asks_ring) as caller:
-            call = Call(body, headers, caller.client, exchange.request_id, params, query)
+            address, _ = peer_of(scope.get("client"))
+            call = Call(body, headers, caller.client, exchange.request_id, address, self._gateway.large, params, query)
             try:
                 response = await endpoint.handler(call)
                 caller.answered()

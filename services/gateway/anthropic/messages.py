@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from ringline import Generation, RingError, ToolCall
+from ringline import Generation, Message, RingError, ToolCall
+from ringline.options import TokenizeOptions
 from starlette.responses import Response
 
-from services.gateway.answer import Answer, Ask
+from services.gateway.answer import Answer, Ask, tokenize
 from services.gateway.anthropic.errors import ANTHROPIC, error_body
 from services.gateway.anthropic.events import PING, SIGNATURE, MessageEvents, stop_of, usage_of
 from services.gateway.anthropic.request import CountRequest, MessageRequest, all_options, messages_of, prompt_options
 from services.gateway.fields import checked
 from services.gateway.http.api_error import api_error_from
-from services.gateway.http.call import Call, Endpoint, parse, types_checked
+from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 
 _MESSAGE = msgspec.json.Decoder(MessageRequest)
@@ -25,12 +26,10 @@ _COUNT = msgspec.json.Decoder(CountRequest)
 
 async def create_message(call: Call) -> Response:
     """An answer to a conversation, at once or as events."""
-    request = checked(parse(_MESSAGE, call.body))
-    messages = messages_of(request)
-    options = all_options(request)
-    answer = await Answer.begin(call, [Ask(options, messages=messages)])
+    request, ask = await call.aside(lambda: _read(call.body))
+    answer = await Answer.begin(call, [ask])
     message_id = f"msg_{call.request_id}"
-    max_tokens = options["max_tokens"] or 0
+    max_tokens = ask.options["max_tokens"] or 0
     if request.stream:
         events = MessageEvents(message_id, max_tokens=max_tokens)
         return EventStream(_stream(call, answer, events), ping=PING)
@@ -41,11 +40,21 @@ async def create_message(call: Call) -> Response:
 
 async def count_tokens(call: Call) -> Response:
     """The tokens of a prompt."""
-    request = checked(parse(_COUNT, call.body))
-    messages = messages_of(request)
-    with types_checked():
-        tokens = await call.client.tokenize(messages=messages, **prompt_options(request))
+    messages, options = await call.aside(lambda: _read_prompt(call.body))
+    tokens = await tokenize(call, None, messages, options)
     return Response(msgspec.json.encode({"input_tokens": len(tokens.token_ids)}), media_type="application/json")
+
+
+def _read(body: bytes) -> tuple[MessageRequest, Ask]:
+    """The request, and what it asks of the ring."""
+    request = checked(parse(_MESSAGE, body))
+    messages = messages_of(request)
+    return request, Ask(all_options(request), messages=messages)
+
+
+def _read_prompt(body: bytes) -> tuple[Sequence[Message], TokenizeOptions]:
+    request = checked(parse(_COUNT, body))
+    return messages_of(request), prompt_options(request)
 
 
 async def _stream(call: Call, answer: Answer, events: MessageEvents) -> AsyncGenerator[bytes, None]:

@@ -14,8 +14,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.http.large import LargeBodies, check_values, is_small
 
 _Body = TypeVar("_Body")
+_T = TypeVar("_T")
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """Of a caller."""
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -41,12 +43,19 @@ class Call:
     """Speaks to processors with the caller's token and tenant."""
     request_id: str
     """The caller's ``x-request-id``, or one made here."""
+    address: str
+    """The client's; empty on a unix socket."""
+    large: LargeBodies
     path_params: Mapping[str, str] = field(default_factory=dict)
     """What stands in the path for the names in the endpoint's."""
     query: str = ""
     """What follows the question mark."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """What the call used, for metrics; endpoints add to it."""
+
+    async def aside(self, work: Callable[[], _T]) -> _T:
+        """What ``work`` on the body returns or raises; a large body's is done in a thread, in its turn."""
+        return work() if is_small(self.body) else await self.large.run(self.address, work)
 
     @property
     def traceparent(self) -> str | None:
@@ -56,7 +65,8 @@ class Call:
 
 
 def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
-    """The body as an object. Raises ``ApiError`` for what is no JSON, or has a value of a wrong type."""
+    """The body as an object. Raises ``ApiError`` for what is no JSON, is too much, or has a value of a wrong type."""
+    check_values(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

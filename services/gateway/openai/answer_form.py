@@ -9,6 +9,9 @@ import msgspec
 
 from services.gateway.http.api_error import invalid
 
+MAX_TAGS = 256
+"""As many as a processor takes."""
+
 
 class JsonSchemaFormat(msgspec.Struct):
     """``response_format.json_schema``."""
@@ -66,6 +69,9 @@ _TAGS = "give structures, each with begin, schema and end, and triggers"
 
 
 def _tags(structures: list[dict[str, Any]], triggers: list[str] | None, path: str) -> dict[str, Any]:
+    for name, given in ("structures", structures), ("triggers", triggers or ()):
+        if len(given) > MAX_TAGS:
+            raise invalid(f"{path}.{name}", f"{len(given)} entries: expected at most {MAX_TAGS}")
     tags = []
     for number, structure in enumerate(structures):
         begin = structure.get("begin")

@@ -84,9 +84,8 @@ _DECODER = msgspec.json.Decoder(ChatRequest)
 
 async def chat_completions(call: Call) -> Response:
     """Answer a chat."""
-    request = checked(parse(_DECODER, call.body))
+    request, ask = await call.aside(lambda: _read(call.body))
     call = call_of(call, request)
-    ask = Ask(_options(request), messages=ring_messages(request.messages))
     try:
         answer = await Answer.begin(call, [ask])
     except RingError as error:
@@ -113,6 +112,12 @@ async def chat_completions(call: Call) -> Response:
     if names is not None and generation.prompt_logprobs is not None:
         body["prompt_logprobs"] = await loaded_prompt_logprobs(names, admitted, generation.prompt_logprobs)
     return Response(encode(body), media_type="application/json")
+
+
+def _read(body: bytes) -> tuple[ChatRequest, Ask]:
+    """The request, and what it asks of the ring."""
+    request = checked(parse(_DECODER, body))
+    return request, Ask(_options(request), messages=ring_messages(request.messages))
 
 
 def _options(request: ChatRequest) -> Options:

@@ -41,6 +41,8 @@ from services.gateway.openai.sampling_fields import (
 
 MAX_CHOICES = 1024
 """Prompts times n."""
+MAX_OPTIONS_BYTES = 16 << 20
+"""Of all prompts together: each goes to the ring with a copy of the options."""
 _DEFAULT_MAX_TOKENS = 16
 
 
@@ -69,12 +71,8 @@ _DECODER = msgspec.json.Decoder(CompletionRequest)
 
 async def completions(call: Call) -> Response:
     """Continue prompts."""
-    request = checked(parse(_DECODER, call.body))
+    request, prompts, asks = await call.aside(lambda: _read(call.body))
     call = call_of(call, request)
-    prompts, options = _prompts(request), _options(request)
-    asks = [
-        Ask(options, prompt=prompt) if isinstance(prompt, str) else Ask(options, token_ids=prompt) for prompt in prompts
-    ]
     try:
         answer = await Answer.begin(call, asks)
     except RingError as error:
@@ -105,6 +103,19 @@ async def completions(call: Call) -> Response:
     return Response(encode(body), media_type="application/json")
 
 
+def _read(body: bytes) -> tuple[CompletionRequest, Sequence[str | Sequence[int]], Sequence[Ask]]:
+    """The request, its prompts, and what each asks of the ring."""
+    request = checked(parse(_DECODER, body))
+    prompts, options = _prompts(request), _options(request)
+    if len(prompts) * (size := len(encode(options))) > MAX_OPTIONS_BYTES:
+        problem = f"{len(prompts)} prompts, each with options of {size} bytes: expected at most {MAX_OPTIONS_BYTES}"
+        raise invalid("prompt", f"{problem} together; send fewer at once")
+    asks = [
+        Ask(options, prompt=prompt) if isinstance(prompt, str) else Ask(options, token_ids=prompt) for prompt in prompts
+    ]
+    return request, prompts, asks
+
+
 def _prompts(request: CompletionRequest) -> Sequence[str | Sequence[int]]:
     """The prompts, each a text or ids."""
     given = request.prompt
@@ -113,17 +124,13 @@ def _prompts(request: CompletionRequest) -> Sequence[str | Sequence[int]]:
         raise invalid("prompt", f"{problem}: expected a text, token ids, or a list of either")
     if isinstance(given, str):
         return [given]
+    if (n := request.n or 1) * len(given) > MAX_CHOICES and type(given[0]) is not int:
+        problem = f"{len(given)} prompts of {n} choices each: expected at most {MAX_CHOICES} choices"
+        raise invalid("prompt", f"{problem}; send fewer at once")
     kinds = {type(one) for one in given}
     if len(kinds) > 1:
         raise invalid("prompt", "texts and ids are mixed: expected one kind")
-    prompts = [cast(list[int], given)] if kinds == {int} else cast(list[str | list[int]], given)
-    n = request.n or 1
-    if len(prompts) * n > MAX_CHOICES:
-        problem = (
-            f"{len(prompts)} prompts of {n} choices each: expected at most {MAX_CHOICES} choices; send fewer at once"
-        )
-        raise invalid("prompt", problem)
-    return prompts
+    return [cast(list[int], given)] if kinds == {int} else cast(list[str | list[int]], given)
 
 
 def _options(request: CompletionRequest) -> Options:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
-from ringline import Model
+from ringline import Message, Model
+from ringline.inference.v1 import inference_pb2 as pb
 from ringline.options import TokenizeOptions
+from ringline.relay import Relay
+from ringline.request import build_detokenize
 from starlette.responses import Response
 
+from services.gateway.answer import tokenize as ring_tokenize
 from services.gateway.fields import Body, checked, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid
-from services.gateway.http.call import Call, Endpoint, parse, types_checked
+from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.openai.errors import OPENAI, openai_dialect
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.models import model_of
@@ -49,21 +54,8 @@ _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "template_arg
 
 async def tokenize(call: Call) -> Response:
     """The ids of a text or of messages."""
-    request = checked(parse(_TOKENIZE, call.body))
-    if (request.prompt is None) == (request.messages is None):
-        problem = "missing" if request.prompt is None else "set together with messages"
-        raise invalid("prompt", f"{problem}: expected one of prompt and messages")
-    options = options_of(request)
-    if request.messages is None:
-        options = {name: value for name, value in options.items() if name not in _OF_MESSAGES}
-        with types_checked():
-            found = await call.client.tokenize(request.prompt, **cast(TokenizeOptions, options))
-    else:
-        options |= tool_options(request.tools, None, None)
-        options.pop("parse")
-        messages = ring_messages(request.messages)
-        with types_checked():
-            found = await call.client.tokenize(messages=messages, **cast(TokenizeOptions, options))
+    request, text, messages, options = await call.aside(lambda: _read(call.body))
+    found = await ring_tokenize(call, text, messages, options)
     body: dict[str, Any] = {
         "count": len(found.token_ids),
         "max_model_len": found.max_model_len,
@@ -77,13 +69,32 @@ async def tokenize(call: Call) -> Response:
     return _json(body)
 
 
+def _read(body: bytes) -> tuple[TokenizeRequest, str | None, Sequence[Message] | None, TokenizeOptions]:
+    """The request, and what it asks of the ring."""
+    request = checked(parse(_TOKENIZE, body))
+    if (request.prompt is None) == (request.messages is None):
+        problem = "missing" if request.prompt is None else "set together with messages"
+        raise invalid("prompt", f"{problem}: expected one of prompt and messages")
+    options = options_of(request)
+    if request.messages is None:
+        options = {name: value for name, value in options.items() if name not in _OF_MESSAGES}
+        return request, request.prompt, None, cast(TokenizeOptions, options)
+    options |= tool_options(request.tools, None, None)
+    options.pop("parse")
+    return request, None, ring_messages(request.messages), cast(TokenizeOptions, options)
+
+
 async def detokenize(call: Call) -> Response:
     """The text of ids, with special tokens: ``/tokenize`` of it gives them again."""
-    request = checked(parse(_DETOKENIZE, call.body))
+    found = await Relay(call.client).detokenize(await call.aside(lambda: _read_ids(call.body)))
+    return _json({"prompt": found.text})
+
+
+def _read_ids(body: bytes) -> pb.DetokenizeRequest:
+    request = checked(parse(_DETOKENIZE, body))
     if request.tokens is None:
         raise invalid("tokens", "missing: expected a list of token ids")
-    text = await call.client.detokenize(request.tokens, model=request.model, skip_special_tokens=False)
-    return _json({"prompt": text})
+    return build_detokenize(request.tokens, request.model, skip_special_tokens=False)
 
 
 async def tokenizer_info(call: Call) -> Response:

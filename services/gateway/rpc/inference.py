@@ -115,7 +115,7 @@ async def generate(call: Call) -> Response:
     """Generate: its first response is awaited, so that the caller's token is known to be good."""
     form = _Form.of(call, connect.STREAM_MEDIA_TYPES[0])
     try:
-        request, timeout = form.read(pb.GenerateRequest, call), form.timeout(call)
+        request, timeout = await call.aside(lambda: form.read(pb.GenerateRequest, call)), form.timeout(call)
         name = request.request_id
         if (size := len(name.encode())) > _MAX_ID_BYTES:
             raise invalid("request_id", f"{size} bytes: expected at most {_MAX_ID_BYTES}")
@@ -183,7 +183,8 @@ def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None]
     async def handler(call: Call) -> Response:
         form = _Form.of(call, connect.UNARY_MEDIA_TYPES[0])
         try:
-            message = await method(Relay(call.client), form.read(kind, call), form.timeout(call))
+            request, timeout = await call.aside(lambda: form.read(kind, call)), form.timeout(call)
+            message = await method(Relay(call.client), request, timeout)
         except RingError as error:
             raise form.failed(error) from None
         end = form.end(_OK) if form.has_envelopes else b""

@@ -29,8 +29,7 @@ _DECODER = msgspec.json.Decoder(ResponseRequest)
 
 async def create_response(call: Call) -> Response:
     """A response, at once or as events."""
-    request = checked(parse(_DECODER, call.body))
-    ask = Ask(all_options(request), messages=messages_of(request))
+    request, ask = await call.aside(lambda: _read(call.body))
     answer = await Answer.begin(call, [ask])
     events = ResponseEvents(call.request_id, _fields(request, answer))
     names = None
@@ -43,6 +42,12 @@ async def create_response(call: Call) -> Response:
             events.add(event, await _logprobs(event, names))
     events.end(answer.usage)
     return Response(msgspec.json.encode(events.response(answer.usage)), media_type="application/json")
+
+
+def _read(body: bytes) -> tuple[ResponseRequest, Ask]:
+    """The request, and what it asks of the ring."""
+    request = checked(parse(_DECODER, body))
+    return request, Ask(all_options(request), messages=messages_of(request))
 
 
 async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | None) -> AsyncGenerator[bytes, None]:

@@ -1,0 +1,99 @@
+"""Work that a large body makes long: counted before it is done, and done in a thread, one body at a time.
+
+The event loop serves all clients, so nothing on it may take long. A body of 4 MiB can hold a million values, each of
+which becomes objects of the endpoint, of the client library and of protobuf: seconds of work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TypeVar
+
+from services.gateway.http.api_error import ApiError
+
+MAX_VALUES = 128 << 10
+"""Of a body, counting names, lists and objects, too, but not numbers: token ids are many, and cheap."""
+MAX_ENTRIES = 1 << 20
+"""Of all lists and objects together, numbers among them."""
+SMALL_BYTES = 64 << 10
+SMALL_ENTRIES = 1024
+
+_T = TypeVar("_T")
+
+
+def is_small(body: bytes) -> bool:
+    """Whether all work on a body of JSON takes few milliseconds."""
+    return len(body) <= SMALL_BYTES and _entries(body) <= SMALL_ENTRIES
+
+
+def check_values(body: bytes) -> None:
+    """Raise ``ApiError`` for JSON of too many values. What is no JSON may pass.
+
+    Decoding holds Python's lock from beginning to end, so the values are counted before.
+    """
+    if _entries(body) + body.count(b'"') // 2 <= MAX_VALUES:
+        return
+    outside, strings = _without_strings(body, MAX_VALUES)
+    literals = sum(map(outside.count, (b"t", b"f", b"n")))  # true, false and null have one of these each
+    if strings + literals + outside.count(b"[") + outside.count(b"{") > MAX_VALUES or _entries(outside) > MAX_ENTRIES:
+        raise _too_many()
+
+
+def has_more_entries(body: bytes, limit: int) -> bool:
+    """Whether the lists and objects of JSON have more entries than ``limit``, give or take empty ones."""
+    if _entries(body) <= limit:
+        return False
+    outside, strings = _without_strings(body, 2 * limit)
+    return strings > 2 * limit or _entries(outside) > limit
+
+
+def _without_strings(body: bytes, most: int) -> tuple[bytes, int]:
+    """What stands between the strings, as far as there are ``most`` of them, and their number."""
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return b"".join(plain.split(b'"', 2 * most + 1)[: 2 * most : 2]), plain.count(b'"') // 2
+
+
+def _entries(json: bytes) -> int:
+    """At least the number of entries of all lists and objects; more where texts have commas or brackets."""
+    return json.count(b",") + json.count(b"[") + json.count(b"{")
+
+
+def _too_many() -> ApiError:
+    limits = f"{MAX_VALUES} texts, lists, objects and literals, names counted, and {MAX_ENTRIES} entries in all"
+    problem = f"the body has too many values: expected at most {limits}; send less at once"
+    return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, code="too_large")
+
+
+@dataclass
+class LargeBodies:
+    """The thread, and whose turn it is.
+
+    Each client has one body in the queue at most, so whoever sends many keeps the others waiting no longer than
+    whoever sends one.
+    """
+
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "large-body"))
+    _turns: dict[str, tuple[asyncio.Lock, int]] = field(default_factory=dict)
+    """By client, with the number of those who hold or await it."""
+
+    async def run(self, client: str, work: Callable[[], _T]) -> _T:
+        """What ``work`` returns or raises."""
+        async with self._turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    @asynccontextmanager
+    async def _turn(self, client: str) -> AsyncIterator[None]:
+        lock, others = self._turns.get(client, (asyncio.Lock(), 0))
+        self._turns[client] = lock, others + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, holders = self._turns.pop(client)
+            if holders > 1:
+                self._turns[client] = lock, holders - 1

@@ -1,0 +1,159 @@
+"""Large bodies: their values are counted before they are decoded, and what is made of them is made in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+import pytest
+from ringline.request import build_request, build_tokenize
+
+from services.gateway.http import call, large
+from services.gateway.http.api_error import ApiError
+from services.gateway.http.large import MAX_ENTRIES, MAX_VALUES, LargeBodies, check_values, has_more_entries, is_small
+from services.gateway.openai.answer_form import MAX_TAGS, StructuredOutputs, structured_options
+from services.gateway.rpc.envelope import decode
+from services.text.grammar import constraints
+from tests.services.gateway.http_harness import CHAT, Running, running
+
+HI = {"role": "user", "content": "Hi"}
+
+
+def values_in(value: Any) -> tuple[int, int]:
+    """What is counted: names, and values that are no numbers; and entries of lists and objects."""
+    names = entries = 0
+    values, todo = 0, [value]
+    while todo:
+        one = todo.pop()
+        values += isinstance(one, bool) or not isinstance(one, int | float)
+        if isinstance(one, dict | list):
+            entries += len(one)
+            names += len(one) if isinstance(one, dict) else 0
+            todo += one.values() if isinstance(one, dict) else one
+    return names + values, entries
+
+
+TRICKY = ['a"b', "\\", '\\"', '\\\\"', "[,{", "tfn", "", 'x\\\\\\"', "é\u2028"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_values_are_counted_as_they_are_decoded(monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
+    body = {text: [text, 1.5e3, True, False, None, {"n": [text, -1]}] for text in TRICKY}
+    data = json.dumps(body, indent=indent).encode()
+    assert msgspec.json.decode(data) == body
+    values, entries = values_in(body)
+    containers = 2 * len(TRICKY) + 1
+    for limits, refused in (((values, entries + containers), False), ((values - 1, 10**6), True)):
+        monkeypatch.setattr(large, "MAX_VALUES", limits[0])
+        monkeypatch.setattr(large, "MAX_ENTRIES", limits[1])
+        with pytest.raises(ApiError) if refused else nullcontext():
+            check_values(data)
+    assert has_more_entries(data, entries - 1)
+    assert not has_more_entries(data, entries + containers)
+
+
+def test_texts_and_ids_are_not_limited_by_what_is_in_them() -> None:
+    check_values(b'{"prompt":"%b"}' % (b'a,[{\\"' * 300_000))
+    check_values(b'{"prompt":[%b7]}' % (b"7," * (MAX_ENTRIES - 8)))
+    with pytest.raises(ApiError, match=f"at most {MAX_VALUES} texts"):
+        check_values(b'{"prompt":[%b""]}' % (b'"",' * MAX_VALUES))
+    with pytest.raises(ApiError, match=f"{MAX_ENTRIES} entries in all"):
+        check_values(b'{"prompt":[%b7]}' % (b"7," * MAX_ENTRIES))
+    assert is_small(json.dumps(CHAT).encode())
+    assert not is_small(b" " * (65 << 10))
+    assert not is_small(json.dumps({"messages": [HI] * 600}).encode())
+
+
+MANY = [
+    ("/v1/chat/completions", {"messages": [HI] * 1000}),
+    ("/v1/completions", {"prompt": [7] * 2000}),
+    ("/v1/responses", {"input": [HI] * 1000}),
+    ("/v1/messages", {"messages": [HI] * 1000, "max_tokens": 4}),
+    ("/v1/messages/count_tokens", {"messages": [HI] * 1000}),
+    ("/tokenize", {"messages": [HI] * 1000}),
+    ("/detokenize", {"tokens": [7] * 2000}),
+    ("/ringline.inference.v1.InferenceService/Tokenize", {"chat": {"messages": [HI] * 1000}}),
+]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each step of a request's reading, whether it was done on the event loop."""
+    on_loop: list[bool] = []
+
+    def noted(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any, **options: Any) -> Any:
+            on_loop.append(threading.current_thread() is threading.main_thread())
+            return work(*args, **options)
+
+        return noting
+
+    monkeypatch.setattr(call, "check_values", noted(check_values))
+    monkeypatch.setattr("services.gateway.rpc.inference.decode", noted(decode))
+    monkeypatch.setattr("ringline.session.build_request", noted(build_request))
+    monkeypatch.setattr("services.gateway.answer.build_tokenize", noted(build_tokenize))
+    return on_loop
+
+
+@pytest.mark.parametrize(("path", "body"), MANY)
+async def test_a_large_body_is_read_in_a_thread(
+    gateway: Running, threads: list[bool], path: str, body: dict[str, Any]
+) -> None:
+    await gateway.ask("POST", path, body)
+    assert threads
+    assert not any(threads)
+
+
+async def test_a_small_body_is_read_at_once(gateway: Running, threads: list[bool]) -> None:
+    assert (await gateway.ask("POST", "/v1/chat/completions", CHAT)).status == 200
+    assert threads == [True, True]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in MANY])
+async def test_too_many_values_are_refused_before_they_are_decoded(gateway: Running, path: str) -> None:
+    many = b'{"messages":[' + b'{"a":""},' * (MAX_VALUES // 3 + 1) + b"1]}"
+    reply = await gateway.ask("POST", path, many)
+    assert reply.status in (400, 413)
+    assert b"too many" in reply.body
+    assert not gateway.processor.service.requests
+
+
+async def test_clients_take_turns_and_one_body_is_read_at_a_time() -> None:
+    bodies, done, busy = LargeBodies(), [], [0]
+
+    def work(name: str) -> None:
+        busy[0] += 1
+        assert busy[0] == 1
+        done.append(name)
+        busy[0] -= 1
+
+    hostile = [asyncio.create_task(bodies.run("a", lambda: work("a"))) for _ in range(50)]
+    await asyncio.sleep(0)
+    await bodies.run("b", lambda: work("b"))
+    assert done.index("b") <= 2, "it waited for one body of the other client, not for fifty"
+    hostile[-1].cancel()
+    await asyncio.gather(*hostile, return_exceptions=True)
+    assert not bodies._turns
+
+
+async def test_completions_are_not_multiplied_by_their_options() -> None:
+    async with running() as gateway:
+        body = {"prompt": ["a"] * 1024, "allowed_token_ids": [100000] * 4000}
+        reply = await gateway.ask("POST", "/v1/completions", body)
+        assert reply.status == 400
+        assert "1024 prompts, each with options of" in reply.error["message"]
+        assert not gateway.processor.service.requests
+
+
+@pytest.mark.parametrize("name", ["structures", "triggers"])
+def test_triggers_are_compared_with_few_structures(name: str) -> None:
+    assert constraints.MAX_TAGS == MAX_TAGS
+    tags: dict[str, list[Any]] = {"structures": [{"begin": "b", "schema": {}}] * 2, "triggers": ["a"] * 2}
+    tags[name] = tags[name][:1] * 257
+    with pytest.raises(ApiError, match=rf"structural_tag\.{name}: 257 entries: expected at most 256"):
+        structured_options(StructuredOutputs(structural_tag=tags))
