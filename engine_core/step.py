@@ -57,6 +57,10 @@ class StepPlan:
         return sum(self.num_tokens)
 
 
+SLOW_GRAMMAR = 0.005
+"""Seconds in a step; with 262,000 tokens, grammars that people write take up to 0.003."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of a step. Lists are aligned with the plan's ``seq_ids``."""
@@ -75,6 +79,8 @@ class StepResult:
     forces."""
     failed: dict[int, str] = field(default_factory=dict)
     """seq_id → why nothing more can be sampled for it. Its tokens are those before the failure."""
+    grammar_seconds: dict[int, float] = field(default_factory=dict)
+    """seq_id → what its grammar took of a processor, where that was long (``SLOW_GRAMMAR``): others had to wait."""
 
 
 @dataclass(slots=True)

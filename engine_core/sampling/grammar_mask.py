@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ class _InGrammar:
     compiler: GrammarCompiler
     grammar: str
     matcher: Matcher
+    seconds: float = 0.0
+    """Of a processor, since they were last reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Following:
     """The output position at which nothing can be sampled; None if something can."""
     problem: str = ""
     """Why."""
+    seconds: float = 0.0
+    """What the grammar has taken of a processor for these tokens and for the mask behind them."""
 
 
 class GrammarMask(LogitsProcessor[_InGrammar | None]):
@@ -83,15 +88,21 @@ class GrammarMask(LogitsProcessor[_InGrammar | None]):
         state = self._of_slot[slot]
         assert state is not None
         self._follow(state, output, lambda matcher: None)
-        matcher = state.matcher
+        matcher, seconds = state.matcher, state.seconds
+        state.seconds = 0.0
         if matcher.failed_at is not None:
             return Following([], matcher.failed_at, matcher.problem)
-        return Following(matcher.forced(max_drafts))
+        return Following(matcher.forced(max_drafts), seconds=seconds)
 
     def _follow(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
         """``use`` the matcher after ``output``; again with the lexer that new matchers share, and with one of its own,
         where other sequences have filled its lexer: so it fails only for what its own tokens do.
         """
+        start = time.thread_time()
+        self._use(state, output, use)
+        state.seconds += time.thread_time() - start
+
+    def _use(self, state: _InGrammar, output: Tokens, use: Callable[[Matcher], None]) -> None:
         self._catch_up(state, output)
         use(state.matcher)
         for make in (state.compiler.matcher, state.compiler.fresh_matcher):

@@ -39,6 +39,7 @@ from engine_core.scheduling import drafting
 from engine_core.scheduling.fairness import TenantShares
 from engine_core.scheduling.lifecycle import Lifecycle
 from engine_core.scheduling.outputs import output_of_step
+from engine_core.scheduling.pacing import Pacing
 from engine_core.scheduling.request_queue import WaitingQueue
 from engine_core.scheduling.stats import Counters, SchedulerStats
 from engine_core.scheduling.step_in_flight import StepInFlight
@@ -83,6 +84,7 @@ class Scheduler:
         self._fair = config.policy == "priority"
         self._lifecycle = Lifecycle(self._kv, self._queue, model, self._counters, fair=self._fair)
         self._step_ids = count()
+        self._pacing = Pacing()
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ``QueueFullError``, or ``InvalidRequestError`` when its id is live."""
@@ -144,13 +146,16 @@ class Scheduler:
             self.cancel(request_id, finish_reason=FinishReason.DEADLINE)
         self._tenants.begin_step(now)
         step = StepInFlight(next(self._step_ids), self._config.max_num_batched_tokens)
-        self._schedule_running(step)
+        others_only = self._pacing.is_turn_of_others(now)
+        self._schedule_running(step, others_only)
         while step.short_of_blocks and not step.sequences and self._lifecycle.running and not self._lifecycle.in_flight:
             # Stages: all whose turn it was were preempted, at least one, and it is the turn of others.
             self._tenants.begin_step(now)
             self._schedule_running(step)
         if self._queue and not step.short_of_blocks:
             self._schedule_waiting(step, now)
+        if others_only and not step.sequences:
+            self._schedule_running(step)
         if not step.sequences:
             return None
         if not step.short_of_blocks:
@@ -166,6 +171,7 @@ class Scheduler:
             raise ExecutorError(f"the results of step {result.step_id} do not answer the plan of step {plan.step_id}")
         if step.draft_token_ids:
             step.roll_back(result.token_ids)
+        self._pacing.take_in(step.sequences, result, self._clock())
         self._counters.steps += 1
         self._counters.computed_tokens += self._config.max_num_batched_tokens - step.budget
         for block_tables in step.deferred:
@@ -213,9 +219,14 @@ class Scheduler:
             prefix_hit_tokens=counters.prefix_hit_tokens,
         )
 
-    def _schedule_running(self, step: StepInFlight) -> None:
+    def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
+        """``others_only``: without sequences that have slow grammars."""
         # In order of rank, so that none is preempted after it was planned.
-        sequences = self._lifecycle.running if self._stages == 1 else self._sequences_in_turn()
+        sequences = self._lifecycle.running
+        if others_only:
+            sequences = [seq for seq in sequences if not seq.has_slow_grammar]
+        if self._stages > 1:
+            sequences = self._sequences_in_turn(sequences)
         index = 0
         while index < len(sequences) and step.budget > 0:
             seq = sequences[index]
@@ -239,11 +250,10 @@ class Scheduler:
                 step.append_blocks(seq, added)
             step.add(seq, wanted)
 
-    def _sequences_in_turn(self) -> list[Sequence]:
-        """Running sequences that a step of several in flight may compute, in order of rank: prompts, and of the
-        decoding sequences an equal part for each stage. Those go first that were planned the longest time ago.
+    def _sequences_in_turn(self, running: list[Sequence]) -> list[Sequence]:
+        """The ``running`` sequences that a step of several in flight may compute, in order of rank: prompts, and of
+        the decoding sequences an equal part for each stage. Those go first that were planned the longest time ago.
         """
-        running = self._lifecycle.running
         decoding = [
             seq
             for seq in running

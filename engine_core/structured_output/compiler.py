@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import InvalidRequestError
-from engine_core.structured_output.matcher import Matcher, Pace
+from engine_core.structured_output.matcher import Matcher
 from engine_core.structured_output.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -32,10 +32,20 @@ KEPT_SECONDS = 5.0
 SLOW_MASK = 0.001
 """Seconds."""
 
+LEAST_ENTRIES = 50_000
+"""Of a vocabulary that has fewer, the limits are those of one of this size."""
+MAX_ITEMS = 2_000
+"""Ways in which a grammar may go on at one point of an output, and to which it may go back. A text of n nested or
+right-recursive parts has n of them; an optional property of an object has four."""
+MAX_LEXER_STATES = 150_000
+"""Of a grammar: 0.3 to 3 kB each. A text of 16,384 characters that are counted takes up to three for each."""
+LIMITS = 2
+"""Which limits these are: raised when they change, since they decide where an output fails."""
+
 
 def grammar_numerics() -> str:
     """What decides which tokens a grammar admits, besides the model's tokenizer."""
-    return f"llguidance {version('llguidance')}"
+    return f"llguidance {version('llguidance')}, limits {LIMITS}"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +59,6 @@ class _Compiled:
     """At the grammar's beginning. Its copies share its lexer."""
     seconds: float = 0.0
     """Of slow masks (``KEPT_SECONDS``)."""
-    pace: Pace = field(default_factory=Pace)
 
 
 class GrammarCompiler:
@@ -59,7 +68,7 @@ class GrammarCompiler:
         """``eos_token_ids`` are those of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._limits = _limits()
+        self._limits = _limits(tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By digest. The last one was used last."""
@@ -82,11 +91,9 @@ class GrammarCompiler:
     def compile(self, grammar: str) -> None:
         """Compile ``grammar``, unless that was done, or is done by another thread, which is waited for.
 
-        Raises ``InvalidRequestError``, also for a grammar that has proved too slow.
+        Raises ``InvalidRequestError``.
         """
-        pace = self._template(grammar).pace
-        if pace.is_too_slow:
-            raise InvalidRequestError("grammar", pace.problem)
+        self._template(grammar)
 
     def matcher(self, grammar: str) -> Matcher:
         """A matcher at the beginning of ``grammar``, which is compiled if need be; raises as ``compile`` does.
@@ -95,15 +102,12 @@ class GrammarCompiler:
         """
         compiled = self._template(grammar)
         observe = partial(self._observe, compiled)
-        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe, compiled.pace)
+        return Matcher(compiled.matcher.result().deep_copy(), self._eos_token_ids, observe)
 
     def fresh_matcher(self, grammar: str) -> Matcher:
         """As ``matcher``, with a new lexer, which later matchers share."""
         with self._lock:
-            old = self._compiled.get(_digest(grammar.encode(errors="replace")))
-            self._drop(old)
-        if old is not None:
-            self._template(grammar).pace = old.pace
+            self._drop(self._compiled.get(_digest(grammar.encode(errors="replace"))))
         return self.matcher(grammar)
 
     def _template(self, grammar: str) -> _Compiled:
@@ -167,18 +171,22 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _limits() -> LLParserLimits:
-    """Bounds of time and memory. Those of parsing are reached by certain tokens; those of the lexer also by the other
-    sequences that share it, and count only where a new lexer reaches them, too.
+def _limits(vocab_size: int) -> LLParserLimits:
+    """Bounds of time and memory, in steps that llguidance counts: of a mask, in proportion to the vocabulary.
+
+    Those of parsing are reached by certain tokens. Those of the lexer are also reached by the other sequences that
+    share it, and count only where a new lexer reaches them, too (``fresh_matcher``). What a lexer has already costs no
+    steps. So others may save a sequence steps; they never make it fail.
     """
     from llguidance import LLParserLimits
 
+    entries = max(vocab_size, LEAST_ENTRIES)
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # about 20 ms
-        step_lexer_fuel=200_000,  # about 15 ms a mask
-        max_items_in_row=2_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,  # of a grammar: up to 3 kB a state
+        step_lexer_fuel=4 * entries,  # of a mask: about 0.3 ms for 1,000 entries; forms that people write take a tenth
+        max_items_in_row=MAX_ITEMS,
+        step_max_items=entries,
+        max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=200_000,
         precompute_large_lexemes=False,
         verbose_errors=False,

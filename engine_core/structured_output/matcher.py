@@ -20,38 +20,10 @@ ALL = 0xFFFF_FFFF
 
 _LEXER = "lexer error"
 """In llguidance's messages about limits of its lexer."""
+_NO_FIT = "doesn't satisfy the grammar"
+"""In its messages about a token that the grammar does not admit."""
+_CANNOT_FOLLOW = "the grammar cannot be followed"
 _DEAD_END = "no token can follow: the grammar has a dead end here"
-
-FREE_SECONDS = 0.5
-SECONDS_PER_TOKEN = 0.001
-"""What the sequences of a grammar may take of a processor: at first, and for each of their tokens. Grammars of forms
-that people write take 0.01 to 0.05 ms a token, with a vocabulary of 49,000; an ambiguous one soon takes a hundred."""
-_REPLAYED = 16
-"""Tokens of a replay after which the time is looked at."""
-
-
-class Pace:
-    """How long all sequences of one grammar have taken together: one that would hold up all others must end."""
-
-    __slots__ = ("seconds", "tokens")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        """Of a processor, in its masks and in taking in tokens: a busy machine makes no difference."""
-        self.tokens = 0
-
-    @property
-    def is_too_slow(self) -> bool:
-        return self.seconds > FREE_SECONDS + SECONDS_PER_TOKEN * self.tokens
-
-    @property
-    def problem(self) -> str:
-        """Why sequences of the grammar fail, if it is too slow."""
-        per_token = 1000 * self.seconds / max(1, self.tokens)
-        return (
-            f"the grammar takes {per_token:.1f} ms per token, more than {1000 * SECONDS_PER_TOKEN:g} ms on average: "
-            "make it less ambiguous, or its expressions shorter"
-        )
 
 
 class Matcher:
@@ -62,14 +34,12 @@ class Matcher:
         matcher: LLMatcher | None,
         eos_token_ids: frozenset[int],
         observe: Callable[[float], None] = lambda seconds: None,
-        pace: Pace | None = None,
     ) -> None:
         """``matcher`` is taken over; without one nothing can be sampled (``failed``).
 
-        ``observe`` gets the seconds that each mask took; ``pace`` is that of all sequences of the grammar.
+        ``observe`` gets the seconds that each mask took.
         """
         self._observe = observe
-        self._pace = pace or Pace()
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self.num_tokens = 0
@@ -92,27 +62,15 @@ class Matcher:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take in the next tokens of the output."""
-        start = time.thread_time()
-        for count, token in enumerate(token_ids, start=1):
-            if count % _REPLAYED == 0:
-                start = self._spend(start, _REPLAYED)
+        for token in token_ids:
             if self._matcher is not None and self.failed_at is None and not self._ended:
                 if token in self._eos_token_ids and self._matcher.is_accepting():
                     self._ended = True  # llguidance would not count it
                 elif not self._matcher.consume_token(token):
-                    self.lexer_is_full = _LEXER in self._matcher.get_error()
-                    self._fail(self.num_tokens, f"the grammar does not admit token {token} where the output has it")
+                    error = self._error(self._matcher)
+                    refused = f"the grammar does not admit token {token} where the output has it"
+                    self._fail(self.num_tokens, refused if _NO_FIT in error else f"{_CANNOT_FOLLOW}: {error}")
             self.num_tokens += 1
-        self._spend(start, len(token_ids) % _REPLAYED)
-
-    def _spend(self, start: float, num_tokens: int) -> float:
-        """Count what ``num_tokens`` tokens took since ``start``; returns the time now. The sequence may fail."""
-        now = time.thread_time()
-        self._pace.seconds += now - start
-        self._pace.tokens += num_tokens
-        if self._pace.is_too_slow and self.failed_at is None and self._matcher is not None:
-            self._fail(self.num_tokens, self._pace.problem)
-        return now
 
     def allow(self, bits: Bits, drafts: Sequence[int] = ()) -> None:
         """Write to ``bits`` [1 + D, W] which tokens may come next, and next after each of the D ``drafts``.
@@ -148,19 +106,22 @@ class Matcher:
         """Whether something can be sampled at ``position`` of the output; ``row`` [W] says what."""
         start = time.thread_time()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        seconds = time.thread_time() - start
-        self._pace.seconds += seconds
-        self._observe(seconds)
+        self._observe(time.thread_time() - start)
         if matcher.is_error():
-            error = matcher.get_error().partition("\n")[0]
-            self.lexer_is_full = _LEXER in error
-            self._fail(position, _DEAD_END if "NoExtension" in error else f"the grammar cannot be followed: {error}")
+            error = self._error(matcher)
+            self._fail(position, _DEAD_END if "NoExtension" in error else f"{_CANNOT_FOLLOW}: {error}")
         elif not row.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             self._fail(position, _DEAD_END)
         else:
             return True
         row.fill(ALL)
         return False
+
+    def _error(self, matcher: LLMatcher) -> str:
+        """Why ``matcher`` failed, in llguidance's words."""
+        error = matcher.get_error().partition("\n")[0]
+        self.lexer_is_full = _LEXER in error
+        return error.removeprefix("Parser Error: ")
 
     def _fail(self, position: int, problem: str) -> None:
         self.failed_at, self.problem = position, problem

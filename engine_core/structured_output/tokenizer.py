@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_WORD_SLICES = ("[a-zA-Z0-9 ]{1,10}", "[a-zA-Z0-9 ]{1,30}")
+"""Tokens that a mask allows all at once where an expression allows such texts: half of most vocabularies. llguidance's
+own slices are of what a JSON string may have in it."""
 
 Token = dict[str, Any]
 """An added token as ``tokenizer.json`` has it: content, flags, and an id where it is known."""
@@ -42,7 +45,8 @@ def load_tokenizer(directory: Path, vocab_size: int, eos_token_ids: Sequence[int
             f"the tokenizer's files cannot be read: {type(error).__name__}: {error}"
         ) from error
     try:
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        slices = [*LLTokenizer.json_slices(), *_WORD_SLICES]
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids), slices=slices)
     except BaseException as error:  # a panic in Rust is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

@@ -15,7 +15,7 @@ from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
-from engine_core.step import StepPlan, StepResult
+from engine_core.step import SLOW_GRAMMAR, StepPlan, StepResult
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
@@ -88,6 +88,7 @@ class PendingStep:
             prompt_logprobs,
             {seq_ids[place]: each.drafts for place, each in following.items() if each.drafts},
             {seq_ids[place]: each.problem for place, each in following.items() if each.failed_at is not None},
+            {seq_ids[place]: each.seconds for place, each in following.items() if each.seconds > SLOW_GRAMMAR},
         )
 
     def _by_sequence(self, sampled: list[int], accepted: npt.NDArray[np.bool_]) -> list[list[int]]:

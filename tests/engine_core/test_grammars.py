@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from engine_core.errors import InvalidRequestError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
+from engine_core.sampling import grammar_mask
 from engine_core.startup import StartedEngine
 from engine_core.step import NewSequence, StepPlan, StepResult
 
@@ -109,6 +111,14 @@ def step(engine: StartedEngine, plan: StepPlan) -> StepResult:
 
 def begin(seq_id: int, output: list[int], params: SamplingParams) -> NewSequence:
     return NewSequence(seq_id, 0, PROMPT + output, len(PROMPT), 0, [[3 * seq_id + block for block in range(3)]], params)
+
+
+def test_a_result_says_which_grammars_took_long(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = [begin(0, [], GREEDY), begin(1, [], replace(GREEDY, grammar=None))]
+    plan = StepPlan(0, [], new, [0, 1], [len(each.token_ids) for each in new], [True] * 2, {})
+    with started(model, num_threads=1) as engine:
+        monkeypatch.setattr(grammar_mask.time, "thread_time", itertools.count().__next__)
+        assert list(step(engine, plan).grammar_seconds) == [0]
 
 
 def test_a_result_brings_what_the_grammar_forces(model: Path) -> None:

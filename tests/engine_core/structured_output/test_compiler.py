@@ -10,7 +10,7 @@ import pytest
 
 from engine_core.errors import InvalidRequestError
 from engine_core.structured_output import compiler as module
-from tests.engine_core.structured_output.grammars import PERSON, new_compiler
+from tests.engine_core.structured_output.grammars import PERSON, VOCAB, new_compiler
 
 
 class Counted:
@@ -105,14 +105,8 @@ def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
     assert compiler._kept_bytes == 0
 
 
-def test_a_grammar_that_has_proved_too_slow_is_refused() -> None:
-    own = new_compiler()
-    own.compile(PERSON)
-    matcher = own.matcher(PERSON)
-    matcher._pace.seconds = 60.0
-    with pytest.raises(InvalidRequestError, match="ms per token"):
-        own.compile(PERSON)
-    own.fresh_matcher(PERSON)
-    with pytest.raises(InvalidRequestError, match="ms per token"):
-        own.compile(PERSON)
-    own.compile('start: "a"')
+def test_limits_of_a_mask_grow_with_the_vocabulary() -> None:
+    small, large = module._limits(VOCAB), module._limits(260_000)
+    assert (small.step_lexer_fuel, small.step_max_items) == (200_000, 50_000)
+    assert (large.step_lexer_fuel, large.step_max_items) == (1_040_000, 260_000)
+    assert small.max_lexer_states == large.max_lexer_states

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from engine_core.structured_output import compiler as module
-from engine_core.structured_output.matcher import ALL, FREE_SECONDS, SECONDS_PER_TOKEN, Bits, Matcher, Pace
+from engine_core.structured_output import matcher as matching
+from engine_core.structured_output.matcher import ALL, Bits, Matcher
 from tests.engine_core.structured_output.grammars import (
     ANSWER,
     EOS,
@@ -23,6 +26,9 @@ WORDS = -(-VOCAB // 32)
 IDS = [*ids_of(ANSWER), EOS]
 BOMB = "start: (/[a-z]*a[a-z]{60}/ | /[a-z]*b[a-z]{50}/ | /[a-z]*c[a-z]{40}/) start"
 """Whose lexer has more and more states."""
+
+WIDE = 'start: "x" (' + " | ".join(f'"x{number}" start' for number in range(60)) + ")"
+"""In which many ways go on behind an x."""
 
 
 def reference() -> list[set[int]]:
@@ -90,15 +96,17 @@ def test_forced_tokens_are_those_of_the_only_text() -> None:
     [
         (PERSON, "{}", 1, "does not admit token"),
         ('start: "a" X\nX: /b/ & /c/', "a", 1, "no token can follow: the grammar has a dead end here"),
-        (BOMB, "abc" * 8, None, "too many states"),
+        (BOMB, "abc" * 8, None, "the grammar cannot be followed: lexer error: too many states"),
+        (WIDE, "xx", 0, "the grammar cannot be followed: Current row has 61 items; max is 50"),
     ],
-    ids=["another token", "dead end", "limit"],
+    ids=["another token", "dead end", "limit of the lexer", "limit of the parser"],
 )
 def test_failures(
     grammar: str, output: str, position: int | None, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reported with their place, and nothing raises from then on."""
-    monkeypatch.setattr(module, "_limits", lambda: LLParserLimits(max_lexer_states=1000, verbose_errors=False))
+    limits = LLParserLimits(max_lexer_states=1000, max_items_in_row=50, verbose_errors=False)
+    monkeypatch.setattr(module, "_limits", lambda vocab_size: limits)
     matcher = new_compiler().matcher(grammar)
     ids = ids_of(output)
     for token in ids:
@@ -115,31 +123,26 @@ def test_failures(
     assert matcher.num_tokens == 2 * len(ids)
 
 
-def test_a_grammar_that_takes_too_long_ends_all_its_sequences_and_no_others() -> None:
-    pace, grammar = Pace(), 'start: "a"*'
-    [token] = ids_of("a")
-    slow = [Matcher(llguidance_matcher(grammar), frozenset([EOS]), pace=pace) for _ in range(2)]
-    other = compiler().matcher(grammar)
-    for matcher in (*slow, other):
-        matcher.advance([token] * 40)
+def test_time_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that takes a second for each mask, and drops each grammar at once, admits what any other does."""
+    own, expected = new_compiler(), reference()
+    monkeypatch.setattr(matching.time, "thread_time", itertools.count().__next__)
+    for _ in range(3):
+        matcher = own.matcher(PERSON)
+        for token, admitted in zip(IDS, expected, strict=True):
+            assert tokens_in(allowed(matcher)[0]) == admitted
+            matcher.advance([token])
         assert matcher.failed_at is None
-    pace.seconds = FREE_SECONDS + 2 * SECONDS_PER_TOKEN * pace.tokens
-    for matcher in slow:
-        matcher.advance([token])
-        assert (matcher.failed_at, matcher.problem) == (41, pace.problem)
-    assert "ms per token" in pace.problem
-    other.advance([token])
-    assert other.failed_at is None
+        own.compile(PERSON)
 
 
-def test_a_replay_ends_where_the_grammar_has_become_too_slow() -> None:
-    matcher = Matcher(llguidance_matcher('start: "a"*'), frozenset([EOS]), pace=(pace := Pace()))
-    pace.seconds = 10 * FREE_SECONDS
-    matcher.advance(ids_of("a") * 1_000)
-    assert matcher.failed_at is not None
-    assert matcher.failed_at < 20
-    assert matcher.num_tokens == 1_000
-
-
-def llguidance_matcher(grammar: str) -> LLMatcher:
-    return LLMatcher(compiler()._tokenizer, grammar, log_level=0)
+def test_a_text_of_the_greatest_length_can_be_written() -> None:
+    """Of characters that are counted, each of which takes several states of the lexer."""
+    matcher = new_compiler().matcher('start: %json {"type": "string", "maxLength": 16384}')
+    quote, signs = ids_of('"'), ids_of("漢é語x")
+    matcher.advance(quote)
+    for _ in range(16384 // 4):
+        allowed(matcher)
+        matcher.advance(signs)
+    assert (matcher.failed_at, matcher.problem) == (None, "")
+    assert tokens_in(allowed(matcher)[0]) == set(quote)
