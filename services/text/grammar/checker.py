@@ -47,7 +47,7 @@ class GrammarChecker:
             tokenizer = self._converted
         try:
             with panics_as_errors():
-                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
+                matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits(self._vocab_size))
                 mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         except TokenizerPanic as panic:
             raise ConstraintError(field, f"cannot be compiled: {panic}") from None
@@ -82,12 +82,15 @@ class GrammarChecker:
         return Markers(self._tokenizer.added_tokens(), self._converted.is_special_token)
 
 
-def _limits() -> LLParserLimits:
+def _limits(vocab_size: int) -> LLParserLimits:
+    """The engine's (engine_core/structured_output/compiler.py): what it could not begin is refused here."""
     from llguidance import LLParserLimits
 
+    entries = max(vocab_size, 50_000)
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        step_lexer_fuel=4 * entries,
+        step_max_items=entries,
         max_grammar_size=200_000,
         precompute_large_lexemes=False,
         verbose_errors=False,

@@ -77,7 +77,7 @@ def unending(definitions: Definitions) -> set[str]:
     itself counts as one that ends: llguidance finds most of these.
     """
     ending: set[str] = set()
-    order, _ = in_order({name: _references(schema, in_place=False) for name, schema in definitions.items()})
+    order, _ = in_order({name: references(schema, in_place=False) for name, schema in definitions.items()})
     while True:
         before = len(ending)
         for name in order:
@@ -97,7 +97,7 @@ def _ends(schema: Schema, ending: set[str]) -> bool:
     for keyword in ("anyOf", "oneOf"):
         if keyword in schema and not any(_ends(inner, ending) for inner in schema[keyword]):
             return False
-    types = _own_types(schema)
+    types = own_types(schema)
     if types - {"object", "array"}:
         return True
     return ("object" in types and _object_ends(schema, ending)) or ("array" in types and _array_ends(schema, ending))
@@ -119,18 +119,18 @@ def _array_ends(schema: dict[str, Any], ending: set[str]) -> bool:
     )
 
 
-def _own_types(schema: dict[str, Any]) -> frozenset[str]:
+def own_types(schema: dict[str, Any]) -> frozenset[str]:
     """Types that the schema's own keywords allow; an integer is a number."""
     types = _EVERY_TYPE
     if (declared := schema.get("type")) is not None:
         listed = [declared] if isinstance(declared, str) else declared
         types = frozenset("number" if name == "integer" else name for name in listed)
-    if (values := _values(schema)) is not None:
+    if (values := values_of(schema)) is not None:
         types &= {_type_of(value) for value in values}
     return types
 
 
-def _values(schema: dict[str, Any]) -> list[Any] | None:
+def values_of(schema: dict[str, Any]) -> list[Any] | None:
     """The only values of a schema with const or enum."""
     if "const" in schema:
         return [schema["const"]]
@@ -186,12 +186,12 @@ class Disjointness:
         )
 
     def _by_types(self, first: dict[str, Any], second: dict[str, Any], depth: int) -> bool:
-        shared = _own_types(first) & _own_types(second)
+        shared = own_types(first) & own_types(second)
         if not shared:
             return True
-        values, others = _values(first), _values(second)
+        values, others = values_of(first), values_of(second)
         if values is not None and others is not None:
-            return not {_key(value) for value in values} & {_key(value) for value in others}
+            return not {value_key(value) for value in values} & {value_key(value) for value in others}
         if shared != {"object"}:
             return False
         demanded = dict.fromkeys([*first.get("required", []), *second.get("required", [])])
@@ -206,7 +206,7 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
     return additional
 
 
-def _key(value: Any) -> str:
+def value_key(value: Any) -> str:
     """A text that is the same for equal values: 1 and 1.0 are, 1 and true are not."""
     return json.dumps(_plain(value), sort_keys=True)
 
@@ -241,10 +241,10 @@ def check_combinations(definitions: Definitions) -> str | None:
 
     Texts are told apart by the name of the property that they are in, alone; so it may find more than there is.
     """
-    _, circular = in_order({name: _references(schema, in_place=True) for name, schema in definitions.items()})
+    _, circular = in_order({name: references(schema, in_place=True) for name, schema in definitions.items()})
     if circular:
         return "a $ref leads back to itself without a property or item in between"
-    graph = {name: _references(schema, in_place=False) for name, schema in definitions.items()}
+    graph = {name: references(schema, in_place=False) for name, schema in definitions.items()}
     if levels(graph, {name: _levels(schema) for name, schema in definitions.items()}) > MAX_LEVELS:
         return f"nests schemas more than {MAX_LEVELS} deep: expected fewer levels"
     weights: dict[str, Weights] = {}
@@ -268,7 +268,8 @@ def _levels(schema: Schema) -> int:
     return 1 + max((_levels(inner) for _, inner in children(schema)), default=int("$ref" in schema))
 
 
-def _references(schema: Schema, in_place: bool) -> set[str]:
+def references(schema: Schema, in_place: bool) -> set[str]:
+    """Names to which ``schema`` refers, at any depth; ``in_place``: for the same value, not for a part of it."""
     found: set[str] = set()
     stack = [schema]
     while stack:

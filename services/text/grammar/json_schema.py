@@ -31,6 +31,7 @@ from services.text.grammar.json_combinations import (
 )
 from services.text.grammar.json_keywords import KeywordError
 from services.text.grammar.json_text import read_json, shown
+from services.text.grammar.json_ways import check_ways
 
 MAX_SCHEMAS = 5_000
 """Schemas within a schema, and values within const and enum that are objects or arrays."""
@@ -40,6 +41,10 @@ MAX_PROPERTIES = 1_000
 """Of one object."""
 MAX_OPTIONAL_PROPERTIES = 256
 """Of one object: at each point of an answer, any of them may follow."""
+MAX_COUNTED_PROPERTIES = 64
+"""Optional ones of an object with maxProperties."""
+MAX_DEMANDED_PROPERTIES = 40
+"""Optional ones of an object with minProperties alone: each may be the first of any that come after it."""
 MAX_BRANCHES = 256
 """Schemas of one anyOf, oneOf or allOf."""
 MAX_PATTERNS = 8
@@ -91,7 +96,7 @@ class _Rewriter:
             path = tuple(reference[2:].split("/")) if len(reference) > 1 else ()
             _, target = self._target(reference, path)
             self._definitions[self._names[reference]] = self._schema(target, path)
-        if problem := check_combinations(self._definitions):
+        if problem := check_combinations(self._definitions) or check_ways(self._definitions):
             raise ConstraintError(self._field, problem)
         self._resolve_one_of()
         endless = unending(self._definitions)
@@ -273,10 +278,11 @@ class _Rewriter:
         keyword = "minProperties" if low else "maxProperties"
         if optional and (low or high is not None):
             closed = simple.get("additionalProperties") is False and not simple.get("patternProperties")
-            if not (closed and low <= 1 and high in (None, 1) and len(optional) <= 64):
+            most = MAX_COUNTED_PROPERTIES if high is not None else MAX_DEMANDED_PROPERTIES
+            if not (closed and low <= 1 and high in (None, 1) and len(optional) <= most):
                 self._refuse(
                     (*path, keyword),
-                    "not supported beside optional properties: expected all properties required, or at most 64 "
+                    f"not supported beside optional properties: expected all properties required, or at most {most} "
                     "optional ones, additionalProperties false, and a count of one more than the required ones",
                 )
         elif low > 1:  # llguidance would count a key that is there twice as two

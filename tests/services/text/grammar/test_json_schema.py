@@ -7,11 +7,13 @@ import time
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
+from engine_core.structured_output.compiler import MAX_ITEMS
 from services.text.grammar.constraints import ConstraintError, JsonObject, JsonSchema
 from services.text.grammar.grammar_text import grammar_of
 from tests.services.text.grammar.bad_input import ENDLESS, SCHEMA_TEXTS, SCHEMAS
-from tests.services.text.grammar.matching import Compiled, checker
+from tests.services.text.grammar.matching import Compiled, bundled, checker, converted
 
 TREE = {"type": "object", "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}}, "required": ["v"]}
 PETS = {
@@ -102,6 +104,47 @@ def test_what_llguidance_alone_gets_wrong(schema: Any, fitting: str, other: str)
     assert not grammar.accepts(other)
 
 
+def optional(count: int, prefix: str = "p", **others: Any) -> dict[str, Any]:
+    """An object of optional properties, and of ``others``."""
+    return {"type": "object", "properties": {**others, **{f"{prefix}{n}": {} for n in range(count)}}}
+
+
+def variants(first: Any) -> dict[str, Any]:
+    """A union of 20 objects with 40 optional properties each, behind one that is demanded: ``first`` of its number."""
+    return {"anyOf": [{**optional(40, kind=first(n)), "required": ["kind"]} for n in range(20)]}
+
+
+WIDE = {
+    "branches": {"anyOf": [optional(256, "a"), optional(256, "b")]},
+    "references": {
+        "items": {"anyOf": [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/b"}]}]},
+        "$defs": {"a": optional(240, "a"), "b": optional(240, "b")},
+    },
+    "combinations": {"allOf": [{"oneOf": [optional(60, "a"), {"type": "null"}]}, variants(lambda n: {"const": n})]},
+    "the same first": variants(lambda n: {"enum": ["a", "b"]}),
+}
+"""Objects of few enough properties, but too many of them at one place."""
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"anyOf": [optional(234, "a"), optional(234, "b")]}, '{"b7'),
+        ({**optional(40), "additionalProperties": False, "minProperties": 1}, '{"p3'),
+        ({**optional(64), "additionalProperties": False, "maxProperties": 1}, '{"p3'),
+        (variants(lambda n: {"const": n}), '{"kind": 7, "p3'),
+        ({"allOf": [optional(100, "a"), {"anyOf": [optional(50, "b"), optional(50, "c")]}]}, '{"a7": 0, "c3'),
+    ],
+    ids=["branches", "one at least", "one at most", "constants in each", "all and any"],
+)
+def test_properties_up_to_the_limit_can_be_followed_at_one_place(schema: Any, text: str) -> None:
+    """By the engine's limit of a row, at which it would end an answer."""
+    grammar = grammar_of(JsonSchema(json.dumps(schema)))
+    matcher = LLMatcher(converted(), grammar, log_level=0, limits=LLParserLimits(max_items_in_row=MAX_ITEMS))
+    for token in bundled().encode(text, add_special_tokens=False):
+        assert matcher.consume_token(token), matcher.get_error()
+
+
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
@@ -126,6 +169,11 @@ def test_what_llguidance_alone_gets_wrong(schema: Any, fitting: str, other: str)
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/oneOf: not supported: schemas 0 and 1 may accept"),
         ({"minProperties": 2}, "/minProperties: not supported: expected at most 1"),
         ({"properties": {"a": True}, "maxProperties": 1}, "/maxProperties: not supported beside optional properties"),
+        ({**optional(41), "additionalProperties": False, "minProperties": 1}, "/minProperties: not supported beside"),
+        (WIDE["branches"], "allows more than 475 optional properties at one place"),
+        (WIDE["references"], "allows more than 475 optional properties at one place"),
+        (WIDE["combinations"], "allows more than 475 optional properties at one place"),
+        (WIDE["the same first"], "allows more than 475 optional properties at one place"),
         ({"exclusiveMinimum": 0, "maximum": 0.5}, "/exclusiveMinimum: not supported less than 1 from the other bound"),
         ({"const": 2**53 + 1}, "/const: 9007199254740993 is too large"),
         ({"const": "a\x01"}, '/const: "a\\u0001" has the control character U+0001'),
