@@ -31,7 +31,7 @@ class TokenTexts:
         """Those of a model by its name, which the caller may use."""
         model = next((one for one in await client.models() if one.name == name), None)
         if model is None:
-            raise NotFound(f"model {name!r} is not served any more")
+            raise NotFound(f"model {name[:200]!r} is not served any more")
         known = _known.setdefault(model.tokenizer_digest, {})
         _known.move_to_end(model.tokenizer_digest)
         if len(_known) > MAX_TOKENIZERS:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -39,6 +40,32 @@ class ToolCallPiece:
 
 
 Part = Content | Reasoning | ToolCallPiece
+
+
+class Joints:
+    """Puts a line break between runs of content, or of reasoning, that something else parts.
+
+    As one text they would run together: what a model says before a call and after it, say.
+    """
+
+    def __init__(self) -> None:
+        self._last: type[Part] | None = None
+        self._ends: dict[type[Part], str] = {}
+        """The last character of the content and of the reasoning."""
+
+    def joined(self, parts: Iterable[Part]) -> list[Part]:
+        """The next parts of one choice, with the line breaks that they need."""
+        joined: list[Part] = []
+        for part in parts:
+            kind = type(part)
+            if not isinstance(part, ToolCallPiece) and part.text:
+                end = self._ends.get(kind, "\n")
+                self._ends[kind] = part.text[-1]
+                if kind is not self._last and not end.isspace() and not part.text[0].isspace():
+                    part = replace(part, text="\n" + part.text)
+            self._last = kind
+            joined.append(part)
+        return joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ringline.errors import (
 )
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted, Choice, Partial, TokenLogprob, Usage
-from ringline.parts import Content, Part, Reasoning, ToolCall, ToolCallPiece
+from ringline.parts import Content, Joints, Part, Reasoning, ToolCall, ToolCallPiece
 from ringline.results import (
     Delta,
     Event,
@@ -59,11 +59,13 @@ class _ChoiceLog:
     """Messages as they came, packed: as objects, 20 alternatives of a token would take 2 KB."""
     contents: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
+    joints: Joints = field(default_factory=Joints)
     calls: list[list[ToolCallPiece]] = field(default_factory=list)
     finished: Finished | None = None
 
     def add(self, part: Part) -> bool:
         """Keep a piece; returns whether it continues a call that is known, or begins the next one."""
+        (part,) = self.joints.joined((part,))
         if isinstance(part, Content):
             self.contents.append(part.text)
         elif isinstance(part, Reasoning):

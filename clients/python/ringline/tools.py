@@ -101,6 +101,6 @@ def _set_choice(target: pb.ToolChoice, value: Any, names: Sequence[str]) -> None
         return
     expect(str, "auto, none, required, the name of a tool or a dict that has it", name, "tool_choice")
     if name not in names:
-        problem = f"{name!r} is no tool of this request: expected auto, none, required, {', '.join(names)}"
+        problem = f"{name[:80]!r} is no tool of this request: expected auto, none, required, {', '.join(names)}"
         raise invalid("tool_choice", problem)
     target.mode, target.name = pb.ToolChoice.MODE_NAMED, name

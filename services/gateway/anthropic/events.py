@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from ringline import Admitted, Content, Delta, Event, Finished, FinishReason, Part, Reasoning, Usage
 
+from services.gateway.parts import StreamedCalls
+
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 SIGNATURE = "unsigned"
 """Of thinking: the API has one, and clients send it back."""
@@ -17,7 +19,10 @@ _encode = msgspec.json.Encoder().encode
 def stop_of(
     finished_reason: FinishReason | None, stop: int | str | None, *, calls: bool, context_full: bool
 ) -> dict[str, str | None]:
-    """Why a message ended. ``calls``: it has calls; ``context_full``: the context had less room than max_tokens."""
+    """Why a message ended.
+
+    ``calls``: there are some to be made; ``context_full``: the context had less room than max_tokens.
+    """
     reason = "end_turn"
     if finished_reason is FinishReason.LENGTH:
         reason = "model_context_window_exceeded" if context_full else "max_tokens"
@@ -52,7 +57,7 @@ class MessageEvents:
         """The block that has begun: the kind of its parts, or the number of a call."""
         self._head = b""
         """Of each delta of that block, up to its text."""
-        self._calls = False
+        self._calls = StreamedCalls()
         self._stop: Mapping[str, str | None] = {}
 
     def begin(self, admitted: Admitted) -> bytes:
@@ -69,7 +74,8 @@ class MessageEvents:
         if isinstance(event, Delta):
             return b"".join(map(self._add_part, event.parts))
         if isinstance(event, Finished):
-            self._stop = stop_of(event.reason, event.stop, calls=self._calls, context_full=self._context_full)
+            calls = self._calls.any_to_be_made(event.reason)
+            self._stop = stop_of(event.reason, event.stop, calls=calls, context_full=self._context_full)
         return b""
 
     def end(self, usage: Usage) -> bytes:
@@ -86,8 +92,8 @@ class MessageEvents:
             begun = b"" if self._open is Reasoning else self._begin_block(Reasoning, thinking)
             return begun + self._head + _encode(part.text) + b"}}\n\n"
         begun = b""
+        self._calls.add(part)
         if self._open != part.index:
-            self._calls = True
             begun = self._begin_block(part.index, {"type": "tool_use", "id": part.id, "name": part.name, "input": {}})
         return begun + self._head + _encode(part.arguments) + b"}}\n\n"
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from ringline import Generation, Message, RingError, ToolCall
+from ringline import Content, Delta, Finished, FinishReason, Message, Part, Reasoning, RingError
 from ringline.options import TokenizeOptions
 from starlette.responses import Response
 
@@ -19,6 +19,7 @@ from services.gateway.fields import checked
 from services.gateway.http.api_error import api_error_from
 from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
+from services.gateway.parts import Run, is_to_be_made, is_whole, runs_of
 
 _MESSAGE = msgspec.json.Decoder(MessageRequest)
 _COUNT = msgspec.json.Decoder(CountRequest)
@@ -34,8 +35,8 @@ async def create_message(call: Call) -> Response:
         events = MessageEvents(message_id, max_tokens=max_tokens)
         return EventStream(_stream(call, answer, events), ping=PING)
     async with aclosing(answer):
-        (generation,) = await answer.generations()
-    return Response(msgspec.json.encode(_message(message_id, generation, max_tokens)), media_type="application/json")
+        message = await _message(answer, message_id, max_tokens)
+    return Response(msgspec.json.encode(message), media_type="application/json")
 
 
 async def count_tokens(call: Call) -> Response:
@@ -70,14 +71,19 @@ async def _stream(call: Call, answer: Answer, events: MessageEvents) -> AsyncGen
             yield events.end(answer.usage)
 
 
-def _message(message_id: str, generation: Generation, max_tokens: int) -> dict[str, Any]:
-    choice, request = generation.choices[0], generation.request
-    content: list[dict[str, Any]] = []
-    if choice.reasoning is not None:
-        content.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
-    if choice.content:
-        content.append({"type": "text", "text": choice.content})
-    content += [_tool_use(one) for one in choice.tool_calls]
+async def _message(answer: Answer, message_id: str, max_tokens: int) -> dict[str, Any]:
+    """The whole message, its blocks in the order in which the model wrote them."""
+    parts: list[Part] = []
+    reason: FinishReason | None = None
+    stop: int | str | None = None
+    async for _, event in answer.events():
+        if isinstance(event, Delta):
+            parts += event.parts
+        elif isinstance(event, Finished):
+            reason, stop = event.reason, event.stop
+    request = answer.admitted[0]
+    content = [block for run in runs_of(parts) if (block := _block(run, reason)) is not None]
+    calls = any(block["type"] == "tool_use" for block in content)
     context_full = (request.options.get("max_tokens") or max_tokens) < max_tokens
     return {
         "id": message_id,
@@ -85,18 +91,22 @@ def _message(message_id: str, generation: Generation, max_tokens: int) -> dict[s
         "role": "assistant",
         "model": request.model,
         "content": content,
-        **stop_of(choice.finish_reason, choice.stop, calls=bool(choice.tool_calls), context_full=context_full),
-        "usage": usage_of(generation.usage),
+        **stop_of(reason, stop, calls=calls, context_full=context_full),
+        "usage": usage_of(answer.usage),
     }
 
 
-def _tool_use(call: ToolCall) -> dict[str, Any]:
-    try:
-        msgspec.json.decode(call.arguments, type=dict)
-        arguments = msgspec.Raw(call.arguments.encode())
-    except (msgspec.DecodeError, RecursionError):  # max_tokens ended the answer within them
-        arguments = msgspec.Raw(b"{}")
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+def _block(run: Run, reason: FinishReason | None) -> dict[str, Any] | None:
+    """A block of a message that ended for ``reason``; None for a call that is not to be made."""
+    text, first = run.text, run.first
+    if isinstance(first, Reasoning):
+        return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
+    if isinstance(first, Content):
+        return {"type": "text", "text": text}
+    if not is_to_be_made(text, reason):
+        return None
+    arguments = msgspec.Raw(text.encode() if is_whole(text) else b"{}")  # max_tokens ended the answer within them
+    return {"type": "tool_use", "id": first.id, "name": first.name, "input": arguments}
 
 
 ENDPOINTS = (

@@ -9,7 +9,7 @@ import msgspec
 from ringline.options import Message, Options, TokenizeOptions
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
-from services.gateway.http.api_error import invalid
+from services.gateway.http.api_error import invalid, shown
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -170,7 +170,7 @@ def messages_of(request: CountRequest) -> Sequence[Message]:
     for at, turn in enumerate(given):
         add = _ADD.get(turn.role)
         if add is None:
-            raise invalid(f"messages[{at}].role", f"{turn.role!r}: expected user, assistant or system")
+            raise invalid(f"messages[{at}].role", f"{shown(turn.role)}: expected user, assistant or system")
         if turn.clear_at == "next_user_message" and at < last_of_user:
             continue
         for number, block in enumerate(turn.blocks):
@@ -248,9 +248,9 @@ def _text(block: Block, path: str) -> str:
     elif block.type == "document" and block.source is not None and block.source.type == "text":
         text = block.source.data
     elif block.type != "text":
-        raise invalid(f"{path}.type", f"a block of type {block.type!r} is not supported: expected text")
+        raise invalid(f"{path}.type", f"a block of type {shown(block.type)} is not supported: expected text")
     if text is None:
-        raise invalid(path, f"a block of type {block.type!r} has no text")
+        raise invalid(path, f"a block of type {shown(block.type)} has no text")
     return text
 
 
@@ -278,10 +278,10 @@ def _set_tool_choice(options: TokenizeOptions, choice: ToolChoice | None) -> Non
     if choice is None:
         return
     if choice.type not in ("auto", "any", "tool", "none"):
-        raise invalid("tool_choice.type", f"{choice.type!r}: expected auto, any, tool or none")
+        raise invalid("tool_choice.type", f"{shown(choice.type)}: expected auto, any, tool or none")
     if "tools" not in options:
         if choice.type in ("any", "tool"):
-            raise invalid("tool_choice", f"{choice.type!r} needs tools that have an input_schema")
+            raise invalid("tool_choice", f"{shown(choice.type)} needs tools that have an input_schema")
         return
     if choice.type == "tool":
         if choice.name is None:

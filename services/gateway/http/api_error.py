@@ -101,6 +101,11 @@ class ApiError(Exception):
         return headers
 
 
+def shown(value: object) -> str:
+    """A value of a request in an error: as Python writes it, shortened."""
+    return repr(value[:80] if isinstance(value, str) else str(value)[:80])
+
+
 def invalid(param: str | None, problem: str, code: str | None = None) -> ApiError:
     """The error of a field that cannot be used, or of a request as a whole."""
     if param is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.http.api_error import invalid
+from services.gateway.http.api_error import invalid, shown
 
 MAX_TAGS = 256
 """As many as a processor takes."""
@@ -61,7 +61,7 @@ def response_format_options(given: ResponseFormat | None) -> dict[str, Any]:
         if given.format is not None or given.structures is None:
             raise invalid("response_format.format", f"not supported: {_TAGS}")
         return {"structural_tags": _tags(given.structures, given.triggers, "response_format")}
-    problem = f"{given.type!r} is not supported: expected text, json_object, json_schema or structural_tag"
+    problem = f"{shown(given.type)} is not supported: expected text, json_object, json_schema or structural_tag"
     raise invalid("response_format.type", problem)
 
 
@@ -79,7 +79,7 @@ def _tags(structures: list[dict[str, Any]], triggers: list[str] | None, path: st
             raise invalid(f"{path}.structures[{number}].begin", "missing: expected a text")
         trigger = next((one for one in triggers or () if begin.startswith(one)), None)
         if triggers and trigger is None:
-            raise invalid(f"{path}.triggers", f"none begins {begin!r}: expected one for each structure")
+            raise invalid(f"{path}.triggers", f"none begins {shown(begin)}: expected one for each structure")
         schema = structure.get("schema", structure.get("json_schema"))
         tags.append({"begin": begin, "json_schema": schema, "end": structure.get("end"), "trigger": trigger})
     return {"tags": tags}

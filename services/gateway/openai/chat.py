@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Annotated, Any, cast
 
 import msgspec
 from ringline import Choice, Content, Delta, Finished, FinishReason, Options, Part, Reasoning, RingError, ToolCallPiece
+from ringline.parts import Joints
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
@@ -27,6 +29,7 @@ from services.gateway.openai.sampling_fields import (
     stop_reason,
     usage_mode,
 )
+from services.gateway.parts import StreamedCalls, calls_to_be_made
 
 
 class ChatRequest(SamplingFields):
@@ -156,18 +159,18 @@ def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
 
 
 async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> dict[str, Any]:
-    called = bool(choice.tool_calls)
+    calls = calls_to_be_made(choice.tool_calls, choice.finish_reason)
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": choice.content if choice.content or not called else None,
+        "content": choice.content if choice.content or not calls else None,
         "refusal": None,
     }
     if choice.reasoning is not None and request.include_reasoning is not False:
         message["reasoning_content"] = choice.reasoning
-    if called:
+    if calls:
         message["tool_calls"] = [
             {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-            for one in choice.tool_calls
+            for one in calls
         ]
     logprobs = None
     if names is not None and choice.logprobs is not None:
@@ -177,7 +180,7 @@ async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None
         "index": choice.index,
         "message": message,
         "logprobs": logprobs,
-        "finish_reason": finish_reason(choice.finish_reason, called=called),
+        "finish_reason": finish_reason(choice.finish_reason, called=bool(calls)),
         "stop_reason": stop_reason(choice.stop, request),
     }
     return body | {"token_ids": choice.token_ids} if request.return_token_ids else body
@@ -192,13 +195,15 @@ class DeltaChunks:
         self._reasons = request.include_reasoning is not False
         self._wants_ids = bool(request.return_token_ids)
         self._begun: set[int] = set()
-        self._called: set[int] = set()
+        self._calls: dict[int, StreamedCalls] = defaultdict(StreamedCalls)
+        self._joints: dict[int, Joints] = defaultdict(Joints)
 
     def delta(self, event: Delta, logprobs: bytes = NULL) -> bytes:
         """The chunks of a delta; the first of a choice has its role. Empty if the delta has nothing to tell."""
         index, chunks = event.choice, self.chunks
         chunks.completion_tokens += len(event.token_ids)
-        members = [_member(part) for part in event.parts if self._reasons or type(part) is not Reasoning]
+        parts = self._joints[index].joined(event.parts)
+        members = [_member(part) for part in parts if self._reasons or type(part) is not Reasoning]
         more = b',"token_ids":' + encode(event.token_ids) if self._wants_ids else b""
         if index not in self._begun:
             self._begun.add(index)
@@ -209,7 +214,7 @@ class DeltaChunks:
             members = [b'"content":""']
         for part in event.parts:
             if type(part) is ToolCallPiece:
-                self._called.add(index)
+                self._calls[index].add(part)
         data = chunks.chunk(index, b'"delta":{%b}' % members[0], logprobs, more=more)
         for member in members[1:]:
             data += chunks.chunk(index, b'"delta":{%b}' % member)
@@ -218,7 +223,8 @@ class DeltaChunks:
     def finished(self, event: Finished) -> bytes:
         """The last chunk of a choice."""
         delta = b'"delta":{}' if event.choice in self._begun else b'"delta":{%b,"content":""}' % _ROLE
-        reason = encode(finish_reason(event.reason, called=event.choice in self._called))
+        called = event.choice in self._calls and self._calls[event.choice].any_to_be_made(event.reason)
+        reason = encode(finish_reason(event.reason, called=called))
         stop = b',"stop_reason":%b' % encode(stop_reason(event.stop, self.request))
         return self.chunks.chunk(event.choice, delta, NULL, reason, stop)
 

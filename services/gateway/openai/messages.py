@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from ringline import Message
 
-from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.turns import replayed_arguments
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
@@ -96,7 +96,7 @@ def _part_text(part: ContentPart, path: str) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     if part.type not in _TEXT_TYPES:
-        raise _unsupported(f"{path}.type", f"a part of type {part.type!r}; parts of type text are")
+        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}; parts of type text are")
     if part.text is None:
         raise invalid(f"{path}.text", "missing: expected a text")
     return part.text
@@ -143,27 +143,25 @@ def tool_options(
 
 def _function(tool: Tool, path: str) -> dict[str, Any]:
     if tool.type != "function":
-        raise _unsupported(f"{path}.type", f"a tool of type {tool.type!r}; tools of type function are")
+        raise _unsupported(f"{path}.type", f"a tool of type {shown(tool.type)}; tools of type function are")
     if tool.function is None:
         raise invalid(f"{path}.function", "missing: expected name, description and parameters")
     given = msgspec.structs.asdict(tool.function)
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _ring_choice(choice: str | dict[str, Any]) -> str:
+def _ring_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
-            raise invalid("tool_choice", f"{choice[:80]!r}: expected auto, none, required or an object with a function")
+            raise invalid("tool_choice", f"{shown(choice)}: expected auto, none, required or an object with a function")
         return choice
     if choice.get("type", "function") != "function":
-        raise _unsupported(
-            "tool_choice.type", f"{str(choice['type'])[:80]!r}; give the tools that are allowed in tools"
-        )
+        raise _unsupported("tool_choice.type", f"{shown(choice['type'])}; give the tools that are allowed in tools")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
         raise invalid("tool_choice.function.name", "missing: expected the name of a tool")
-    return name
+    return {"type": "function", "name": name}  # a name alone may be that of a mode
 
 
 def _unsupported(param: str, what: str) -> ApiError:

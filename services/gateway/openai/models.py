@@ -23,7 +23,9 @@ async def list_models(call: Call) -> Response:
 
 
 async def retrieve_model(call: Call) -> Response:
-    """One of them."""
+    """One of them; all where none is named, for clients that end addresses with a slash."""
+    if not call.path_params["name"]:
+        return await list_models(call)
     model = await model_of(call, call.path_params["name"])
     return Response(msgspec.json.encode(_object(model)), media_type="application/json")
 

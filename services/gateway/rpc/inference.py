@@ -12,9 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+import grpc
 from google.protobuf.message import Message
 from google.rpc import status_pb2
-from ringline.errors import DeadlineExceeded, RingError, invalid
+from ringline.errors import DeadlineExceeded, RingError, from_status, invalid
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.relay import Relay
 from ringline.types.v1 import output_pb2
@@ -33,6 +34,7 @@ _LONGEST_TIMEOUT = 604800.0
 """Seconds, as of ``GenerateRequest.timeout_ms``."""
 _MAX_ID_BYTES = 128
 _OK = status_pb2.Status()
+_UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _M = TypeVar("_M", bound=Message)
 
 
@@ -64,10 +66,11 @@ class _Form:
         return self.media_type not in connect.UNARY_MEDIA_TYPES
 
     def read(self, kind: type[_M], call: Call) -> _M:
-        """The request, once what its headers demand can be met. Raises InvalidRequest."""
+        """The request, once what its headers demand can be met. Raises RingError."""
         header = grpc_web.COMPRESSION_HEADER if self._web else connect.COMPRESSION_HEADER
         if call.headers.get(header, "identity") != "identity":
-            raise invalid(header, "compressed messages are not read: expected identity")
+            problem = f"{header}: compressed messages are not read: expected identity"
+            raise from_status(status_pb2.Status(code=_UNIMPLEMENTED, message=problem))
         data = call.body
         if self._web:
             data = grpc_web.request_data(data, text=self._text)

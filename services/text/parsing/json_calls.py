@@ -38,6 +38,8 @@ class JsonCallParser(ReadingParser):
 
     def __init__(self, writer: PartWriter, tool_names: Set[str]) -> None:
         self._tool_names = tool_names
+        self._in_call = False
+        """A call has begun whose arguments are not complete."""
         super().__init__(writer)
 
     def _read_call(self, allowed: Set[str] | None = None) -> Reading[bool]:
@@ -75,12 +77,20 @@ class JsonCallParser(ReadingParser):
             return False
         if arguments is None:
             self._writer.arguments("{}")
+        self._in_call = False
         self._drop()
         return True
 
     def _begin_call(self, name: str) -> None:
         self._drop()
+        self._in_call = True
         self._writer.call(name)
+
+    def _release(self) -> None:
+        if self._in_call and self._ended and self._at == len(self._text):
+            self._drop()  # the beginning of what would have been the rest of the call
+        self._in_call = False
+        super()._release()
 
     def _read_arguments(self, early: Callable[[str], None] | None = None) -> Reading[bool]:
         """Read an object: the arguments of the call begun last; ``early``: of one whose name is not yet known.
@@ -92,7 +102,8 @@ class JsonCallParser(ReadingParser):
             return (yield from self._read_value(MAX_HELD, early))
         if first == "{":
             self._drop()
-            return (yield from self._read_value(None, self._send_arguments))
+            self._in_call = not (yield from self._read_value(None, self._send_arguments))
+            return not self._in_call
         arguments: str | None = None
         if first == '"':
             arguments = yield from self._read_quoted()
@@ -103,6 +114,7 @@ class JsonCallParser(ReadingParser):
         (early or self._send_arguments)(arguments)
         if early is None:
             self._drop()
+            self._in_call = False
         return True
 
     def _read_quoted(self) -> Reading[str | None]:

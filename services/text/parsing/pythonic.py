@@ -65,6 +65,7 @@ class PythonicParser(JsonCallParser):
             self._begin_call(name)
             if not (yield from self._read_value(None, self._send_arguments, ArgumentsScanner())):
                 return False
+            self._in_call = False
             yield from self._read_run(SPACE)
             separator = yield from self._read_one(",", "]")
         if separator is None:

@@ -22,14 +22,17 @@ def finished(reason: FinishReason = FinishReason.STOP, stop: int | str | None = 
 
 @st.composite
 def answers(draw: st.DrawFn) -> list[Part]:
-    """Parts in any order; the pieces of a call follow each other, and the first has its name."""
+    """Parts in any order; the pieces of a call follow each other, and the first has its name. A call may be cut."""
     parts: list[Part] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["content", "reasoning", "call"]), max_size=6)):
         texts = draw(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3))
         if kind == "call":
             parts.append(ToolCallPiece(calls, f"call_{calls}", "look", ""))
-            parts += [ToolCallPiece(calls, "", "", text) for text in texts]
+            arguments, at = json.dumps({"a": texts}), draw(st.integers(0, 5))
+            if draw(st.booleans()):
+                arguments = arguments[:-1]
+            parts += [ToolCallPiece(calls, "", "", text) for text in (arguments[:at], arguments[at:])]
             calls += 1
         else:
             parts += [Content(text) if kind == "content" else Reasoning(text) for text in texts]
@@ -59,3 +62,8 @@ def events_in(written: bytes) -> list[dict[str, Any]]:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     return events
+
+
+def is_call(block: tuple[str, str]) -> bool:
+    """Whether it is a call that is whole."""
+    return block[0] == "call" and block[1].endswith("}")

@@ -10,24 +10,19 @@ import msgspec
 from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
 
 from services.gateway.http.api_error import ApiError
+from services.gateway.parts import Run, is_whole, kind_of
 
 _encode = msgspec.json.Encoder().encode
 Logprobs = Sequence[Mapping[str, Any]]
 
 
-class _OpenItem:
+class _OpenItem(Run):
     """The item that grows: a reasoning, a message or a call."""
 
     def __init__(self, part: Part, item_id: str) -> None:
-        self.kind = _kind_of(part)
+        super().__init__(part)
         self.item_id = item_id
-        self.texts: list[str] = []
         self.logprobs: list[Mapping[str, Any]] = []
-        self._part = part
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
 
     def content(self, text: str) -> dict[str, Any] | None:
         """Its one part; calls have none."""
@@ -38,7 +33,7 @@ class _OpenItem:
     def item(self, status: str) -> dict[str, Any]:
         """The item as the API has it."""
         begun = status == "in_progress"
-        part = self._part
+        part = self.first
         if isinstance(part, ToolCallPiece):
             call = {"call_id": part.id, "name": part.name, "arguments": "" if begun else self.text}
             return {"id": self.item_id, "type": "function_call", "status": status, **call}
@@ -57,6 +52,8 @@ class ResponseEvents:
         self._head = _encode({"id": f"resp_{response_id}", "object": "response", **fields})[:-1]
         self._sequence = 0
         self._items: list[dict[str, Any]] = []
+        self._index = 0
+        """Of the open item, or the next."""
         self._open: _OpenItem | None = None
         self._delta = b""
         """An event of the open item, up to its sequence number."""
@@ -110,9 +107,9 @@ class ResponseEvents:
 
     def _add_part(self, part: Part) -> bytes:
         item, begun = self._open, b""
-        if item is None or item.kind != _kind_of(part):
+        if item is None or item.kind != kind_of(part):
             begun = self._end_item("completed")
-            item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{len(self._items)}")
+            item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{self._index}")
             begun += self._begin_item(item, _DELTAS[type(part)])
         text = part.arguments if isinstance(part, ToolCallPiece) else part.text
         logprobs, self._logprobs = self._logprobs, []
@@ -127,7 +124,7 @@ class ResponseEvents:
         return begun + self._delta + b'%d,"delta":' % (self._sequence - 1) + _encode(text) + tail
 
     def _begin_item(self, item: _OpenItem, name: str) -> bytes:
-        begun = self._event("response.output_item.added", output_index=len(self._items), item=item.item("in_progress"))
+        begun = self._event("response.output_item.added", output_index=self._index, item=item.item("in_progress"))
         if (content := item.content("")) is not None:
             begun += self._event("response.content_part.added", **self._place(item), part=content)
         head = _encode({"type": f"{name}.delta", **self._place(item)})
@@ -141,31 +138,28 @@ class ResponseEvents:
         text, place, content = item.text, self._place(item), item.content(item.text)
         done = f"{_DELTAS[item.kind if isinstance(item.kind, type) else ToolCallPiece]}.done"
         if content is None:
-            whole = item.item(status)
-            ended = self._event(done, **place, name=whole["name"], arguments=text)
+            if not is_whole(text):  # nobody may make it
+                status = "incomplete"
+            ended = self._event(done, **place, name=item.item(status)["name"], arguments=text)
         else:
             logprobs = {"logprobs": item.logprobs} if item.kind is Content else {}
             ended = self._event(done, **place, text=text, **logprobs)
             ended += self._event("response.content_part.done", **place, part=content)
         self._open = None
-        self._items.append(item.item(status))
-        return ended + self._event(
-            "response.output_item.done", output_index=place["output_index"], item=self._items[-1]
-        )
+        self._index += 1
+        whole = item.item(status)
+        if content is not None or self._is_cut or status == "completed":
+            self._items.append(whole)
+        return ended + self._event("response.output_item.done", output_index=place["output_index"], item=whole)
 
     def _place(self, item: _OpenItem) -> dict[str, Any]:
-        place = {"item_id": item.item_id, "output_index": len(self._items)}
+        place = {"item_id": item.item_id, "output_index": self._index}
         return place if isinstance(item.kind, int) else {**place, "content_index": 0}
 
     def _event(self, name: str, /, **fields: Any) -> bytes:
         data = _encode({"type": name, "sequence_number": self._sequence, **fields})
         self._sequence += 1
         return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
-
-
-def _kind_of(part: Part) -> type[Part] | int:
-    """What parts of one item have in common: their type, of calls the number."""
-    return part.index if isinstance(part, ToolCallPiece) else type(part)
 
 
 _PREFIXES: Mapping[type[Part], str] = {Content: "msg", Reasoning: "rs", ToolCallPiece: "fc"}

@@ -9,7 +9,7 @@ import msgspec
 from ringline import Message, Options
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
-from services.gateway.http.api_error import ApiError, invalid
+from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -169,13 +169,13 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
             turns.reasoning(text)
     else:
         expected = "expected message, function_call, function_call_output or reasoning"
-        raise _unsupported(f"{path}.type", f"an item of type {item.type!r}: {expected}")
+        raise _unsupported(f"{path}.type", f"an item of type {shown(item.type)}: {expected}")
 
 
 def _add_message(turns: Turns, item: Item, path: str) -> None:
     add = {"user": turns.user, "assistant": turns.assistant, "system": turns.system, "developer": turns.system}
     if item.role not in add:
-        raise invalid(f"{path}.role", f"{item.role!r}: expected user, assistant, system or developer")
+        raise invalid(f"{path}.role", f"{shown(item.role)}: expected user, assistant, system or developer")
     for text in _texts(item.content, f"{path}.content"):
         add[item.role](text)
 
@@ -190,7 +190,7 @@ def _text(part: ItemPart, path: str) -> str:
     if part.type == "refusal":
         return part.refusal or ""
     if part.type not in _TEXTS:
-        raise _unsupported(f"{path}.type", f"a part of type {part.type!r}: expected text")
+        raise _unsupported(f"{path}.type", f"a part of type {shown(part.type)}: expected text")
     if part.text is None:
         raise invalid(f"{path}.text", "missing: expected a text")
     return part.text
@@ -233,7 +233,7 @@ def _tool_options(request: ResponseRequest) -> dict[str, Any]:
             functions = [function for function in functions if str(function.get("name")) in names]
             choice = choice.get("mode") or "auto"
         elif choice.get("type") != "function":
-            raise _unsupported("tool_choice.type", f"{choice.get('type')!r}: expected function or allowed_tools")
+            raise _unsupported("tool_choice.type", f"{shown(choice.get('type'))}: expected function or allowed_tools")
     if not functions:
         if choice not in ("auto", "none"):
             raise invalid("tool_choice", "there are no functions to choose: give some in tools, or leave it out")
@@ -253,7 +253,7 @@ def _form_options(request: ResponseRequest) -> dict[str, Any]:
     if given.type == "json_object":
         return {"json_object": True}
     if given.type != "json_schema":
-        raise _unsupported("text.format.type", f"{given.type!r}: expected text, json_object or json_schema")
+        raise _unsupported("text.format.type", f"{shown(given.type)}: expected text, json_object or json_schema")
     if given.schema is None:
         raise invalid("text.format.schema", "missing: expected a JSON Schema")
     return {"json_schema": given.schema}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from ringline import Admitted, Content, Event, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+from ringline.types.v1 import output_pb2, part_pb2
 
 from services.gateway.anthropic.events import SIGNATURE, MessageEvents
+from tests.clients.scripted_server import admitted, call, delta, ended, play, started
 from tests.services.gateway.answers import answers, blocks, deltas, events_in, finished
+from tests.services.gateway.http_harness import CHAT, running
 
 USAGE = Usage(30, 10, 7, 2)
 KINDS = {"content": "text", "reasoning": "thinking", "call": "tool_use"}
@@ -93,6 +97,7 @@ def test_each_block_in_full() -> None:
 
 
 CALL = ToolCallPiece(0, "call_a", "look", "{}")
+CUT = ToolCallPiece(0, "call_a", "look", '{"a": "')
 
 
 @pytest.mark.parametrize(
@@ -104,6 +109,9 @@ CALL = ToolCallPiece(0, "call_a", "look", "{}")
         (Content("a"), FinishReason.LENGTH, None, 99, ("model_context_window_exceeded", None)),
         (CALL, FinishReason.STOP, 2, 100, ("tool_use", None)),
         (CALL, FinishReason.LENGTH, None, 100, ("max_tokens", None)),
+        (CUT, FinishReason.STOP, 2, 100, ("end_turn", None)),
+        (CUT, FinishReason.STOP, "END", 100, ("stop_sequence", "END")),
+        (CUT, FinishReason.LENGTH, None, 100, ("max_tokens", None)),
     ],
 )
 def test_why_a_message_ends(
@@ -111,3 +119,24 @@ def test_why_a_message_ends(
 ) -> None:
     *_, delta, _ = written([*deltas(part), finished(reason, stop)], room=room)
     assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == expected
+
+
+async def test_a_whole_message_has_its_blocks_in_the_order_in_which_they_were_written() -> None:
+    parts = [
+        *(part_pb2.Part(content="A"), call('{"a": ', "look"), call("1}"), part_pb2.Part(content="then")),
+        *(part_pb2.Part(reasoning="Hm"), part_pb2.Part(content="done"), call('{"a": "', "cut", index=1)),
+    ]
+    stopped = ended(output_pb2.FINISH_REASON_STOP, completion=1)
+    async with running() as gateway:
+        gateway.processor.plays(play(admitted(), started(), delta(0, [7], "a", parts=parts), stopped))
+        reply = await gateway.ask("POST", "/v1/messages", CHAT)
+    message = json.loads(reply.body)
+    assert [tuple(block.values())[:2] for block in message["content"]] == [
+        ("text", "A"),
+        ("tool_use", "id-look"),
+        ("text", "then"),
+        ("thinking", "Hm"),
+        ("text", "done"),
+    ]
+    assert message["content"][1]["input"] == {"a": 1}
+    assert message["stop_reason"] == "tool_use"

@@ -11,13 +11,14 @@ import grpc
 import pytest
 from hypothesis import given
 from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2, part_pb2
 
 from services.gateway.openai.chat import ChatRequest, DeltaChunks
 from services.gateway.openai.chunks import Chunks
 from services.gateway.openai.sampling_fields import UsageMode
-from tests.clients.scripted_server import admitted, delta, ended, play, started, status
-from tests.services.gateway.answers import answers, blocks, deltas, finished
+from tests.clients.scripted_server import admitted, call, delta, ended, play, started, status
+from tests.services.gateway.answers import answers, blocks, deltas, finished, is_call
 from tests.services.gateway.http_harness import CHAT, request, running
 
 HEAD = {"id": "chatcmpl-x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -46,9 +47,9 @@ def runs(chunks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
             parts.append(Content(one["content"]))
         if "reasoning_content" in one:
             parts.append(Reasoning(one["reasoning_content"]))
-        for call in one.get("tool_calls", ()):
-            assert ("id" in call) == ("name" in call["function"])
-            parts.append(ToolCallPiece(call["index"], "", "", call["function"]["arguments"]))
+        for piece in one.get("tool_calls", ()):
+            assert ("id" in piece) == ("name" in piece["function"])
+            parts.append(ToolCallPiece(piece["index"], "", "", piece["function"]["arguments"]))
     return blocks(parts)
 
 
@@ -57,9 +58,10 @@ def test_parts_one_by_one_and_all_at_once_are_the_same_answer(parts: list[Part])
     at_once = [Delta(0, 0, "", (1, 2), None, tuple(parts))]
     for events in (deltas(*parts), at_once):
         chunks = written([*events, finished()], ChatRequest(), UsageMode())
-        assert runs(chunks) == blocks(parts)
+        for got, expected in zip(runs(chunks), blocks(parts), strict=True):
+            assert got == expected or got == (expected[0], "\n" + expected[1])
         assert ["role" in chunk["choices"][0]["delta"] for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
-        called = any(isinstance(part, ToolCallPiece) for part in parts)
+        called = any(map(is_call, blocks(parts)))
         reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
         assert reasons == [None] * (len(chunks) - 1) + ["tool_calls" if called else "stop"]
         assert all({**chunk, "choices": []} == {**HEAD, "choices": []} for chunk in chunks)
@@ -70,6 +72,39 @@ def test_a_call_that_was_cut_off_says_so() -> None:
         [*deltas(ToolCallPiece(0, "c", "f", "{")), finished(FinishReason.LENGTH)], ChatRequest(), UsageMode()
     )
     assert last["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stop", ["cat", 2])
+async def test_a_stop_within_a_call_ends_the_answer_and_not_the_call(stop: str | int) -> None:
+    pieces = [ToolCallPiece(0, "c", "f", '{"a": 1}'), ToolCallPiece(1, "d", "g", '{"pet": "')]
+    for called, expected in ((pieces, "tool_calls"), (pieces[1:], "stop")):
+        *_, last = written([*deltas(*called), finished(stop=stop)], ChatRequest(), UsageMode())
+        assert last["choices"][0]["finish_reason"] == expected
+    async with running() as gateway:
+        parts = [call('{"a": 1}', "f"), call('{"pet": "', "g", index=1)]
+        for kept in (1, 0):
+            sent = parts[1 - kept :] if kept else [call('{"pet": "', "g")]
+            stopped = ended(output_pb2.FINISH_REASON_STOP, completion=1)
+            gateway.processor.plays(play(admitted(), started(), delta(0, [7], "a", parts=sent), stopped))
+            reply = await gateway.ask("POST", "/v1/chat/completions", CHAT)
+            (choice,) = json.loads(reply.body)["choices"]
+            names = [one["function"]["name"] for one in choice["message"].get("tool_calls", ())]
+            assert (names, choice["finish_reason"]) == ((["f"], "tool_calls") if kept else ([], "stop"))
+
+
+async def test_texts_around_calls_and_reasoning_do_not_run_together() -> None:
+    pieces = [Content("A"), ToolCallPiece(0, "c", "f", "{}"), Content("then"), Reasoning("Hm"), Content(" done")]
+    for events in (deltas(*pieces), [Delta(0, 0, "", (1,), None, tuple(pieces))]):
+        told = runs(written([*events, finished()], ChatRequest(), UsageMode()))
+        assert "".join(text for kind, text in told if kind == "content") == "A\nthen done"
+    sent = [part_pb2.Part(content="A"), call("{}", "f"), part_pb2.Part(content="then"), part_pb2.Part(reasoning="Hm")]
+    sent.append(part_pb2.Part(content=" done"))
+    async with running() as gateway:
+        stopped = ended(output_pb2.FINISH_REASON_STOP, completion=1)
+        divided = admitted(output=pb.OutputParams(parse=part_pb2.ParseParams()))
+        gateway.processor.plays(play(divided, started(), delta(0, [7], "a", parts=sent), stopped))
+        reply = await gateway.ask("POST", "/v1/chat/completions", CHAT)
+    assert json.loads(reply.body)["choices"][0]["message"]["content"] == "A\nthen done"
 
 
 def test_reasoning_can_be_left_out() -> None:

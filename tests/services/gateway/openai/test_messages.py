@@ -105,7 +105,7 @@ def test_answers_are_always_divided_and_calls_found_where_there_are_tools() -> N
     }
     assert tool_options(TOOLS, {"type": "function", "function": {"name": "add"}}, False) == {
         "tools": [function],
-        "tool_choice": "add",
+        "tool_choice": {"type": "function", "name": "add"},  # "auto" alone would be a mode
         "parallel_tool_calls": False,
         "parse": True,
     }

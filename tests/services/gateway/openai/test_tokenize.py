@@ -52,5 +52,6 @@ def test_models(door: openai.OpenAI, native: Client) -> None:
     (model,) = door.models.list().data
     assert model.id == native.models()[0].name
     assert door.models.retrieve(model.id) == model
+    assert door.get("/models/", cast_to=object) == door.get("/models", cast_to=object)
     with pytest.raises(openai.NotFoundError):
         door.models.retrieve("some/other")

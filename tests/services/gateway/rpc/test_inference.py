@@ -118,7 +118,9 @@ def test_refusals(ring: Ring) -> None:
     told, data = post(ring, "Tokenize", "application/json", b'{"model": "other", "text": "a"}')
     assert (told.status, json.loads(data)["code"]) == (404, "not_found")
     told, data = post(ring, "Tokenize", "application/grpc-web", enclose(0, b""), grpc_encoding="gzip")
-    assert b"grpc-message: grpc-encoding: compressed messages are not read" in data
+    assert b"grpc-status: 12\r\ngrpc-message: grpc-encoding: compressed messages are not read" in data
+    _, data = post(ring, "Generate", "application/connect+proto", enclose(0, b""), connect_content_encoding="gzip")
+    assert json.loads(frames(data)[-1][1])["error"]["code"] == "unimplemented"
     told, data = post(ring, "Tokenize", "application/json", b"{}", content_encoding="gzip")
     assert (told.status, json.loads(data)["code"]) == (415, "unimplemented")
     told, _ = post(ring, "Generate", "application/json", b"{}")
