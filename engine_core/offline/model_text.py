@@ -117,7 +117,7 @@ class _DecodedChoice:
         if delta is None:
             return None
         self._parts.append(delta.text)
-        return None if delta.stop is None else Stopped(delta.stop, delta.end)
+        return Stopped(delta.stop, delta.end) if isinstance(delta.stop, str) else None  # stop tokens are the engine's
 
     @property
     def text(self) -> str:

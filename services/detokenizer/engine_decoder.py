@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -23,6 +24,7 @@ from services.ring.events import ChoiceEnd, FinishReason, Fit, Prefill, TypedPar
 from services.ring.identity import PeerId
 from services.ring.logprobs import PackedLogprobs
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
+from services.text.parsing.answer_gate import AnswerGate
 from services.text.parsing.choice_parser import ChoiceParser
 from services.text.tokenizer import Tokenizer
 
@@ -189,11 +191,15 @@ class EngineDecoder:
             stop=tuple(context.stop_strings),
             include_stop_str_in_output=context.include_stop_str_in_output,
             min_tokens=context.min_tokens,
+            stop_token_ids=frozenset(context.stop_token_ids),
         )
         skip = context.skip_special_tokens
         pieces = self._tokenizer.pieces(skip_special_tokens=skip)
         delivered = {one.choice: one.count for one in opened.delivered}
         parse = parse_options(context) if context.HasField("parse") else None
+        if parse is not None and context.stops_in_answer_only:
+            gate = partial(AnswerGate, self._tokenizer, parse, skip_special_tokens=skip)
+            options = replace(options, make_gate=gate)
         choices = {}
         for choice in opened.choices:
             decoder = ChoiceDecoder(pieces, options, delivered.get(choice, 0))
@@ -272,7 +278,8 @@ class EngineDecoder:
         if delta is not None and delta.stop is not None:
             stop = engine_pb2.Stop(request_id=request_id, epoch=epoch, choice=choice, position=delta.end)
             stops.append(engine_pb2.Command(stop=stop))
-            end = ChoiceEnd(FinishReason.STOP, delta.end, stop_string=delta.stop, parts=end_parts)
+            token, text = (delta.stop, None) if isinstance(delta.stop, int) else (None, delta.stop)
+            end = ChoiceEnd(FinishReason.STOP, delta.end, token, text, parts=end_parts)
         elif finish is not None:
             end = replace(read_end(finish), parts=end_parts)
         else:

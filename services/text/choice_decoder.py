@@ -7,13 +7,22 @@ decided token by token, so the result does not depend on how the ids were split 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from services.text.incremental_decoder import IncrementalDecoder
 from services.text.pieces import Pieces
 from services.text.stop_strings import stop_strings
+
+
+class Gate(Protocol):
+    """Tells where stops count; ``answer_gate.AnswerGate`` is one."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def push(self, token_id: int, text: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,11 @@ class DecodeOptions:
     include_stop_str_in_output: bool = False
     """Whether to deliver the text of the stop string, or of the eos or stop token."""
     min_tokens: int = 0
-    """Stop strings that end within the first ``min_tokens`` output tokens do not count."""
+    """Stops that end within the first ``min_tokens`` output tokens do not count."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the choice here; most are the engine's business."""
+    make_gate: Callable[[], Gate] | None = None
+    """Makes a gate for a choice: what it does not let through is not searched for stops."""
 
 
 class Delta(NamedTuple):
@@ -38,8 +51,8 @@ class Delta(NamedTuple):
     token_ids: tuple[int, ...]
     text: str
     """The text that the ids complete; in the last delta, cut at the stop string."""
-    stop: str | None = None
-    """The stop string that ended the choice with this delta; its last id completes it."""
+    stop: str | int | None = None
+    """The stop string or token that ended the choice with this delta; its last id completes it."""
 
     @property
     def end(self) -> int:
@@ -61,6 +74,7 @@ class ChoiceDecoder:
         "_boundaries",
         "_decoded",
         "_decoder",
+        "_gate",
         "_ids",
         "_options",
         "_partial_stop",
@@ -75,6 +89,7 @@ class ChoiceDecoder:
         self._options = options
         self._decoder = IncrementalDecoder(pieces, options.context)
         self._stops = stop_strings(options.stop)
+        self._gate = None if options.make_gate is None else options.make_gate()
         self._partial_stop = ""
         """The suffix of the text that may become a stop string."""
         self._silent = delivered
@@ -92,7 +107,7 @@ class ChoiceDecoder:
         self.delivered = delivered
         """Number of ids delivered, by this decoder or the one before."""
         self.stopped = False
-        """Whether a stop string was found, which ends the output."""
+        """Whether a stop string or token was found, which ends the output."""
 
     @property
     def received(self) -> int:
@@ -144,8 +159,11 @@ class ChoiceDecoder:
 
     def _absorb(self, token_ids: Sequence[int]) -> Delta | None:
         """Decode ids and hold them back; returns the last delta if a stop string ends the choice."""
-        decoder, searching = self._decoder, self._stops is not None
+        decoder, gate, searching = self._decoder, self._gate, self._stops is not None
+        stop_ids = self._options.stop_token_ids
         for token_id in token_ids:
+            if token_id in stop_ids and self._decoded >= self._options.min_tokens and (gate is None or gate.is_open):
+                return self._stop_at(token_id)
             at_boundary = decoder.at_boundary
             text = own = decoder.push(token_id)
             self._decoded += 1
@@ -156,11 +174,26 @@ class ChoiceDecoder:
                     own = text[decoder.boundary_offset :]  # the text before belongs to earlier ids
                 self._ids.append(token_id)
                 self._text += own
-            if searching and text:
-                delta = self._search(text)
+            begin = 0 if gate is None else gate.push(token_id, text)
+            if begin is None:
+                self._partial_stop = ""
+            elif searching and len(text) > begin:
+                delta = self._search(text[begin:])
                 if delta is not None:
                     return delta
         return None
+
+    def _stop_at(self, token_id: int) -> Delta:
+        """The last delta, which ends with a stop token; its text counts as in ``finish``."""
+        if self._options.include_stop_str_in_output:
+            self._text += self._decoder.push(token_id) + self._decoder.flush()
+        elif (delta := self._flush()) is not None:
+            return delta
+        self._decoded += 1
+        if self._decoded > self._silent:
+            self._ids.append(token_id)
+        self.stopped = True
+        return self._release(len(self._ids), len(self._text), token_id)
 
     def _add_boundary(self, at_boundary: bool) -> None:
         """Record a boundary before the last pushed id, if there is one; ``at_boundary``: known before that id."""
@@ -174,7 +207,7 @@ class ChoiceDecoder:
         text = self._decoder.flush()
         if self._ids or at_boundary:  # else it was delivered with the ids before
             self._text += text
-        return self._search(text)
+        return self._search(text) if self._gate is None or self._gate.is_open else None
 
     def _search(self, text: str) -> Delta | None:
         """Search the text that the last id completed; returns the last delta if a stop string ends there."""
@@ -211,7 +244,7 @@ class ChoiceDecoder:
         self._text = ""
         return delta
 
-    def _release(self, ids: int, characters: int, stop: str | None = None) -> Delta:
+    def _release(self, ids: int, characters: int, stop: str | int | None = None) -> Delta:
         delta = Delta(self.delivered, tuple(self._ids[:ids]), self._text[:characters], stop)
         self.delivered += ids
         del self._ids[:ids]

@@ -170,6 +170,7 @@ class Options(TokenizeOptions, total=False):
     min_tokens: int | None
     stop: str | Sequence[str] | None
     include_stop_str_in_output: bool | None
+    stop_in_reasoning: bool | None
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     bad_words: str | Sequence[str] | None

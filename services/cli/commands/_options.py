@@ -78,7 +78,7 @@ SECTIONS = {
         "allowed_token_ids",
         "bad_words",
     ),
-    "Stopping": ("min_tokens", "include_stop_str_in_output", "stop_token_ids", "ignore_eos"),
+    "Stopping": ("min_tokens", "include_stop_str_in_output", "stop_in_reasoning", "stop_token_ids", "ignore_eos"),
     "Prompt and text": ("add_special_tokens", "skip_special_tokens", "truncate_prompt_tokens"),
     "Scheduling": ("priority", "cache_salt"),
     "Connection": ("tls", "tls_ca_file", "tls_cert_file", "tls_key_file", "tls_server_name", "token_file"),

@@ -144,7 +144,9 @@ class MessageRequest(CountRequest):
         int | None,
         supported("Required. Where the context has less room, that counts: `model_context_window_exceeded`."),
     ] = None
-    stop_sequences: Annotated[list[str] | None, passed("At most 64.", option="stop")] = None
+    stop_sequences: Annotated[
+        list[str] | None, passed("At most 64. They count behind the thinking.", option="stop")
+    ] = None
     temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
     top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
     top_k: Annotated[int | None, passed("0 keeps all.")] = None

@@ -57,6 +57,9 @@ class SamplingFields(Body):
     repetition_penalty: Annotated[float | None, passed()] = None
     stop_token_ids: Annotated[list[int] | None, passed()] = None
     include_stop_str_in_output: Annotated[bool | None, passed()] = None
+    stop_in_reasoning: Annotated[
+        bool | None, passed("Default: false, `stop` and `stop_token_ids` count behind the reasoning.")
+    ] = None
     ignore_eos: Annotated[bool | None, passed()] = None
     min_tokens: Annotated[int | None, passed()] = None
     bad_words: Annotated[list[str] | None, passed()] = None

@@ -15,7 +15,7 @@ from typing import Any
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
-from ringline.types.v1 import sampling_pb2
+from ringline.types.v1 import part_pb2, sampling_pb2
 
 from services.processor.admission.constraint_resolution import resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
@@ -31,11 +31,12 @@ from services.processor.admission.validation import (
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
-from services.ring.identity import CONSTRAINT, PARSE, PeerId, check_requires
+from services.ring.identity import ANSWER_STOPS, CONSTRAINT, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplateError, UnknownTemplateError
 from services.text.incremental_decoder import left_context
+from services.text.parsing.formats import NONE
 
 _NEUTRAL = {
     "temperature": 1.0,
@@ -78,6 +79,7 @@ def resolve_request(
     parse = resolve_parse(request, served_model, prompt, tools)
     if parse is not None:
         output.parse.CopyFrom(parse)
+    in_answer_only = _stops_in_answer_only(stopping, parse)
     constraint = resolve_constraint(request, served_model, parse, tools)
     bad_words = _bad_words(list(stopping.bad_words), served_model)
     check_candidates(sampling, stopping, bad_words, model.eos_token_ids, limits)
@@ -85,7 +87,7 @@ def resolve_request(
         prompt_token_ids=prompt,
         sampling=_for_engine(sampling),
         bad_words=[sampling_pb2.TokenIds(ids=ids) for ids in bad_words],
-        stop_token_ids=stopping.stop_token_ids,
+        stop_token_ids=() if in_answer_only else stopping.stop_token_ids,
         ignore_eos=stopping.ignore_eos,
         max_tokens=stopping.max_tokens,
         min_tokens=stopping.min_tokens,
@@ -112,6 +114,8 @@ def resolve_request(
         traceparent=traceparent,
         parse=parse,
         call_id_seed=call_id_seed(prompt, sampling.seed) if parse is not None else b"",
+        stops_in_answer_only=in_answer_only,
+        stop_token_ids=stopping.stop_token_ids if in_answer_only else (),
     )
     admitted = inference_pb2.Admitted(
         prompt_tokens=len(prompt),
@@ -137,7 +141,10 @@ def resolve_request(
         numerics=request.resume.numerics,
         model=model,
         needs=Needs(
-            frozenset((CONSTRAINT,) if constraint is not None else ()), frozenset((PARSE,) if parse is not None else ())
+            engine=frozenset((CONSTRAINT,) if constraint is not None else ()),
+            detokenizer=frozenset(
+                name for name, needed in ((PARSE, parse is not None), (ANSWER_STOPS, in_answer_only)) if needed
+            ),
         ),
     )
 
@@ -271,7 +278,14 @@ def _resolve_stopping(
         raise refuse("stopping.min_tokens", problem)
     resolved.include_stop_str_in_output = given.include_stop_str_in_output
     resolved.ignore_eos = given.ignore_eos
+    resolved.stop_in_reasoning = given.stop_in_reasoning
     return resolved
+
+
+def _stops_in_answer_only(stopping: inference_pb2.StoppingParams, parse: part_pb2.ParseParams | None) -> bool:
+    """Whether stops count behind the reasoning alone: only who decodes the text can tell where that is."""
+    has_reasoning = parse is not None and parse.reasoning != NONE
+    return has_reasoning and not stopping.stop_in_reasoning and bool(stopping.stop or stopping.stop_token_ids)
 
 
 def _resolve_output(given: inference_pb2.OutputParams) -> inference_pb2.OutputParams:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
 from services.text.incremental_decoder import IncrementalDecoder
-from services.text.parsing.formats import call_ids, make_parser, marker_texts
-from services.text.parsing.marks import mark
+from services.text.parsing.answer_gate import own_length, special_marks
+from services.text.parsing.formats import call_ids, make_parser
 from services.text.parsing.parts import ParseOptions, Part, PartWriter
 from services.text.parsing.reasoning_meter import ReasoningMeter
 from services.text.tokenizer import Tokenizer
@@ -36,10 +36,7 @@ class ChoiceParser:
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
         self._decode_options = decode
         self._decoder = IncrementalDecoder(self._pieces, decode.context)
-        special = tokenizer.special_token_ids
-        ids = {tokenizer.token_id(text): mark(text) for text in marker_texts(options)}
-        self._marks = {token_id: mark for token_id, mark in ids.items() if token_id in special}
-        """The marks of special tokens that are markers."""
+        self._marks = special_marks(tokenizer, options)
         self._meter = ReasoningMeter()
         self._writer = PartWriter(call_ids(options, choice), skip_special_tokens=skip_special_tokens)
         self._parser = make_parser(options, self._writer, self._meter)
@@ -64,7 +61,8 @@ class ChoiceParser:
 
         ``last``: it comes from the decoder's ``finish``, which was told ``stop_token``.
         """
-        stop_token &= delta.stop is None and not self._decode_options.include_stop_str_in_output
+        stop_token = (stop_token and delta.stop is None) or isinstance(delta.stop, int)
+        stop_token &= not self._decode_options.include_stop_str_in_output
         ids = delta.token_ids[:-1] if stop_token else delta.token_ids
         segments: list[tuple[str, int]] = []
         if self._restored:
@@ -106,10 +104,9 @@ class ChoiceParser:
             self._meter.begin_token(self._decoded)
             text = self._decoder.push(token_id)
             if token_id in self._marks:
-                own = self._pieces[token_id]
-                own_length = len(own) if isinstance(own, str) and text.endswith(own) else 0
-                text = text[: len(text) - own_length]
-                segments += [(text, len(text)), (self._marks[token_id], own_length)]
+                own = own_length(self._pieces, token_id, text)
+                text = text[: len(text) - own]
+                segments += [(text, len(text)), (self._marks[token_id], own)]
                 self._decoded += len(text) + 1
             elif text:
                 segments.append((text, len(text)))

@@ -57,3 +57,5 @@ class ReasoningFormat:
     """The text that begins the reasoning."""
     closing: str
     """The text between the reasoning and the answer."""
+    begins_with_header: bool = False
+    """An answer begins with what is neither reasoning nor answer."""

@@ -79,11 +79,12 @@ class HarmonyParser(JsonCallParser):
         while True:
             if header is not None:
                 self._in_reasoning = self._reasoning and _REASONING.search(header) is not None
+                self._meter.in_reasoning = self._in_reasoning
                 self._drop()
                 marker = yield from self._read_body(header)
                 if marker in _ENDS:
                     self._drop()
-                self._in_reasoning = False
+                self._in_reasoning = self._meter.in_reasoning = False
             if header is None or marker in _ENDS:
                 self._release()
                 marker = yield from self._read_until(_SEARCH_HEADER, self._send)
@@ -187,4 +188,4 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
 TOOL_FORMAT = ToolFormat(
     call_parser, MARKERS, is_in, grammar, grammar_has_reasoning=True, reasoning_end=_END + _START + "assistant"
 )
-REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING)
+REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING, begins_with_header=True)

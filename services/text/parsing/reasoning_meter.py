@@ -1,4 +1,4 @@
-"""Counts the tokens of reasoning, which a parser can tell only once it has read past them."""
+"""Counts the tokens of reasoning, which a parser can tell only once it has read past them, and knows where it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ class ReasoningMeter:
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of reasoning so far."""
+        self.in_reasoning = False
+        """Whether the parser is between the markers of reasoning."""
+        self.end = 0
+        """The position up to which, at least, there was reasoning last."""
+        self.reached_answer = False
+        """Whether text of the answer came after that."""
         self._waiting: deque[list[int]] = deque()
         """Positions at which tokens begin that are not yet counted, and how many begin there."""
 
@@ -23,6 +29,9 @@ class ReasoningMeter:
 
     def reach(self, position: int, *, reasoning: bool) -> None:
         """The parser has found what the text up to a position is, from the one reached before."""
+        self.reached_answer = not reasoning
+        if reasoning:
+            self.end = position
         while self._waiting and self._waiting[0][0] < position:
             tokens = self._waiting.popleft()[1]
             if reasoning:

@@ -38,9 +38,12 @@ class ThinkParser(ReadingParser):
     def _read(self) -> Reading[None]:
         inside = (yield from self._read_beginning()) or self._begins_inside
         while True:
+            self._meter.in_reasoning = inside
             if inside:
+                self._meter.reach(self._position, reasoning=True)
                 yield from self._drop_line_breaks()
                 marker = yield from self._read_until(_SEARCH_CLOSE, self._send_reasoning)
+                self._meter.in_reasoning = False
                 yield from self._drop_line_breaks()
             else:
                 marker = yield from self._read_until(_LATER, self._send_answer)

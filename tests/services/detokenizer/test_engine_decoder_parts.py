@@ -70,7 +70,14 @@ class Detokenizer:
         self.decoder = EngineDecoder(TOKENIZER, self.subscribers)
         self.outbox = self.subscribers.add(ME).outbox
 
-    def open(self, delivered: int = 0, parse: part_pb2.ParseParams = PARSE, stop: Sequence[str] = ()) -> None:
+    def open(
+        self,
+        delivered: int = 0,
+        parse: part_pb2.ParseParams = PARSE,
+        stop: Sequence[str] = (),
+        answer_stop_ids: Sequence[int] | None = None,
+    ) -> None:
+        """``answer_stop_ids``: stop tokens; None: stop strings count in the reasoning, too."""
         context = detokenizer_pb2.OutputContext(
             reply_to=ME.name,
             reply_incarnation=ME.incarnation,
@@ -79,6 +86,8 @@ class Detokenizer:
             parse=parse,
             call_id_seed=b"0123456789abcdef",
             stop_strings=stop,
+            stop_token_ids=answer_stop_ids,
+            stops_in_answer_only=answer_stop_ids is not None,
         )
         opened = engine_pb2.Opened(request_id=NAME, epoch=1, output_context=context.SerializeToString(), choices=[0])
         opened.delivered.add(choice=0, count=delivered)
@@ -175,3 +184,19 @@ def test_a_format_that_is_not_known_ends_its_request_and_not_the_link(field: str
     answer = Answer()
     detokenizer.read(answer)
     assert answer.count > 0
+
+
+def test_stops_in_reasoning_do_not_count_if_the_request_says_so() -> None:
+    (stop_id,) = set(TOKENIZER.encode("é", add_special_tokens=False)[:1])
+    for stop, ids, ended in (
+        (["Hm", "Now"], [], (None, "Now")),
+        (["Hm"], [IDS[-1]], (IDS[-1], None)),
+        ([], [stop_id], (EOS, None)),
+    ):
+        detokenizer, answer = Detokenizer(), Answer()
+        detokenizer.open(stop=stop, answer_stop_ids=ids)
+        detokenizer.feed([*IDS, EOS or 0], 0, ends=True)
+        detokenizer.read(answer)
+        assert answer.end is not None
+        assert (answer.end.stop_token_id, answer.end.stop_string) == ended
+        assert answer.joined[0] == ("Reasoning", "Hm é.")

@@ -112,6 +112,7 @@ class ResponseRequest(Body):
     repetition_penalty: Annotated[float | None, passed()] = None
     seed: Annotated[int | None, passed()] = None
     stop: Annotated[str | list[str] | None, passed("At most 64 strings.")] = None
+    stop_in_reasoning: Annotated[bool | None, passed("Default: false, `stop` counts behind the reasoning.")] = None
     ignore_eos: Annotated[bool | None, passed()] = None
     priority: Annotated[int | None, passed("Lower runs first.")] = None
     cache_salt: Annotated[str | None, passed("At most 256 bytes.")] = None

@@ -300,6 +300,21 @@ def test_every_field_of_parse_is_resolved_and_reasoning_may_begin_in_the_prompt(
     assert_resumes(closed)
 
 
+@pytest.mark.parametrize("in_reasoning", [None, False, True])
+def test_stops_count_behind_the_reasoning_unless_the_request_says_otherwise(in_reasoning: bool | None) -> None:
+    stopping: dict[str, Any] = {"stop": ["x"], "stop_token_ids": [3], "stop_in_reasoning": in_reasoning}
+    resolved = take(chat=chat(), output={"parse": {"reasoning": "think"}}, stopping=stopping)
+    behind = not in_reasoning
+    assert context_of(resolved).stops_in_answer_only == behind
+    assert list(context_of(resolved).stop_token_ids) == ([3] if behind else [])
+    assert list(resolved.submit.stop_token_ids) == ([] if behind else [3])
+    assert list(resolved.admitted.stopping.stop_token_ids) == [3]
+    assert resolved.needs.detokenizer == {"parse", *(["answer_stops"] if behind else [])}
+    assert_resumes(resolved)
+    for plain in (take(chat=chat(), stopping=stopping), take(chat=chat(), output={"parse": {"reasoning": "think"}})):
+        assert not context_of(plain).stops_in_answer_only
+
+
 def test_untyped_tools_are_parsed_if_asked() -> None:
     fields = chat(tools_json='[{"type": "function", "function": {"name": "f"}}]')
     assert not take(chat=fields).admitted.output.HasField("parse")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as HFTokenizer
 
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.parsing.answer_gate import AnswerGate
 from services.text.parsing.choice_parser import ChoiceParser
 from services.text.parsing.parts import Content, ParseOptions, Part
 from services.text.tokenizer import Tokenizer
@@ -43,11 +45,17 @@ class Case:
     tool_calls: str
     reasoning: str
     inside: bool
+    stop_ids: frozenset[int] = frozenset()
+    gated: bool = False
+    """Stops count behind the reasoning alone."""
 
     def read(self, tokenizer: Tokenizer, delivered: int, sizes: Sequence[int]) -> Iterator[Read]:
         """What a client has after each delta and at the end, if frames of these sizes follow ``delivered`` ids."""
-        decode = DecodeOptions((), self.stop, self.include)
         options = ParseOptions(self.tool_calls, self.reasoning, self.inside)
+        decode = DecodeOptions((), self.stop, self.include, stop_token_ids=self.stop_ids)
+        if self.gated and self.reasoning != "none":
+            gate = partial(AnswerGate, tokenizer, options, skip_special_tokens=self.skip)
+            decode = replace(decode, make_gate=gate)
         decoder = ChoiceDecoder(tokenizer.pieces(skip_special_tokens=self.skip), decode, delivered)
         parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=self.skip)
         parser.restore(self.ids[:delivered])
@@ -87,6 +95,8 @@ CASES = st.builds(
     st.sampled_from(["none", "hermes"]),
     st.sampled_from(["none", "think"]),
     st.booleans(),
+    st.frozensets(st.sampled_from([0, 12, EOS + 5]), max_size=2),
+    st.booleans(),
 )
 
 
@@ -125,3 +135,27 @@ def test_tokens_of_reasoning(tokenizer: Tokenizer, tokens: list[str], counted: i
     case = Case(ids, (), False, True, "hermes", "think", False)
     *_, whole = case.read(tokenizer, 0, [1] * len(ids))
     assert whole.reasoning_tokens == counted
+
+
+@pytest.mark.parametrize(
+    ("tokens", "inside", "text"),
+    [
+        (["a", "</think>", "<", "a"], True, "a<"),
+        (["<think>", "a", "Ċ", "a", "</think>", "Ċ", "<", "a"], False, "a\na\n<"),
+        (["<", "think>", "a", "</", "think>", "<", "a"], False, "<think>a</think><"),
+        (["Ġb", "<", "think>", "a"], False, " b<think>"),
+        (["Ċ", "a", "Ċ", "</think>", "Ċ", "Ċ", "<", "|x|"], True, "\na\n\n\n<"),
+        (["a", "</think>", "|x|"], True, "a"),
+        (["|x|", "a", "</think>", "<"], True, "a<"),
+        (["<", "<think>", "a", "</think>", "<", "a"], False, "<a<"),
+    ],
+)
+def test_stops_count_in_the_answer_and_not_in_reasoning(
+    tokenizer: Tokenizer, tokens: list[str], inside: bool, text: str
+) -> None:
+    ids = tuple([*BYTES, *SPECIAL].index(token if token != "|x|" else "<|x|>") for token in tokens)
+    case = Case(ids, ("a", "\n"), False, True, "none", "think", inside, frozenset({EOS + 5}), True)
+    *_, gated = case.read(tokenizer, 0, [1] * len(ids))
+    *_, everywhere = replace(case, gated=False).read(tokenizer, 0, [1] * len(ids))
+    assert (gated.text, gated.count) == (text, len(ids))
+    assert everywhere.count < len(ids) or inside is False

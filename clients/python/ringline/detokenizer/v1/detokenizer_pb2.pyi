@@ -298,6 +298,8 @@ class OutputContext(google.protobuf.message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     PARSE_FIELD_NUMBER: builtins.int
     CALL_ID_SEED_FIELD_NUMBER: builtins.int
+    STOPS_IN_ANSWER_ONLY_FIELD_NUMBER: builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     reply_to: builtins.str
     """Name of the subscriber that receives the text, from its Hello."""
     reply_incarnation: builtins.int
@@ -314,6 +316,8 @@ class OutputContext(google.protobuf.message.Message):
     """As in Submit."""
     call_id_seed: builtins.bytes
     """Ids of calls are made of this, the choice and the call's number: 16 bytes, from the prompt's ids and the seed."""
+    stops_in_answer_only: builtins.bool
+    """Stops count behind the reasoning alone. Only a detokenizer that has the capability answer_stops may get it."""
     @property
     def prompt_tail(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The prompt's last ids (at most 16): left context of the first text."""
@@ -327,6 +331,10 @@ class OutputContext(google.protobuf.message.Message):
         """How the answer is divided into typed parts, every field resolved. Only a detokenizer that has the capability parse
         may get one. Absent: not at all.
         """
+
+    @property
+    def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """With stops_in_answer_only: ids that end a choice; the engine does not know them. At most 64."""
 
     def __init__(
         self,
@@ -342,8 +350,10 @@ class OutputContext(google.protobuf.message.Message):
         traceparent: builtins.str = ...,
         parse: ringline.types.v1.part_pb2.ParseParams | None = ...,
         call_id_seed: builtins.bytes = ...,
+        stops_in_answer_only: builtins.bool = ...,
+        stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["parse", b"parse"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["call_id_seed", b"call_id_seed", "include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "parse", b"parse", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call_id_seed", b"call_id_seed", "include_stop_str_in_output", b"include_stop_str_in_output", "min_tokens", b"min_tokens", "parse", b"parse", "prompt_tail", b"prompt_tail", "reply_incarnation", b"reply_incarnation", "reply_to", b"reply_to", "skip_special_tokens", b"skip_special_tokens", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "stops_in_answer_only", b"stops_in_answer_only", "tokenizer_digest", b"tokenizer_digest", "traceparent", b"traceparent"]) -> None: ...
 
 global___OutputContext = OutputContext

@@ -528,6 +528,7 @@ class StoppingParams(google.protobuf.message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     BAD_WORDS_FIELD_NUMBER: builtins.int
+    STOP_IN_REASONING_FIELD_NUMBER: builtins.int
     max_tokens: builtins.int
     """Output tokens per choice, ≥ 1; at most what the context has room for, which is also the default."""
     min_tokens: builtins.int
@@ -538,6 +539,10 @@ class StoppingParams(google.protobuf.message.Message):
     """Leave the stop string in the text. Default: false."""
     ignore_eos: builtins.bool
     """Treat the model's eos tokens like any other. Default: false."""
+    stop_in_reasoning: builtins.bool
+    """Whether stop strings and stop tokens count within the reasoning of an answer that is divided into parts, too.
+    Default: false, they count in what follows it. Needs the capability answer_stops to be false.
+    """
     @property
     def stop(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Strings that end a choice; cut from the text. At most 64 of 1 to 1024 bytes, together at most 8 KiB. Default: none."""
@@ -560,9 +565,10 @@ class StoppingParams(google.protobuf.message.Message):
         stop_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         ignore_eos: builtins.bool | None = ...,
         bad_words: collections.abc.Iterable[builtins.str] | None = ...,
+        stop_in_reasoning: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "bad_words", b"bad_words", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_token_ids", b"stop_token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_in_reasoning", b"stop_in_reasoning"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ignore_eos", b"_ignore_eos", "_include_stop_str_in_output", b"_include_stop_str_in_output", "_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "_stop_in_reasoning", b"_stop_in_reasoning", "bad_words", b"bad_words", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop", b"stop", "stop_in_reasoning", b"stop_in_reasoning", "stop_token_ids", b"stop_token_ids"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_ignore_eos", b"_ignore_eos"]) -> typing.Literal["ignore_eos"] | None: ...
     @typing.overload
@@ -571,6 +577,8 @@ class StoppingParams(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_max_tokens", b"_max_tokens"]) -> typing.Literal["max_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_min_tokens", b"_min_tokens"]) -> typing.Literal["min_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_stop_in_reasoning", b"_stop_in_reasoning"]) -> typing.Literal["stop_in_reasoning"] | None: ...
 
 global___StoppingParams = StoppingParams
 
