@@ -5,11 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from ringline import Admitted, AsyncStream, Event, Finished, Generation, Message, Options, Resumed, Started, Usage
-from ringline.errors import Cancelled, ProtocolError
+from ringline import (
+    Admitted,
+    AsyncStream,
+    Delta,
+    Event,
+    Finished,
+    Generation,
+    Message,
+    Options,
+    Resumed,
+    Started,
+    Usage,
+)
+from ringline.errors import Cancelled, ProtocolError, invalid
 from ringline.options import TokenizeOptions
 from ringline.relay import Relay
 from ringline.request import build_tokenize
@@ -19,6 +32,11 @@ from services.gateway.http.call import Call, types_checked
 
 MAX_ID_CHARACTERS = 90
 """Of the caller's request id in the ring's, which has room for what makes it unique."""
+MAX_LOGPROBS = 512 << 10
+"""Of an answer that is sent as a whole: tokens and alternatives, over all choices. As JSON they take 36 MiB."""
+_LOGPROBS_LIMIT = (
+    f"expected at most {MAX_LOGPROBS}, alternatives counted; ask for fewer tokens, choices or alternatives"
+)
 _QUEUED_EVENTS = 64
 """Of several requests, until they are taken; the others wait in the client library."""
 
@@ -46,21 +64,28 @@ class Answer:
         streams: Sequence[AsyncStream],
         events: Sequence[AsyncIterator[Event]],
         first: Event | None,
+        *,
+        whole: bool,
     ) -> None:
         """Made by ``begin``: ``first`` event of the first ask, if it was taken, and the ``events`` after that."""
         self._call = call
         self._streams = streams
         self._events = events
         self._first = first
+        self._whole = whole
         self._closed = False
 
     @classmethod
-    async def begin(cls, call: Call, asks: Sequence[Ask]) -> Self:
-        """The answers once every ask is admitted, and the first begun; else cancels all and raises the first error.
+    async def begin(cls, call: Call, asks: Sequence[Ask], *, whole: bool = False) -> Self:
+        """``whole``: the answers are kept until they have ended, and so may have only so many log probabilities.
+
+        The answers once every ask is admitted, and the first begun; else cancels all and raises the first error.
 
         Not as soon as it is admitted: a full engine refuses after that, and the refusal must keep its status. But not
         when all have begun either: of many, the last may wait until the first have ended.
         """
+        if whole:
+            _check_logprobs(asks)
         streams = await call.aside(lambda: [_stream(call, ask) for ask in asks])
         events = [stream.events() for stream in streams]
         waiting: list[asyncio.Future[None]] = []
@@ -70,7 +95,9 @@ class Answer:
             else:
                 waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
                 await asyncio.gather(*waiting)
-            return cls(call, streams, events, await _wait_for_start(events[0]))
+            if whole:
+                _check_prompt_logprobs(asks, streams)
+            return cls(call, streams, events, await _wait_for_start(events[0]), whole=whole)
         except BaseException:
             for task in waiting:
                 task.cancel()
@@ -86,6 +113,16 @@ class Answer:
 
     async def events(self) -> AsyncGenerator[tuple[int, Event], None]:
         """The events after Admitted, each with the index of its ask. Raises the RingError of the first that fails."""
+        logprobs = 0
+        async with aclosing(self._merged()) as events:
+            async for index, event in events:
+                if self._whole and isinstance(event, Delta) and event.logprobs:
+                    logprobs += len(event.logprobs) * (1 + len(event.logprobs[0].top))
+                    if logprobs > MAX_LOGPROBS:
+                        raise invalid("logprobs", f"the answer has too many: {_LOGPROBS_LIMIT}")
+                yield index, event
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Event], None]:
         if self._first is not None:
             yield 0, self._first
         if len(self._events) == 1:
@@ -110,6 +147,9 @@ class Answer:
 
     async def generations(self) -> Sequence[Generation]:
         """The whole answer to each ask. Raises the RingError of the first that failed."""
+        async with aclosing(self.events()) as events:
+            async for _ in events:
+                pass
         results = [asyncio.ensure_future(stream.result()) for stream in self._streams]
         try:
             return await asyncio.gather(*results)
@@ -147,6 +187,27 @@ class Answer:
 
     aclose = close
     """For ``contextlib.aclosing``."""
+
+
+def _check_logprobs(asks: Sequence[Ask]) -> None:
+    """Refuse what could not be answered in the end: of a whole answer, log probabilities take 70 bytes each."""
+    count = 0
+    for ask in asks:
+        top, tokens = ask.options.get("logprobs"), ask.options.get("max_tokens")
+        if top is not None and tokens is not None:
+            count += max(1, ask.options.get("n") or 1) * max(0, tokens) * (1 + max(0, top))
+    if count > MAX_LOGPROBS:
+        raise invalid("logprobs", f"{count} may come for all tokens and choices: {_LOGPROBS_LIMIT}")
+
+
+def _check_prompt_logprobs(asks: Sequence[Ask], streams: Sequence[AsyncStream]) -> None:
+    """The same for prompts, whose tokens are known as soon as they are admitted."""
+    count = 0
+    for ask, stream in zip(asks, streams, strict=True):
+        if (top := ask.options.get("prompt_logprobs")) is not None and stream.request is not None:
+            count += stream.request.prompt_tokens * (1 + top)
+    if count > MAX_LOGPROBS:
+        raise invalid("prompt_logprobs", f"{count} would come for all prompts: {_LOGPROBS_LIMIT}")
 
 
 def _stream(call: Call, ask: Ask) -> AsyncStream:

@@ -75,6 +75,11 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
     assert outcome.events[1:3] == [Prefill(2, 1), PromptLogprobs(0, unpacked)]
     assert outcome.events[4] == Started("model", "numerics", identical=True, reason="engine died")
     assert outcome.generation.logprobs == (*unpacked, TokenLogprob(-2.0, 3, ()))
+    kept = outcome.generation.logprobs
+    assert (len(kept), kept[-1], kept[0], kept[:2]) == (3, TokenLogprob(-2.0, 3, ()), unpacked[0], unpacked)
+    assert (repr(kept), kept != unpacked) == (repr((*unpacked, kept[2])), True)
+    with pytest.raises(IndexError):
+        kept[3]
     assert outcome.generation.prompt_logprobs == unpacked
     assert outcome.generation.request.prompt_token_ids == (1, 2, 3)
 

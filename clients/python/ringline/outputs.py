@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,7 +73,8 @@ class Choice:
     """None: the choice did not end."""
     stop: int | str | None
     """The stop token's id or the stop string that ended it, if one did."""
-    logprobs: tuple[TokenLogprob, ...] | None
+    logprobs: Sequence[TokenLogprob] | None
+    """One for each token."""
     content: str
     """The answer without reasoning and calls; all of the text if the request did not ask for the answer's parts."""
     reasoning: str | None = None

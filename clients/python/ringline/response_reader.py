@@ -5,7 +5,6 @@ One reader serves all attempts at a request: after a resume, what was delivered 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from ringline.errors import (
 )
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted, Choice, Partial, TokenLogprob, Usage
+from ringline.packed_logprobs import PackedLogprobs, logprobs_from
 from ringline.parts import Content, Joints, Part, Reasoning, ToolCall, ToolCallPiece
 from ringline.results import (
     Delta,
@@ -39,7 +39,6 @@ from ringline.results import (
     admitted_from,
     failure_of,
     finish_reason_of,
-    logprobs_from,
     part_from,
     usage_from,
 )
@@ -56,7 +55,7 @@ class _ChoiceLog:
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[bytes] | None = None
-    """Messages as they came, packed: as objects, 20 alternatives of a token would take 2 KB."""
+    """Messages as they came."""
     contents: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     joints: Joints = field(default_factory=Joints)
@@ -79,12 +78,9 @@ class _ChoiceLog:
         return True
 
     @property
-    def token_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+    def token_logprobs(self) -> PackedLogprobs | None:
         """One per token; None if none came."""
-        if self.logprobs is None:
-            return None
-        parts = map(output_pb2.Logprobs.FromString, self.logprobs)
-        return tuple(itertools.chain.from_iterable(map(logprobs_from, parts)))
+        return None if self.logprobs is None else PackedLogprobs(self.logprobs, len(self.token_ids))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

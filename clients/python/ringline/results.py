@@ -120,7 +120,7 @@ class Generation:
         return self.choices[0].stop
 
     @property
-    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+    def logprobs(self) -> Sequence[TokenLogprob] | None:
         """The first choice's log probabilities, one per token; None unless asked for."""
         return self.choices[0].logprobs
 
@@ -258,19 +258,6 @@ def failure_of(reason: FinishReason, message: pb.ChoiceFinished) -> RingError | 
             "the server gave no reason for the failure" if known else f"unknown finish reason {message.finish_reason}"
         )
     return None
-
-
-def logprobs_from(packed: output_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
-    """One entry per token; raises ValueError if the arrays are not aligned."""
-    k = packed.top_count
-    ids, values = list(packed.top_ids), list(packed.top_logprobs)
-    if len(ids) != k * len(packed.logprobs):
-        raise ValueError(f"{len(ids)} alternatives for {len(packed.logprobs)} tokens of {k} each")
-    tops = tuple(zip(ids, values, strict=True))
-    return tuple(
-        TokenLogprob(logprob, rank, tops[i * k : (i + 1) * k])
-        for i, (logprob, rank) in enumerate(zip(packed.logprobs, packed.ranks, strict=True))
-    )
 
 
 def usage_from(message: pb.Usage) -> Usage:

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from services.gateway.http.api_error import ApiError, invalid
-from services.gateway.http.large import LargeBodies, check_values, is_small
+from services.gateway.http.large import SMALL_ENTRIES, LargeBodies, check_values, is_small
 
 _Body = TypeVar("_Body")
 _T = TypeVar("_T")
@@ -53,9 +53,13 @@ class Call:
     tokens: TokenCount = field(default_factory=TokenCount)
     """What the call used, for metrics; endpoints add to it."""
 
-    async def aside(self, work: Callable[[], _T]) -> _T:
-        """What ``work`` on the body returns or raises; a large body's is done in a thread, in its turn."""
-        return work() if is_small(self.body) else await self.large.run(self.address, work)
+    async def aside(self, work: Callable[[], _T], entries: int | None = None) -> _T:
+        """What ``work`` returns or raises; where it is large, it is done in a thread, in its turn.
+
+        ``entries``: how many of the answer it works on; None: it works on the body.
+        """
+        small = is_small(self.body) if entries is None else entries <= SMALL_ENTRIES
+        return work() if small else await self.large.run(self.address, work)
 
     @property
     def traceparent(self) -> str | None:

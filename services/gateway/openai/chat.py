@@ -19,7 +19,14 @@ from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
-from services.gateway.openai.logprobs import TokenNames, chat_logprobs, loaded_prompt_logprobs, token_names
+from services.gateway.openai.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    loaded_chat_logprobs,
+    prompt_logprobs,
+    token_names,
+    write_whole,
+)
 from services.gateway.openai.messages import ChatMessage, Tool, ring_messages, tool_options
 from services.gateway.openai.sampling_fields import (
     SamplingFields,
@@ -90,7 +97,7 @@ async def chat_completions(call: Call) -> Response:
     request, ask = await call.aside(lambda: _read(call.body))
     call = call_of(call, request)
     try:
-        answer = await Answer.begin(call, [ask])
+        answer = await Answer.begin(call, [ask], whole=not request.stream)
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
     admitted = answer.admitted[0]
@@ -106,15 +113,19 @@ async def chat_completions(call: Call) -> Response:
             (generation,) = await answer.generations()
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
-    body = head.members("chat.completion") | {
-        "choices": [await _choice(choice, request, names) for choice in generation.choices],
-        "usage": usage_object(generation.usage),
-    }
-    if request.return_token_ids:
-        body["prompt_token_ids"] = admitted.prompt_token_ids
-    if names is not None and generation.prompt_logprobs is not None:
-        body["prompt_logprobs"] = await loaded_prompt_logprobs(names, admitted, generation.prompt_logprobs)
-    return Response(encode(body), media_type="application/json")
+
+    def body() -> bytes:
+        members = head.members("chat.completion") | {
+            "choices": [_choice(choice, request, names) for choice in generation.choices],
+            "usage": usage_object(generation.usage),
+        }
+        if request.return_token_ids:
+            members["prompt_token_ids"] = admitted.prompt_token_ids
+        if names is not None and generation.prompt_logprobs is not None:
+            members["prompt_logprobs"] = prompt_logprobs(names, admitted, generation.prompt_logprobs)
+        return encode(members)
+
+    return Response(await write_whole(call, names, [generation], body), media_type="application/json")
 
 
 def _read(body: bytes) -> tuple[ChatRequest, Ask]:
@@ -158,7 +169,7 @@ def finish_reason(reason: FinishReason | None, *, called: bool) -> str:
     return "tool_calls" if called and reason is FinishReason.STOP else str(reason)
 
 
-async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> dict[str, Any]:
+def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None) -> dict[str, Any]:
     calls = calls_to_be_made(choice.tool_calls, choice.finish_reason)
     message: dict[str, Any] = {
         "role": "assistant",
@@ -174,7 +185,6 @@ async def _choice(choice: Choice, request: ChatRequest, names: TokenNames | None
         ]
     logprobs = None
     if names is not None and choice.logprobs is not None:
-        await names.load(choice.token_ids, choice.logprobs)
         logprobs = {"content": chat_logprobs(names, choice.token_ids, choice.logprobs), "refusal": None}
     body = {
         "index": choice.index,
@@ -255,8 +265,7 @@ async def _events(
             if type(event) is Delta:
                 logprobs = NULL
                 if names is not None and event.logprobs is not None:
-                    await names.load(event.token_ids, event.logprobs)
-                    entries = chat_logprobs(names, event.token_ids, event.logprobs)
+                    entries = await loaded_chat_logprobs(names, event)
                     logprobs = b'{"content":%b,"refusal":null}' % encode(entries)
                 if data := deltas.delta(event, logprobs):
                     yield data

@@ -29,7 +29,7 @@ from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
-from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, loaded_prompt_logprobs, token_names
+from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs, token_names, write_whole
 from services.gateway.openai.sampling_fields import (
     SamplingFields,
     call_of,
@@ -74,7 +74,7 @@ async def completions(call: Call) -> Response:
     request, prompts, asks = await call.aside(lambda: _read(call.body))
     call = call_of(call, request)
     try:
-        answer = await Answer.begin(call, asks)
+        answer = await Answer.begin(call, asks, whole=not request.stream)
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
     wants_logprobs = request.logprobs is not None
@@ -94,13 +94,17 @@ async def completions(call: Call) -> Response:
     except RingError as error:
         raise api_error_from(error, _naming(request)) from None
     texts = _Texts(request, names, echoes, answer.admitted)
-    choices = [
-        await texts.whole(number, generation, choice)
-        for number, generation in enumerate(generations)
-        for choice in generation.choices
-    ]
-    body = head.members("text_completion") | {"choices": choices, "usage": usage_object(_usage(request, answer.usage))}
-    return Response(encode(body), media_type="application/json")
+
+    def body() -> bytes:
+        choices = [
+            texts.whole(number, generation, choice)
+            for number, generation in enumerate(generations)
+            for choice in generation.choices
+        ]
+        usage = usage_object(_usage(request, answer.usage))
+        return encode(head.members("text_completion") | {"choices": choices, "usage": usage})
+
+    return Response(await write_whole(call, names, generations, body), media_type="application/json")
 
 
 def _read(body: bytes) -> tuple[CompletionRequest, Sequence[str | Sequence[int]], Sequence[Ask]]:
@@ -191,7 +195,7 @@ class _Texts:
         """Of a choice of an ask among all choices."""
         return ask * (self.request.n or 1) + choice
 
-    async def whole(self, ask: int, generation: Generation, choice: Choice) -> dict[str, Any]:
+    def whole(self, ask: int, generation: Generation, choice: Choice) -> dict[str, Any]:
         """A choice of an answer that has ended."""
         kept = 0 if _drops_token(self.request) else len(choice.token_ids)
         token_ids, logprobs = choice.token_ids[:kept], (choice.logprobs or ())[:kept]
@@ -204,14 +208,13 @@ class _Texts:
             "stop_reason": stop_reason(choice.stop, self.request),
         }
         if self.request.logprobs is not None:
-            body["logprobs"] = await self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
+            body["logprobs"] = self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
         if (
             self.request.prompt_logprobs is not None
             and self.names is not None
             and generation.prompt_logprobs is not None
         ):
-            loaded = await loaded_prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
-            body["prompt_logprobs"] = loaded
+            body["prompt_logprobs"] = prompt_logprobs(self.names, generation.request, generation.prompt_logprobs)
         if self.request.return_token_ids:
             body |= {"token_ids": token_ids, "prompt_token_ids": generation.request.prompt_token_ids}
         return body
@@ -236,10 +239,15 @@ class _Texts:
             more += b',"token_ids":' + encode(token_ids)
         lists = NULL
         if logprobs is not None:
-            lists = encode(await self._lists(index, ask, token_ids, logprobs, self._prompt_logprobs.get(ask, ())))
+            assert self.names is not None
+            prompt = self._prompt_logprobs.get(ask, ())
+            if self.request.echo and index not in self._logprobs:
+                await self.names.load(self.admitted[ask].prompt_token_ids or (), prompt)
+            await self.names.load(token_ids, logprobs)
+            lists = encode(self._lists(index, ask, token_ids, logprobs, prompt))
         return chunks.chunk(index, b'"text":' + encode(text), lists, more=more)
 
-    async def _lists(
+    def _lists(
         self,
         index: int,
         ask: int,
@@ -247,7 +255,10 @@ class _Texts:
         logprobs: Sequence[TokenLogprob],
         prompt_logprobs: Sequence[TokenLogprob],
     ) -> dict[str, Any]:
-        """The log probabilities of a choice's next tokens; the first begin with the prompt's, if they are echoed."""
+        """The log probabilities of a choice's next tokens; the first begin with the prompt's, if they are echoed.
+
+        Their texts are loaded.
+        """
         assert self.names is not None
         lists = self._logprobs.get(index)
         entries: Sequence[TokenLogprob | None] = logprobs
@@ -255,9 +266,7 @@ class _Texts:
             lists = self._logprobs[index] = CompletionLogprobs(self.names)
             if self.request.echo:
                 prompt = self.admitted[ask].prompt_token_ids or ()
-                await self.names.load(prompt, prompt_logprobs)
                 token_ids, entries = (*prompt, *token_ids), (None, *prompt_logprobs, *logprobs)
-        await self.names.load(token_ids, logprobs)
         return lists.add(token_ids, entries)
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from ringline import Admitted, TokenLogprob
+import msgspec
+from ringline import Admitted, Delta, Generation, TokenLogprob
 
 from services.gateway.http.call import Call
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.token_texts import TokenTexts
 
+_T = TypeVar("_T")
 _LEAST = -9999.0
 """In place of minus infinity, which JSON does not have."""
+_MAX_WRITTEN = 16384
+_SLICE = 256
+"""Tokens that are written at a time on the event loop."""
 
 
-def ids_in(token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> Iterator[int]:
+def ids_in(token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> Iterator[int]:
     """The ids of tokens and of their alternatives, for ``TokenTexts.load``."""
     yield from token_ids
     for one in logprobs:
@@ -31,6 +37,8 @@ class TokenNames:
 
     texts: TokenTexts
     as_ids: bool = False
+    _written: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """How an entry of a token begins and ends in the form of chats."""
 
     async def load(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """Learn the texts of tokens and of their alternatives."""
@@ -38,6 +46,46 @@ class TokenNames:
 
     def __getitem__(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.as_ids else self.texts.name(token_id)
+
+    def written(self, token_id: int) -> tuple[bytes, bytes]:
+        """What stands before and after a token's log probability in the form of chats."""
+        if (around := self._written.get(token_id)) is None:
+            if len(self._written) >= _MAX_WRITTEN:
+                self._written.clear()
+            head = b'{"token":%b,"logprob":' % msgspec.json.encode(self[token_id])
+            tail = b',"bytes":%b}' % msgspec.json.encode(list(self.texts.raw(token_id)))
+            around = self._written[token_id] = head, tail
+        return around
+
+
+async def write_whole(
+    call: Call, names: TokenNames | None, generations: Sequence[Generation], write: Callable[[], _T]
+) -> _T:
+    """What ``write`` makes of whole answers, in a thread where they are long; their tokens are loaded before."""
+    entries = num_logprobs(generations)
+    if names is not None:
+        await names.texts.load(await call.aside(lambda: _ids_of(generations), entries))
+    return await call.aside(write, entries)
+
+
+def num_logprobs(generations: Sequence[Generation]) -> int:
+    """Tokens and alternatives of which answers have log probabilities."""
+    count = 0
+    for one in generations:
+        for logprobs in (one.prompt_logprobs, *(choice.logprobs for choice in one.choices)):
+            if logprobs:
+                count += len(logprobs) * (1 + len(logprobs[0].top))
+    return count
+
+
+def _ids_of(generations: Sequence[Generation]) -> set[int]:
+    found: set[int] = set()
+    for one in generations:
+        if one.prompt_logprobs is not None:
+            found.update(ids_in(one.request.prompt_token_ids or (), one.prompt_logprobs))
+        for choice in one.choices:
+            found.update(ids_in(choice.token_ids, choice.logprobs or ()))
+    return found
 
 
 async def token_names(call: Call, request: SamplingFields, admitted: Admitted, *, logprobs: bool) -> TokenNames | None:
@@ -48,19 +96,34 @@ async def token_names(call: Call, request: SamplingFields, admitted: Admitted, *
     return TokenNames(texts, bool(request.return_tokens_as_token_ids))
 
 
-def chat_logprobs(
-    names: TokenNames, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]
-) -> list[dict[str, Any]]:
-    """The form of chats: one object for each token. Their texts are loaded."""
+def chat_logprobs(names: TokenNames, token_ids: Sequence[int], logprobs: Iterable[TokenLogprob]) -> list[msgspec.Raw]:
+    """The form of chats: one object for each token, written: as dicts they would take ten times as much.
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        raw = list(names.texts.raw(token_id))
-        return {"token": names[token_id], "logprob": max(logprob, _LEAST), "bytes": raw}
+    Their texts are loaded.
+    """
+    entries = []
+    for token_id, one in zip(token_ids, logprobs, strict=True):
+        values = [max(one.logprob, _LEAST), *(max(logprob, _LEAST) for _, logprob in one.top)]
+        numbers = msgspec.json.encode(values)[1:-1].split(b",")
+        ids = (token_id, *(other for other, _ in one.top))
+        own, *top = [
+            b"%b%b%b" % (head, number, tail)
+            for number, (head, tail) in zip(numbers, map(names.written, ids), strict=True)
+        ]
+        entries.append(msgspec.Raw(b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(top))))
+    return entries
 
-    return [
-        entry(token_id, one.logprob) | {"top_logprobs": [entry(*alternative) for alternative in one.top]}
-        for token_id, one in zip(token_ids, logprobs, strict=True)
-    ]
+
+async def loaded_chat_logprobs(names: TokenNames, event: Delta) -> list[msgspec.Raw]:
+    """Those of a delta, which has thousands of tokens where the gateway was busy; in slices."""
+    logprobs = event.logprobs or ()
+    await names.load(event.token_ids, logprobs)
+    entries: list[msgspec.Raw] = []
+    for start in range(0, len(logprobs), _SLICE):
+        end = start + _SLICE
+        entries += chat_logprobs(names, event.token_ids[start:end], logprobs[start:end])
+        await asyncio.sleep(0)
+    return entries
 
 
 @dataclass(slots=True)
@@ -92,12 +155,11 @@ class CompletionLogprobs:
         return top
 
 
-async def loaded_prompt_logprobs(
+def prompt_logprobs(
     names: TokenNames, admitted: Admitted, logprobs: Sequence[TokenLogprob]
 ) -> list[dict[str, Any] | None]:
-    """VLLM's form for a prompt, whose ids were asked for: by id; the first token has none."""
+    """VLLM's form for a prompt, whose ids were asked for: by id; the first token has none. Their texts are loaded."""
     token_ids, texts = admitted.prompt_token_ids or (), names.texts
-    await names.load(token_ids, logprobs)
     entries: list[dict[str, Any] | None] = [None]
     for token_id, one in zip(token_ids[1:], logprobs, strict=True):
         ranked = [(token_id, one.logprob, one.rank)]

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 import pytest
+from ringline.inference.v1 import inference_pb2 as pb
 from ringline.request import build_request, build_tokenize
+from ringline.types.v1 import output_pb2
+from ringline.types.v1.output_pb2 import Logprobs
 
+from services.gateway.answer import MAX_LOGPROBS
 from services.gateway.http import call, large
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.large import MAX_ENTRIES, MAX_VALUES, LargeBodies, check_values, has_more_entries, is_small
 from services.gateway.openai.answer_form import MAX_TAGS, StructuredOutputs, structured_options
+from services.gateway.openai.logprobs import chat_logprobs
 from services.gateway.rpc.envelope import decode
+from services.gateway.token_texts import TokenTexts
 from services.text.grammar import constraints
+from tests.clients.scripted_server import admitted, delta, ended, started
 from tests.services.gateway.http_harness import CHAT, Running, running
 
 HI = {"role": "user", "content": "Hi"}
@@ -157,3 +164,94 @@ def test_triggers_are_compared_with_few_structures(name: str) -> None:
     tags[name] = tags[name][:1] * 257
     with pytest.raises(ApiError, match=rf"structural_tag\.{name}: 257 entries: expected at most 256"):
         structured_options(StructuredOutputs(structural_tag=tags))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": 128, "max_tokens": 1900, "logprobs": True, "top_logprobs": 20}, "top_"),
+        ("/v1/completions", {"prompt": ["a"] * 1024, "max_tokens": 100, "logprobs": 5}, ""),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 25_000, "top_logprobs": 20}, "top_"),
+    ],
+)
+async def test_more_log_probabilities_than_a_whole_answer_may_have_are_not_computed(
+    gateway: Running, path: str, body: dict[str, Any], param: str
+) -> None:
+    reply = await gateway.ask("POST", path, body)
+    assert (reply.status, reply.error["param"]) == (400, f"{param}logprobs")
+    assert f"expected at most {MAX_LOGPROBS}, alternatives counted" in reply.error["message"]
+    assert not gateway.processor.service.requests
+
+
+def scored(tokens: int) -> Logprobs:
+    """Of the first ids, each with two alternatives."""
+    top = [one for token in range(tokens) for one in (token, token + 1)]
+    values = [-0.5, -1e-7] * tokens
+    return Logprobs(logprobs=[-0.5] * tokens, ranks=[1] * tokens, top_count=2, top_ids=top, top_logprobs=values)
+
+
+async def many(_request: pb.GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
+    """An answer of 600 tokens at once, as a gateway that was busy gets it."""
+    yield admitted()
+    yield started()
+    yield delta(0, range(600), "x", logprobs=scored(600))
+    for response in ended(output_pb2.FINISH_REASON_STOP, completion=600):
+        yield response
+
+
+ASKS = [
+    ("/v1/chat/completions", {**CHAT, "max_tokens": None, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 100, "logprobs": 2}),
+    ("/v1/responses", {"input": "a", "top_logprobs": 2}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ASKS)
+async def test_an_answer_with_more_of_them_than_it_may_have_ends(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    knows_tokens(monkeypatch)
+    gateway.processor.plays(many)
+    monkeypatch.setattr("services.gateway.answer.MAX_LOGPROBS", 600 * 3 - 1)
+    reply = await gateway.ask("POST", path, body)
+    assert reply.status == 400
+    assert "logprobs: the answer has too many" in reply.error["message"]
+    assert gateway.process.load.num_requests == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), ASKS)
+async def test_log_probabilities_of_many_tokens_at_once_are_written_in_slices_or_in_a_thread(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Counted, not timed: how many tokens were written on the event loop at a time."""
+    knows_tokens(monkeypatch)
+    at_once = []
+
+    def noted(names: Any, token_ids: Sequence[int], *rest: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            at_once.append(len(token_ids))
+        return chat_logprobs(names, token_ids, *rest)
+
+    monkeypatch.setattr("services.gateway.openai.logprobs.chat_logprobs", noted)
+    monkeypatch.setattr("services.gateway.openai.chat.chat_logprobs", noted)
+    gateway.processor.plays(many)
+    reply = await gateway.ask("POST", path, {**body, "stream": stream})
+    assert reply.status == 200
+    assert max(at_once, default=0) <= 256
+    if path.endswith("chat/completions"):
+        data = reply.body.split(b"\n\n")[0].removeprefix(b"data: ")
+        first = json.loads(data)["choices"][0]["logprobs"]["content"][1]
+        entry = {"token": "t1", "logprob": -0.5, "bytes": [116, 49]}
+        other = {"token": "t2", "logprob": -1e-7, "bytes": [116, 50]}
+        assert first["top_logprobs"][0] == entry
+        assert first == {**entry, "top_logprobs": [entry, {**other, "logprob": pytest.approx(-1e-7)}]}
+
+
+def knows_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no processor is asked for the texts of tokens."""
+
+    async def of_model(client: Any, _name: str) -> TokenTexts:
+        return TokenTexts(client, "tiny", {one: f"t{one}".encode() for one in range(700)}, 100)
+
+    monkeypatch.setattr(TokenTexts, "of_model", of_model)

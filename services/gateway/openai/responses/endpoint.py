@@ -18,7 +18,7 @@ from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.call import Call, Dialect, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.errors import error_body, openai_naming
-from services.gateway.openai.logprobs import TokenNames, chat_logprobs
+from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
 from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of, wants_logprobs
 from services.gateway.token_texts import TokenTexts
@@ -30,7 +30,7 @@ _DECODER = msgspec.json.Decoder(ResponseRequest)
 async def create_response(call: Call) -> Response:
     """A response, at once or as events."""
     request, ask = await call.aside(lambda: _read(call.body))
-    answer = await Answer.begin(call, [ask])
+    answer = await Answer.begin(call, [ask], whole=True)
     events = ResponseEvents(call.request_id, _fields(request, answer))
     names = None
     if wants_logprobs(request):
@@ -66,8 +66,7 @@ async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | No
 async def _logprobs(event: Event, names: TokenNames | None) -> Logprobs:
     if names is None or not isinstance(event, Delta) or event.logprobs is None:
         return ()
-    await names.load(event.token_ids, event.logprobs)
-    return chat_logprobs(names, event.token_ids, event.logprobs)
+    return await loaded_chat_logprobs(names, event)
 
 
 def _fields(request: ResponseRequest, answer: Answer) -> dict[str, Any]:

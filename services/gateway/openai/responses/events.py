@@ -13,7 +13,8 @@ from services.gateway.http.api_error import ApiError
 from services.gateway.parts import Run, is_whole, kind_of
 
 _encode = msgspec.json.Encoder().encode
-Logprobs = Sequence[Mapping[str, Any]]
+Logprobs = Sequence[msgspec.Raw]
+"""Written entries: they are in up to four events."""
 
 
 class _OpenItem(Run):
@@ -22,7 +23,7 @@ class _OpenItem(Run):
     def __init__(self, part: Part, item_id: str) -> None:
         super().__init__(part)
         self.item_id = item_id
-        self.logprobs: list[Mapping[str, Any]] = []
+        self.logprobs: list[msgspec.Raw] = []
 
     def content(self, text: str) -> dict[str, Any] | None:
         """Its one part; calls have none."""
@@ -57,7 +58,7 @@ class ResponseEvents:
         self._open: _OpenItem | None = None
         self._delta = b""
         """An event of the open item, up to its sequence number."""
-        self._logprobs: list[Mapping[str, Any]] = []
+        self._logprobs: list[msgspec.Raw] = []
         """Of tokens whose text has not come."""
         self._is_cut = False
 
