@@ -103,3 +103,5 @@ class Finish:
     """The eos or stop token that ended the choice; None if it ended otherwise."""
     error: str | None = None
     """Why the choice failed, for its requester; None unless the reason is ERROR."""
+    error_field: str | None = None
+    """The field of its request that is to blame for that, if one is."""

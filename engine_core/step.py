@@ -62,6 +62,16 @@ SLOW_GRAMMAR = 0.005
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """Why nothing more can be sampled for a sequence."""
+
+    problem: str
+    """For the requester."""
+    field: str | None = None
+    """The field of its request that is to blame, if one is."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The results of a step. Lists are aligned with the plan's ``seq_ids``."""
 
@@ -77,8 +87,8 @@ class StepResult:
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)
     """seq_id → drafts for the next step: tokens that will probably follow those sampled, such as those that a grammar
     forces."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """seq_id → why nothing more can be sampled for it. Its tokens are those before the failure."""
+    failed: dict[int, Failure] = field(default_factory=dict)
+    """By seq_id. The tokens of such a sequence are those before the failure."""
     grammar_seconds: dict[int, float] = field(default_factory=dict)
     """seq_id → what its grammar took of a processor, where that was long (``SLOW_GRAMMAR``): others had to wait."""
 

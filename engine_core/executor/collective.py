@@ -194,8 +194,11 @@ class CollectiveExecutor(Executor):
         """Warm up; returns a human-readable summary.
 
         Unless every self-test passed, ``numerics`` becomes unique, so that no other executor counts as equal.
+        Raises ``CheckpointError`` where a part of the model puts out a NaN.
         """
         ready: list[ReadyReport] = self.collective_rpc("warm_up", self.kv_cache_config)
+        if not all(each.is_sound for each in ready):
+            self._require_numbers()
         seconds, stage = [each.largest_step_seconds for each in ready], self._config.parallel.tensor_parallel_size
         # One stage after the other; the ranks of a stage at the same time.
         self.largest_step_seconds = sum(max(seconds[at : at + stage]) for at in range(0, len(seconds), stage))
@@ -206,6 +209,16 @@ class CollectiveExecutor(Executor):
             found = _UNSTABLE
         made, left = self._by_rank([each.made for each in ready]), self._by_rank([each.memory_left for each in ready])
         return "; ".join(part for part in (made, longest, found, left) if part)
+
+    def _require_numbers(self) -> None:
+        """After a warm-up whose logits were no numbers."""
+        for part in self.collective_rpc("first_unsound_part"):
+            if part is not None:
+                raise CheckpointError(
+                    f"the model computes a NaN for its very first tokens, which begins in {part}: either weights are "
+                    f"damaged, or numbers become too large for {self.model.dtype} there (--dtype float32 holds larger "
+                    "ones)"
+                )
 
     def _wires(self, rendezvous: Rendezvous) -> str:
         """How ranks exchange tensors, for a person."""

@@ -37,6 +37,7 @@ from engine_core.worker.dummy_batches import attention_seconds, warm_up_steps
 from engine_core.worker.input_batch import BatchLimits, InputBatch
 from engine_core.worker.model_runner import ModelRunner, PendingStep
 from engine_core.worker.self_test import is_bitwise_stable
+from engine_core.worker.unsound_part import first_unsound_part
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -90,6 +91,8 @@ class ReadyReport:
     """What steps would otherwise have waited for, for a person."""
     largest_step_seconds: float
     is_bitwise_stable: bool
+    is_sound: bool
+    """Whether logits were numbers; where another rank samples, it is not known here."""
     memory_left: str
     """What is left of the budget, and how to use it, for a person."""
 
@@ -274,10 +277,10 @@ class Worker:
         assert self._runner is not None
         prompt, *steps, release = warm_up_steps(self.limits, self.model.vocab_size)
         start = time.perf_counter()
-        self._compute(prompt)
+        is_sound = self._compute(prompt)
         seconds_per_token = (time.perf_counter() - start) / prompt.total_tokens
         for plan in steps:
-            self._compute(plan)
+            is_sound &= self._compute(plan)
         self._runner.batch.update(release)
         device, model, limits = self.device, self.model, self.limits
         made = device.prepare(self._runner, self._new_batch, self._kv_caches)
@@ -293,8 +296,14 @@ class Worker:
             made,
             (device.largest_step_seconds or seconds_per_token * limits.max_num_batched_tokens) + attention,
             is_stable,
+            is_sound,
             device.memory_left(self._config.cache, kv_cache_config),
         )
+
+    @_on_device
+    def first_unsound_part(self) -> str | None:
+        """As in ``worker.unsound_part``, after a warm-up that was not sound on one of the ranks."""
+        return first_unsound_part(self.model, self.device.attention, self.limits, self.device.torch_device)
 
     @_on_device
     def launch(self, plan: StepPlan) -> PendingStep:
@@ -330,13 +339,16 @@ class Worker:
             raise RuntimeError("the worker has no KV cache: it was not started, or is closed")
         return self._runner
 
-    def _compute(self, plan: StepPlan) -> None:
-        """A step of the warm-up. It does not matter which tokens are sampled, so no rank hears of them."""
+    def _compute(self, plan: StepPlan) -> bool:
+        """A step of the warm-up; whether its logits were numbers, as far as is known here.
+
+        It does not matter which tokens are sampled, so no rank hears of them.
+        """
         if self.rank.samples:
-            self.launch(plan).result()
-        else:
-            self.follow(plan)
-            self.commit(plan.step_id, np.zeros(sum(plan.samples), np.int64))
+            return not self.launch(plan).result().failed
+        self.follow(plan)
+        self.commit(plan.step_id, np.zeros(sum(plan.samples), np.int64))
+        return True
 
     def _new_batch(self) -> InputBatch:
         limits = self.limits

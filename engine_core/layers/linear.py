@@ -13,7 +13,7 @@ from engine_core.layers.features import LinearShape
 from engine_core.layers.part import Part
 from engine_core.layers.shares import GatheredOutputs, TokenShares
 from engine_core.layers.weights import Weights
-from engine_core.ops.base import LinearOp, OpsBackend, first_greatest
+from engine_core.ops.base import Greatest, LinearOp, OpsBackend, greatest_of
 from engine_core.quantization.base import QuantMethod
 
 
@@ -75,20 +75,20 @@ class ParallelLMHead(ColumnParallelLinear):
 
     @property
     def masks_argmax(self) -> bool:
-        """Whether ``argmax`` takes ``allowed``: where this rank has all tokens, and a kernel that does."""
+        """Whether ``greatest`` takes ``allowed``: where this rank has all tokens, and a kernel that does."""
         return self.shares.others is None and self.op.masks_argmax
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """[R] int64: ids of the greatest logits, the lowest of equals; ``allowed`` as in ``LanguageModel.argmax``."""
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        """As ``LanguageModel.greatest``."""
         if (others := self.shares.others) is None:
-            return self.op.argmax(hidden, allowed)
+            return self.op.greatest(hidden, allowed)
         assert allowed is None
         ids, values = self.op.greatest(hidden)
         bits = values.view(torch.int32).to(torch.int64)
         pairs = others.all_gather(torch.stack([ids + self.shares.own.start, bits], 1), [2] * len(self.shares.tokens))
         found = pairs.view(len(hidden), -1, 2)
-        best = first_greatest(found[..., 1].to(torch.int32).view(torch.float32))
-        return found[torch.arange(len(hidden), device=found.device), best, 0]
+        best, values = greatest_of(found[..., 1].to(torch.int32).view(torch.float32))
+        return Greatest(found[torch.arange(len(hidden), device=found.device), best, 0], values)
 
 
 class SigmoidGate(ColumnParallelLinear):

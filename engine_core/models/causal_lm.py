@@ -21,7 +21,7 @@ from engine_core.layers.rotary import Rotary
 from engine_core.layers.weights import Weights
 from engine_core.models.language_model import StagedModel, group_of_layers
 from engine_core.models.model_config import ArchitectureConfig
-from engine_core.ops.base import DecoderStack
+from engine_core.ops.base import DecoderStack, Greatest
 
 
 class DecoderLayer(Protocol):
@@ -149,10 +149,10 @@ class CausalLM(StagedModel):
     def masks_argmax(self) -> bool:
         return self._is_head_plain and self.lm_head.masks_argmax
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         if self._is_head_plain:
-            return self.lm_head.argmax(hidden, allowed)
-        return super().argmax(hidden, allowed)  # what is rounded may be equal that was not
+            return self.lm_head.greatest(hidden, allowed)
+        return super().greatest(hidden, allowed)  # what is rounded may be equal that was not
 
     @property
     def _is_head_plain(self) -> bool:

@@ -22,7 +22,7 @@ from engine_core.layers.part import Part
 from engine_core.layers.part_factory import PartFactory
 from engine_core.layers.weights import Weights
 from engine_core.models.model_config import ModelShape
-from engine_core.ops.base import first_greatest
+from engine_core.ops.base import Greatest, greatest_of
 
 
 class LanguageModel(ABC):
@@ -154,17 +154,17 @@ class LanguageModel(ABC):
 
     @property
     def masks_argmax(self) -> bool:
-        """Whether ``argmax`` takes ``allowed``."""
+        """Whether ``greatest`` takes ``allowed``."""
         return False
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """Ids [R] int64 of the tokens with the greatest logits, the lowest id of equals, for hidden states [R, H].
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        """The tokens with the greatest logits, the lowest id of equals, for hidden states [R, H]; and these logits.
 
-        Of the tokens whose bits are set in ``allowed`` [R, ⌈V / 32⌉] int32 (bit i of word w: token 32 · w + i), if
-        given.
+        Tokens are of those whose bits are set in ``allowed`` [R, ⌈V / 32⌉] int32 (bit i of word w: token 32 · w + i),
+        if given.
         """
         assert allowed is None
-        return first_greatest(self.compute_logits(hidden))
+        return greatest_of(self.compute_logits(hidden))
 
     @property
     def kv_cache_groups(self) -> tuple[KVCacheGroup, ...]:

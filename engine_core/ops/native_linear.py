@@ -9,7 +9,7 @@ import torch
 from engine_core.kernels.arguments import NUMBER_TYPES
 from engine_core.kernels.capture import Kernel, kernel_output
 from engine_core.kernels.library import Kernels
-from engine_core.ops.base import LinearOp
+from engine_core.ops.base import Greatest, LinearOp
 from engine_core.ops.native_packing import PackedWeights
 
 
@@ -53,16 +53,13 @@ class PackedLinear(LinearOp):
         if kernel(arguments) != 0:
             raise MemoryError("no memory for the inputs of a linear layer")
 
-    def argmax(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return self.greatest(x, allowed)[0]
-
-    def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first NaN where there is one. No other outputs are written."""
+    def greatest(self, x: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        """No other outputs are written."""
         places, values = torch.empty(x.shape[0], dtype=torch.int64), torch.empty(x.shape[0])
         self._arguments.greatest = values.data_ptr()
         self._arguments.allowed = None if allowed is None else allowed.data_ptr()
         self._call(self._argmax, x.contiguous(), places)
-        return places, values
+        return Greatest(places, values)
 
 
 class NativeLinear(PackedLinear):

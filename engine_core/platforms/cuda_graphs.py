@@ -17,6 +17,7 @@ from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.forward_context import ForwardContext
 from engine_core.models.language_model import LanguageModel
+from engine_core.ops.base import Greatest
 from engine_core.worker.forward import PendingTokens, Rows
 from engine_core.worker.input_batch import BatchLimits, StepInputs
 
@@ -205,8 +206,8 @@ class DeviceForward:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.compute_logits(hidden)
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        return self._model.argmax(hidden, allowed)
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        return self._model.greatest(hidden, allowed)
 
     def _size_for(self, rows: int) -> int | None:
         at = bisect_left(self._captured, rows)

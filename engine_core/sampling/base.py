@@ -66,8 +66,8 @@ class SamplingOps(ABC):
         """``logits`` as the other operations take them, sharing the same memory."""
 
     @abstractmethod
-    def join(self, token_ids: Sequence[Array]) -> torch.Tensor:
-        """Token ids [R], concatenated from those of consecutive parts."""
+    def join(self, parts: Sequence[Array]) -> torch.Tensor:
+        """Token ids [R], or what else rows have one of, concatenated from those of consecutive parts."""
 
     @abstractmethod
     def place(self, parts: Sequence[tuple[Index, Array]]) -> Array:
@@ -105,6 +105,10 @@ class SamplingOps(ABC):
     @abstractmethod
     def argmax(self, logits: Array) -> Array:
         """The first token [R] int64 of each row of ``logits`` [R, V]."""
+
+    @abstractmethod
+    def greatest(self, logits: Array) -> Array:
+        """The greatest logit [R] float32 of each row of ``logits`` [R, V]; NaN where one is."""
 
     @abstractmethod
     def sample(self, logits: Array, rows: RandomRows) -> Array:

@@ -52,8 +52,8 @@ class NumpyOps(SamplingOps):
         array: F32 = logits.numpy()
         return array
 
-    def join(self, token_ids: Sequence[Ids]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(token_ids))
+    def join(self, parts: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(parts))
 
     def place(self, parts: Sequence[tuple[Index, Ids]]) -> Ids:
         placed = np.empty(sum(len(rows) for rows, _ in parts), np.int64)
@@ -92,6 +92,11 @@ class NumpyOps(SamplingOps):
     def argmax(self, logits: F32) -> Ids:
         token_ids: Ids = logits.argmax(axis=1)
         return token_ids
+
+    @_quiet
+    def greatest(self, logits: F32) -> F32:
+        greatest: F32 = logits.max(axis=1)
+        return greatest
 
     @_quiet
     def sample(self, logits: F32, rows: RandomRows) -> Ids:

@@ -31,6 +31,9 @@ class SamplerOutput:
 
     token_ids: torch.Tensor
     """[R] int64"""
+    greatest: torch.Tensor
+    """[R] float32: the greatest of each row's raw logits, NaN where one is. Where it is no number above −inf, the token
+    means nothing."""
     logprobs: list[LogprobsTensors]
     """For the rows that asked for them; one item per part where a batch is sampled in parts."""
 
@@ -49,14 +52,16 @@ class Sampler:
         step = self._ops.rows_at_once(logits.shape[1])
         array = self._ops.array(logits)
         tokens: list[Array] = []
+        greatest: list[Array] = []
         logprobs: list[LogprobsTensors] = []
         for start in range(0, len(asked_of), step):
             part = slice(start, start + step)
+            greatest.append(self._ops.greatest(array[part]))  # before anything is banned, as it might be the NaN
             sampled, report = self._sample_part(array[part], rows.part(part), asked_of[part], start)
             tokens.append(sampled)
             if report is not None:
                 logprobs.append(report)
-        return SamplerOutput(self._ops.join(tokens), logprobs)
+        return SamplerOutput(self._ops.join(tokens), self._ops.join(greatest), logprobs)
 
     def prompt_logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int

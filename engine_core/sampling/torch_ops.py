@@ -31,8 +31,8 @@ class TorchOps(SamplingOps):
     def array(self, logits: torch.Tensor) -> torch.Tensor:
         return logits
 
-    def join(self, token_ids: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat(list(token_ids))
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(list(parts))
 
     def place(self, parts: Sequence[tuple[Index, torch.Tensor]]) -> torch.Tensor:
         (rows,) = upload([np.concatenate([rows for rows, _ in parts])], parts[0][1].device)
@@ -70,6 +70,9 @@ class TorchOps(SamplingOps):
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.argmax(1)
+
+    def greatest(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.amax(1)
 
     def sample(self, logits: torch.Tensor, rows: RandomRows) -> torch.Tensor:
         first = logits.argmax(1, keepdim=True)

@@ -36,7 +36,8 @@ def output_of_step(seq: Sequence, num_computed: int, token_ids: list[int], resul
             token_ids = token_ids[:count]
             break
     if finish is None and seq.seq_id in result.failed:
-        finish = Finish(FinishReason.ERROR, error=result.failed[seq.seq_id])
+        failure = result.failed[seq.seq_id]
+        finish = Finish(FinishReason.ERROR, error=failure.problem, error_field=failure.field)
     cached_tokens = queue_seconds = prefilled_tokens = prompt_logprobs = None
     if group.has_news:
         prompt_logprobs = _fresh_logprobs(group, result.prompt_logprobs.get(seq.seq_id))

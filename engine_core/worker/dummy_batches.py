@@ -88,14 +88,20 @@ def _demanding(vocab_size: int, *, top_k: bool) -> SamplingParams:
     )
 
 
+def warm_up_tokens(limits: BatchLimits, vocab_size: int) -> list[int]:
+    """The prompt of the warm-up."""
+    longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
+    return [position % vocab_size for position in range(longest)]
+
+
 def warm_up_steps(limits: BatchLimits, vocab_size: int) -> list[StepPlan]:
     """A short prompt and a few greedy tokens, in the first blocks of the cache; the last plan releases the sequence.
 
     Groups use the same blocks, so their layers overwrite each other's keys: the generated tokens are arbitrary.
     """
-    longest = min(_WARM_UP_PROMPT, limits.max_num_batched_tokens, limits.max_model_len - 1)
+    prompt = warm_up_tokens(limits, vocab_size)
+    longest = len(prompt)
     steps = min(_WARM_UP_STEPS, limits.max_model_len - longest)
-    prompt = [position % vocab_size for position in range(longest)]
     blocks = list(range(-(-(longest + steps) // limits.block_size)))[: limits.max_blocks_per_table]
     new = NewSequence(0, 0, prompt, longest, 0, [blocks] * len(limits.kv_cache_groups), GREEDY)
     plans = [StepPlan(0, [], [new], [0], [longest], [True], {})]

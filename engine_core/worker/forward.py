@@ -15,6 +15,7 @@ from engine_core.distributed.collectives import StageLinks
 from engine_core.forward_context import ForwardContext, IntermediateTensors
 from engine_core.kernels.capture import BufferPool, outputs_in
 from engine_core.models.language_model import LanguageModel, StagedModel
+from engine_core.ops.base import Greatest
 from engine_core.worker.input_batch import StepInputs
 
 Rows = npt.NDArray[np.int64]
@@ -47,8 +48,8 @@ class Forward(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] float32 of hidden states [R, H]."""
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """As ``LanguageModel.argmax``."""
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        """As ``LanguageModel.greatest``."""
 
 
 class HostForward:
@@ -85,9 +86,9 @@ class HostForward:
         with outputs_in(self._logits):
             return self._model.compute_logits(hidden)
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         with outputs_in(self._logits):
-            return self._model.argmax(hidden, allowed)
+            return self._model.greatest(hidden, allowed)
 
 
 def _forward_stage(model: StagedModel, links: StageLinks, inputs: StepInputs, context: ForwardContext) -> torch.Tensor:
@@ -111,7 +112,7 @@ class TimedForward:
         """``synchronize`` waits for what was launched on the device."""
         self._forward = forward
         self._synchronize = synchronize
-        self.logits, self.argmax = forward.logits, forward.argmax
+        self.logits, self.greatest = forward.logits, forward.greatest
         self.seconds = 0.0
         """Seconds of the last call."""
 

@@ -15,12 +15,17 @@ from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors, pack
 from engine_core.sampling.metadata import PROMPT_LOGPROBS
 from engine_core.sampling.sampler import Sampler, SamplerOutput
-from engine_core.step import SLOW_GRAMMAR, StepPlan, StepResult
+from engine_core.step import SLOW_GRAMMAR, Failure, StepPlan, StepResult
 from engine_core.worker.forward import Forward, PendingTokens
 from engine_core.worker.input_batch import InputBatch, StepInputs
 
 PROMPT_LOGPROB_ROWS = 64
 """Prompt rows that go through the head at a time: bounds the memory of their logits."""
+
+_CAUSE = "its numbers overflow there, or its weights are damaged (--dtype float32 holds larger numbers)"
+_NAN = Failure(f"the model's logits for the next token hold a NaN, so none can be sampled: {_CAUSE}")
+_NOTHING = Failure(f"the model's logits for the next token are all −inf, so none can be sampled: {_CAUSE}")
+_PROMPT = Failure(f"the model's logits for the prompt are not numbers: {_CAUSE}")
 
 PromptLogprobs = list[tuple[int, LogprobsTensors]]
 """Pairs of a sequence's id and its log probabilities."""
@@ -48,7 +53,8 @@ class PendingStep:
         self._logprobs = sampled.logprobs
         self._prompt_logprobs = prompt_logprobs
         reports = [*self._logprobs, *(report for _, report in prompt_logprobs)]
-        self._copy = AsyncCopy([self.token_ids, *(tensor for report in reports for tensor in report.tensors())])
+        tensors = [tensor for report in reports for tensor in report.tensors()]
+        self._copy = AsyncCopy([self.token_ids, sampled.greatest, *tensors])
         self._result: StepResult | None = None
 
     @property
@@ -63,33 +69,60 @@ class PendingStep:
         return self._result
 
     def _commit(self) -> StepResult:
-        token_ids, *tensors = self._copy.wait()
+        token_ids, greatest, *tensors = self._copy.wait()
+        arrived = iter(tensors)
+        reports = [report.take_from(arrived) for report in self._logprobs]
+        prompt_reports = [(seq_id, report.take_from(arrived)) for seq_id, report in self._prompt_logprobs]
         sampled = self.sampled = token_ids.numpy()
         accepted = self._batch.commit(self.inputs, sampled)
+        failed = self._without_numbers(accepted, greatest.numpy(), prompt_reports)
         following = self._batch.follow_grammars(self.inputs, accepted)
-        arrived = iter(tensors)
         logprobs: dict[int, Logprobs] = {}
-        for report in self._logprobs:
-            for row, entry in zip(report.rows.tolist(), report.take_from(arrived).entries(), strict=True):
+        for report in reports:
+            for row, entry in zip(report.rows.tolist(), report.entries(), strict=True):
                 seq_id = self._plan.seq_ids[self.inputs.sampled[row]]
                 if accepted[row] and seq_id in logprobs:
                     logprobs[seq_id].extend(entry)
                 elif accepted[row]:
                     logprobs[seq_id] = entry
-        prompt_logprobs: dict[int, Logprobs] = {}
-        for seq_id, report in self._prompt_logprobs:
-            host = report.take_from(arrived)
-            prompt_logprobs[seq_id] = pack(host.ranks, host.top_ids, host.values)
+        prompt_logprobs = {
+            seq_id: pack(report.ranks, report.top_ids, report.values)
+            for seq_id, report in prompt_reports
+            if seq_id not in failed
+        }
         seq_ids = self._plan.seq_ids
+        for place, each in following.items():
+            if each.failed_at is not None:
+                failed[seq_ids[place]] = Failure(each.problem, "grammar")
         return StepResult(
             self._plan.step_id,
             self._by_sequence(sampled.tolist(), accepted),
             logprobs,
             prompt_logprobs,
             {seq_ids[place]: each.drafts for place, each in following.items() if each.drafts},
-            {seq_ids[place]: each.problem for place, each in following.items() if each.failed_at is not None},
+            failed,
             {seq_ids[place]: each.seconds for place, each in following.items() if each.seconds > SLOW_GRAMMAR},
         )
+
+    def _without_numbers(
+        self,
+        accepted: npt.NDArray[np.bool_],
+        greatest: npt.NDArray[np.float32],
+        prompt_reports: PromptLogprobs,
+    ) -> dict[int, Failure]:
+        """Sequences from whose logits nothing can be sampled; their rows leave ``accepted`` from there on."""
+        failed: dict[int, Failure] = {}
+        usable = greatest > -np.inf
+        rows = [] if usable.all() else np.flatnonzero(accepted & ~usable).tolist()
+        for row in rows:
+            place = self.inputs.sampled[row]
+            failed.setdefault(self._plan.seq_ids[place], _NAN if np.isnan(greatest[row]) else _NOTHING)
+            accepted[row:] &= self.inputs.sampled[row:] != place
+        for seq_id, report in prompt_reports:
+            if np.isnan(report.values.numpy()).any():  # as of a row with a NaN, or of −inf alone
+                failed[seq_id] = _PROMPT
+                accepted &= self.inputs.sampled != self._plan.seq_ids.index(seq_id)
+        return failed
 
     def _by_sequence(self, sampled: list[int], accepted: npt.NDArray[np.bool_]) -> list[list[int]]:
         """The accepted tokens of each sequence of the plan."""
@@ -109,7 +142,7 @@ class _NoSampler(Sampler):
         pass
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
-        return SamplerOutput(torch.empty(0, dtype=torch.int64), [])
+        return SamplerOutput(torch.empty(0, dtype=torch.int64), torch.empty(0), [])
 
     def prompt_logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
@@ -209,13 +242,14 @@ class ModelRunner:
     def _sample(self, inputs: StepInputs, hidden: torch.Tensor, sampler: Sampler) -> SamplerOutput:
         if not len(inputs.sampled):
             # On the device, so that asking for the result still waits for the step.
-            return SamplerOutput(torch.empty(0, dtype=torch.int64, device=hidden.device), [])
+            nothing = torch.empty(0, device=hidden.device)
+            return SamplerOutput(nothing.long(), nothing, [])
         rows, state = inputs.sampling_rows, self.batch.sampling
         if state.greedy(rows.slots):
-            return SamplerOutput(self.forward.argmax(hidden), [])
+            return SamplerOutput(*self.forward.greatest(hidden), [])
         if state.greedy_in_grammar(rows.slots) and self.model.masks_argmax:
             allowed = torch.from_numpy(state.allowed(rows).view(np.int32))
-            return SamplerOutput(self.forward.argmax(hidden, allowed), [])
+            return SamplerOutput(*self.forward.greatest(hidden, allowed), [])
         return sampler.sample(self.forward.logits(hidden), rows)
 
     def _prompt_logprobs(

@@ -205,7 +205,8 @@ class AsyncEngine:
         if output.token_ids or output.finish is not None:
             end = None
             if output.finish is not None:
-                self.metrics.failed_choices += output.finish.finish_reason is CoreFinishReason.ERROR
+                if output.finish.finish_reason is CoreFinishReason.ERROR:
+                    self.metrics.failed(by_model=output.finish.error_field is None)
                 end = end_of(output.finish, output.first_position + len(output.token_ids))
             registry.progress(core_id, output.choice, output.token_ids, output.logprobs, end)
 

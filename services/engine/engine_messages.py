@@ -150,7 +150,11 @@ def status_of(error: RequestError, retry_after_ms: int) -> Status:
 
 def end_of(finish: Finish, position: int) -> ChoiceEnd:
     """The end of a choice that has ``position`` output tokens."""
-    error = None if finish.error is None else invalid_field("constraint", finish.error).status
+    error = None
+    if finish.error is not None and finish.error_field is not None:
+        error = invalid_field(_FIELDS.get(finish.error_field, finish.error_field), finish.error).status
+    elif finish.error is not None:
+        error = Status(Code.INTERNAL, finish.error)
     return ChoiceEnd(_FINISH_REASONS[finish.finish_reason], position, finish.stop_token_id, error=error)
 
 

@@ -55,8 +55,8 @@ class EngineMetrics(ServiceMetrics):
         )
         self.constrained_requests = 0
         """Requests with a constraint since the start."""
-        self.failed_choices = 0
-        """Choices that ended because nothing more could be sampled for them."""
+        self._failed_choices = 0
+        self._choices_without_numbers = 0
         super().__init__()
 
     def step(self, seconds: float, tokens: int) -> None:
@@ -71,6 +71,11 @@ class EngineMetrics(ServiceMetrics):
     def grammar(self, seconds: float) -> None:
         """A grammar took ``seconds`` in its thread; one that was compiled before takes next to none."""
         self._grammar.observe(seconds)
+
+    def failed(self, *, by_model: bool) -> None:
+        """A choice ended because nothing more could be sampled for it, ``by_model``: from its logits."""
+        self._failed_choices += 1
+        self._choices_without_numbers += by_model
 
     def collect(self) -> Iterator[Metric]:
         yield from self._service()
@@ -89,5 +94,8 @@ class EngineMetrics(ServiceMetrics):
             yield self._counter("ringline_computed_tokens", "Tokens computed, of prompts too.", now.computed_tokens)
             yield self._counter("ringline_generated_tokens", "Output tokens computed.", now.generated_tokens)
         yield self._counter("ringline_constrained_requests", "Requests with a constraint.", self.constrained_requests)
-        yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self.failed_choices)
+        yield self._counter("ringline_failed_choices", "Choices ended by an error of their own.", self._failed_choices)
+        yield self._counter(
+            "ringline_failed_logits", "Choices ended as the logits were not numbers.", self._choices_without_numbers
+        )
         yield from self._histograms(self._step, self._step_tokens, self._queue, self._grammar)

@@ -154,12 +154,12 @@ def test_a_grammar_that_fails_takes_the_tokens_from_there_on(model: Path) -> Non
         result = step(engine, StepPlan(0, [], new, [0, 1, 2, 3], counts, [True] * 4, {}))
         assert result.token_ids == [[a], [], [], [ids_of("{")[0]]]
         assert set(result.failed) == {1, 2}
-        assert "does not admit token" in result.failed[1]
-        assert "Expected token" in result.failed[2]
+        assert "does not admit token" in result.failed[1].problem
+        assert "Expected token" in result.failed[2].problem
         result = step(engine, StepPlan(1, [1, 2], [], [0, 3], [2, 1], [True] * 2, {}, {0: [b]}))
         assert result.token_ids[0] == [b]
         assert len(result.logprobs[0]) == 1
-        assert "dead end" in result.failed[0]
+        assert "dead end" in result.failed[0].problem
 
 
 def test_grammars_that_are_refused(engine: StartedEngine) -> None:

@@ -73,7 +73,7 @@ def test_nothing_of_a_checkpoint_is_executed() -> None:
 
 
 SCENARIOS = {
-    "engine_core": "batch_independence crash forced_tokens interrupts limits loaded transformers_parity",
+    "engine_core": "batch_independence crash forced_tokens interrupts limits loaded transformers_parity unsound_logits",
     "engine_core/attention": "latents",
     "engine_core/executor": "many_kills many_starts",
     "engine_core/distributed": "matrix tensor_parallel weights_of_ranks",

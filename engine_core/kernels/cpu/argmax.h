@@ -19,22 +19,24 @@ struct Place {
 
 constexpr float kLowest = -__FLT_MAX__;
 
-// Keeps each row's greatest result, for each thread apart.
+// Keeps each row's greatest result, and the greatest of those that are allowed, for each thread apart.
 class GreatestOutputs {
 public:
     GreatestOutputs(const RinglineLinear& args, int threads)
-        : args_(args), threads_(threads), stride_(padded_bytes<Place>(args.rows)), places_(threads * stride_) {
-        for (int thread = 0; !failed() && thread < threads; ++thread)
-            for (long row = 0; row < args.rows; ++row) of(thread)[row] = {-__builtin_inff(), 0};
+        : args_(args), threads_(threads), stride_(padded_bytes<Place>(args.rows)),
+          places_((args.allowed ? 2 : 1) * threads * stride_) {
+        for (int kind = 0; !failed() && kind < (args.allowed ? 2 : 1); ++kind)
+            for (int thread = 0; thread < threads; ++thread)
+                for (long row = 0; row < args.rows; ++row) of(thread, kind)[row] = {-__builtin_inff(), 0};
     }
 
     bool failed() const { return places_.failed(); }
 
     // Tiles come in ascending order to each thread.
     void take(int thread, long row, long first, const float* sums) {
-        Place& greatest = of(thread)[row];
         const long left = args_.out_features - first;
-        if (args_.allowed) return take_allowed(greatest, row, first, left, sums);
+        if (args_.allowed) take_allowed(of(thread, 1)[row], row, first, left, sums);
+        Place& greatest = of(thread, 0)[row];
         if (left >= kTileOutputs && !any_greater(sums, greatest.value)) return;
         for (long i = 0; i < kTileOutputs && i < left; ++i) {
             const Place place{sums[i], first + i};
@@ -42,19 +44,26 @@ public:
         }
     }
 
-    // Write which output is the greatest of each row.
+    // Write which output is the greatest of each row, of those that are allowed; and how great one is, of all.
     void put() {
         for (long row = 0; row < args_.rows; ++row) {
-            Place greatest = of(0)[row];
-            for (int thread = 1; thread < threads_; ++thread)
-                if (of(thread)[row].precedes(greatest)) greatest = of(thread)[row];
-            static_cast<int64_t*>(args_.output)[row] = greatest.output;
-            if (args_.greatest) args_.greatest[row] = greatest.value;
+            static_cast<int64_t*>(args_.output)[row] = first_of_threads(row, args_.allowed ? 1 : 0).output;
+            if (args_.greatest) args_.greatest[row] = first_of_threads(row, 0).value;
         }
     }
 
 private:
-    Place* of(int thread) const { return reinterpret_cast<Place*>(places_.at(thread * stride_)); }
+    // `kind`: 0 of all outputs, 1 of those that are allowed.
+    Place* of(int thread, int kind) const {
+        return reinterpret_cast<Place*>(places_.at((kind * threads_ + thread) * stride_));
+    }
+
+    Place first_of_threads(long row, int kind) const {
+        Place first = of(0, kind)[row];
+        for (int thread = 1; thread < threads_; ++thread)
+            if (of(thread, kind)[row].precedes(first)) first = of(thread, kind)[row];
+        return first;
+    }
 
     // What is allowed counts as the lowest number at least, so that it precedes what is not.
     void take_allowed(Place& greatest, long row, long first, long left, const float* sums) {

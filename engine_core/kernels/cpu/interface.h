@@ -49,7 +49,7 @@ struct RinglineLinear {
     const float* bias;     // [N], or null
     const void* residual;  // [M, N] of x's type, added to y; or null
     void* output;          // [M, N]; floats where `wide` is set
-    float* greatest;       // [M]: of argmax alone, the results that it finds; or null
+    float* greatest;       // [M]: of argmax alone, the greatest results, allowed or not; or null
     const uint32_t* allowed;  // [M, ⌈N / 32⌉]: of argmax alone, bits of the outputs that may be found; or null
     int64_t rows, in_features, out_features;
     int64_t residual_stride, output_stride;  // elements from one row to the next

@@ -30,6 +30,7 @@ from engine_core.models.fallback.rules import architecture_of, require_dense_dec
 from engine_core.models.fallback.trial import Outline, outline_of, refusing
 from engine_core.models.language_model import LanguageModel, group_of_layers
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, positive
+from engine_core.ops.base import Greatest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +142,10 @@ class TransformersForCausalLM(LanguageModel):
     def masks_argmax(self) -> bool:
         return self.config.outline.is_head_plain and self._assembly.head.masks_argmax
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
         if self.config.outline.is_head_plain:
-            return self._assembly.head.argmax(hidden, allowed)
-        return super().argmax(hidden, allowed)
+            return self._assembly.head.greatest(hidden, allowed)
+        return super().greatest(hidden, allowed)
 
     def _set_layers(self, indices: Sequence[int]) -> None:
         super()._set_layers(indices)

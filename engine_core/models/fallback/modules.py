@@ -24,7 +24,7 @@ from engine_core.layers.linear import ColumnParallelLinear, ParallelLMHead
 from engine_core.layers.part import Part
 from engine_core.layers.weights import Weights
 from engine_core.ops.activation import NAMES, Activation
-from engine_core.ops.base import OpsBackend
+from engine_core.ops.base import Greatest, OpsBackend
 
 IMPLEMENTATION = "ringline"
 """What the engine's attention is called among transformers' attention functions. No mask function has that name, so no
@@ -163,9 +163,9 @@ class Head(Projection):
     def masks_argmax(self) -> bool:
         return self._head.masks_argmax
 
-    def argmax(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        """As ``LanguageModel.argmax``, of ``hidden`` [R, K]."""
-        return self._head.argmax(_widened(hidden, self._head.op.in_features), allowed)
+    def greatest(self, hidden: torch.Tensor, allowed: torch.Tensor | None = None) -> Greatest:
+        """As ``LanguageModel.greatest``, of ``hidden`` [R, K]."""
+        return self._head.greatest(_widened(hidden, self._head.op.in_features), allowed)
 
 
 class Embedding(nn.Module):

@@ -95,6 +95,6 @@ def test_the_greatest_logit_is_the_first_nan_or_the_first_of_equals(
     checkpoint, hidden = open_at(save_model(made, tmp_path), dtype="float32"), torch.ones(3, 64)
     for quantization in (None, "int8"):
         stored = replace(checkpoint, quantization=quantization)
-        assert build_model(stored).argmax(hidden).tolist() == [expected] * 3
-        for found in on_ranks(stored, 2, lambda model: model.argmax(hidden).tolist()):
+        assert build_model(stored).greatest(hidden).ids.tolist() == [expected] * 3
+        for found in on_ranks(stored, 2, lambda model: model.greatest(hidden).ids.tolist()):
             assert found == [expected] * 3

@@ -109,7 +109,7 @@ def test_argmax_is_where_products_are_greatest(
         for rows in (1, 2, 7, 200):
             x = numbers(rows, k, dtype=dtype, seed=rows)
             expected = head(x, dtype=torch.float32).numpy().argmax(axis=1)
-            assert head.argmax(x).tolist() == expected.tolist()
+            assert head.greatest(x).ids.tolist() == expected.tolist()
             places, values = head.greatest(x)
             assert torch.equal(values, head(x, dtype=torch.float32)[torch.arange(len(x)), places])
 
@@ -125,9 +125,9 @@ def test_of_equal_products_the_first_is_taken_and_padding_never(
     x = torch.ones(5, 16, dtype=dtype)
     x[1] = torch.nan
     x[2] = torch.inf  # all outputs are −∞
-    assert ops.linear(weight).argmax(x).tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
+    assert ops.linear(weight).greatest(x).ids.tolist() == [outputs // 2, 0, 0, outputs // 2, outputs // 2]
     weight[outputs // 3, 3] = torch.nan
-    assert ops.linear(weight).argmax(x).tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
+    assert ops.linear(weight).greatest(x).ids.tolist() == [outputs // 3, 0] + 3 * [outputs // 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,12 +144,15 @@ def test_argmax_of_what_is_allowed_is_that_of_masked_logits(
     bits = np.packbits(rng.random((rows, 32 * words)) < shares[:, np.newaxis], axis=1, bitorder="little")
     allowed = bits.view(np.uint32)
     logits = head(x, dtype=torch.float32)
+    greatest = logits.numpy().max(axis=1)
     NumpyOps(outputs).mask(logits.numpy(), np.arange(rows), allowed)
     expected = logits.numpy().argmax(axis=1)
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        assert head.argmax(x, torch.from_numpy(allowed.view(np.int32))).tolist() == expected.tolist()
-    assert head.argmax(x).tolist() == head(x, dtype=torch.float32).numpy().argmax(axis=1).tolist()
+        ids, values = head.greatest(x, torch.from_numpy(allowed.view(np.int32)))
+        assert ids.tolist() == expected.tolist()
+        np.testing.assert_array_equal(values.numpy(), greatest)  # of all outputs
+    assert head.greatest(x).ids.tolist() == head(x, dtype=torch.float32).numpy().argmax(axis=1).tolist()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -24,7 +24,9 @@ class Sampled:
     """What a sampler made of rows, on the host."""
 
     def __init__(self, sampler: Sampler, logits: torch.Tensor, rows: SamplingRows) -> None:
+        raw = logits.numpy().max(axis=1)
         output = sampler.sample(logits, rows)
+        np.testing.assert_array_equal(output.greatest.numpy(), raw)  # NaN where one is, banned or not
         self.token_ids = output.token_ids.numpy()
         self.logprobs: dict[int, Logprobs] = {}
         """By row."""

@@ -17,7 +17,7 @@ from engine_core.executor.base import Executor
 from engine_core.kv_cache_interface import NO_BLOCK, KVCacheConfig
 from engine_core.logprobs import Logprobs, TokenLogprobs
 from engine_core.request import Finish, FinishReason, Request, SamplingParams
-from engine_core.step import NewSequence, StepPlan, StepResult
+from engine_core.step import Failure, NewSequence, StepPlan, StepResult
 
 EOS = 1
 
@@ -292,7 +292,7 @@ class CheckedExecutor(Executor):
                 ]
                 result.logprobs[seq_id] = packed(*entries)
         elif fails_at(params, worker.new.choice) == -1:
-            result.failed[seq_id] = params.grammar
+            result.failed[seq_id] = Failure(params.grammar)
         worker.computed = end if not drafts else len(worker.tokens) - 1
         if params.prompt_logprobs is not None:
             last = min(end, worker.new.num_prompt_tokens - 1)
@@ -316,14 +316,14 @@ class CheckedExecutor(Executor):
         for state, draft in zip(states[len(states) - 1 - len(drafts) :], [*drafts, None], strict=True):
             position = len(worker.tokens) - worker.new.num_prompt_tokens
             if failure is not None and position >= failure:
-                result.failed[worker.new.seq_id] = params.grammar
+                result.failed[worker.new.seq_id] = Failure(params.grammar)
                 if not drafts:
                     worker.tokens.append(0)  # Steps that were planned before this is known need some token.
                 return
             sampled.append(draw(state, params, choice, position, self.model))
             worker.tokens.append(sampled[-1])
             if failure is not None and failure % 2 == 0 and position + 1 == failure:
-                result.failed[worker.new.seq_id] = params.grammar
+                result.failed[worker.new.seq_id] = Failure(params.grammar)
                 return
             if sampled[-1] != draft:
                 return

@@ -6,7 +6,7 @@ import pytest
 
 from engine_core.request import Finish, FinishReason
 from engine_core.scheduling import Scheduler
-from engine_core.step import StepResult
+from engine_core.step import Failure, StepResult
 
 from .audit import check_idle
 from .checked_executor import EOS, failing
@@ -256,6 +256,6 @@ def test_a_token_that_ends_a_choice_goes_before_a_failure_behind_it():
     scheduler = Harness().scheduler
     scheduler.add(make_request("r", 4, stop_token_ids=frozenset({7})))
     plan = scheduler.schedule()
-    (output,) = scheduler.update(plan, StepResult(plan.step_id, [[7]], failed={plan.seq_ids[0]: "no way on"}))
+    (output,) = scheduler.update(plan, StepResult(plan.step_id, [[7]], failed={plan.seq_ids[0]: Failure("no way on")}))
     assert (output.token_ids, output.finish) == ([7], Finish(STOP, 7))
     check_idle(scheduler)

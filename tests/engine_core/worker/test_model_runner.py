@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
 from engine_core.async_copy import AsyncCopy
+from engine_core.ops.base import Greatest
 from engine_core.request import SamplingParams
 from engine_core.sampling.logits_processors import SamplingRows
 from engine_core.sampling.logprobs import LogprobsTensors
@@ -36,6 +39,8 @@ class Device:
         self.runner = ModelRunner(self, self.batch, self, self)  # type: ignore[arg-type]
         self.last: PendingStep | None = None
         self.steps = 0
+        self.greatest_logits = [0.0] * LIMITS.max_num_seqs
+        """Of the rows that a greedy step samples."""
 
     def __call__(
         self,
@@ -51,13 +56,13 @@ class Device:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(hidden), VOCAB)
 
-    def argmax(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.events.append("argmax")
-        return torch.ones(len(hidden), dtype=torch.int64)
+    def greatest(self, hidden: torch.Tensor) -> Greatest:
+        self.events.append("greatest")
+        return Greatest(torch.ones(len(hidden), dtype=torch.int64), torch.tensor(self.greatest_logits[: len(hidden)]))
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> SamplerOutput:
         self.events.append("sample")
-        return SamplerOutput(torch.ones(len(logits), dtype=torch.int64), [])
+        return SamplerOutput(torch.ones(len(logits), dtype=torch.int64), torch.zeros(len(logits)), [])
 
     def prompt_logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, report: LogprobsTensors, first_row: int
@@ -162,13 +167,13 @@ def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits(de
     device.decode(0, 1)
     assert "sample" in device.events
     device.decode(0, 1)
-    assert "argmax" in device.events
+    assert "greatest" in device.events
 
 
 def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing(device: Device) -> None:
     new = NewSequence(0, 0, [1] * 6, 4, 0, [[0]], SamplingParams(temperature=0.0, min_tokens=2))
     device.run(StepPlan(0, [], [new], [0], [6], [True], {}))
-    assert device.events == ["forward", "argmax"]
+    assert device.events == ["forward", "greatest"]
 
 
 def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due(device: Device) -> None:
@@ -180,10 +185,10 @@ def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due(
 @pytest.mark.parametrize(
     ("params", "calls"),
     [
-        (GREEDY, ["argmax"]),
+        (GREEDY, ["greatest"]),
         (RANDOM, ["logits 1"]),
         (SamplingParams(temperature=0.0, logprobs=1), ["logits 1"]),
-        (SamplingParams(temperature=0.0, prompt_logprobs=1), ["logits 64", "logits 5", "argmax"]),
+        (SamplingParams(temperature=0.0, prompt_logprobs=1), ["logits 64", "logits 5", "greatest"]),
         (SamplingParams(prompt_logprobs=0), ["logits 64", "logits 5", "logits 1"]),
     ],
     ids=["greedy", "random", "logprobs", "greedy with prompt", "random with prompt"],
@@ -234,3 +239,23 @@ def test_who_samples_hands_on_the_raw_tokens_of_all_rows(device: Device) -> None
     device.last.result()
     assert device.last.sampled is not None
     assert (device.last.sampled.dtype, device.last.sampled.tolist()) == (np.int64, [1, 1])
+
+
+@pytest.mark.parametrize(("value", "why"), [(math.nan, "hold a NaN"), (-math.inf, "are all −inf")])
+def test_from_logits_that_are_no_numbers_nothing_is_sampled(value: float, why: str, device: Device) -> None:
+    """What was sampled before stays, and of drafts those that came true; a row behind a wrong draft decides nothing."""
+    device.greatest_logits = [0.0, value]
+    device.launch(GREEDY, GREEDY)
+    assert device.last is not None
+    result = device.last.result()
+    assert result.token_ids == [[1], []]
+    assert why in result.failed.pop(1).problem
+    assert not result.failed
+    for drafts, expected in (([1, 1], [1, 1]), ([2, 1], [1])):  # 1 is sampled in each row
+        device.greatest_logits = [0.0, 0.0, value]
+        device.batch.update(StepPlan(0, [0], [], [], [], [], {}))
+        new = NewSequence(0, 0, [1] * 4, 4, 3, [[0]], GREEDY)
+        device.run(StepPlan(1, [], [new], [0], [1 + len(drafts)], [True], {}, {0: drafts}))
+        result = device.last.result()
+        assert result.token_ids == [expected]
+        assert set(result.failed) == ({0} if len(expected) == 2 else set())

@@ -18,7 +18,7 @@ from engine_core.request import FinishReason as CoreFinishReason
 from engine_core.validation import MAX_CHOICES, validate_request
 from services.engine.engine_messages import end_of, status_of, submission_of
 from services.engine.submit_limits import check_size, frame_limits
-from services.ring.errors import Code, Reason, Refused
+from services.ring.errors import Code, Reason, Refused, Status
 from services.ring.events import ChoiceEnd, FinishReason
 from services.text.grammar.constraints import Regex
 from services.text.grammar.grammar_text import grammar_of
@@ -227,8 +227,10 @@ def test_every_end_of_the_core_has_its_cause(finish_reason: CoreFinishReason) ->
     assert end_of(Finish(finish_reason, 7), 3) == ChoiceEnd(FinishReason[finish_reason.name], 3, stop_token_id=7)
 
 
-def test_a_failure_of_a_choice_names_the_constraint() -> None:
-    end = end_of(Finish(CoreFinishReason.ERROR, error="nothing fits"), 3)
+def test_a_failure_of_a_choice_names_the_constraint_or_is_the_models() -> None:
+    end = end_of(Finish(CoreFinishReason.ERROR, error="the logits hold a NaN"), 3)
+    assert end == ChoiceEnd(FinishReason.ERROR, 3, error=Status(Code.INTERNAL, "the logits hold a NaN"))
+    end = end_of(Finish(CoreFinishReason.ERROR, error="nothing fits", error_field="grammar"), 3)
     assert end.error is not None
     assert (end.finish_reason, end.error.code) == (FinishReason.ERROR, Code.INVALID_ARGUMENT)
     assert (end.error.field, end.error.message) == ("constraint", "constraint: nothing fits")

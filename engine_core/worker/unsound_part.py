@@ -1,0 +1,65 @@
+"""Where numbers of a model that computes a NaN cease to be numbers, for whoever starts it."""
+
+from __future__ import annotations
+
+import torch
+
+from engine_core.attention.base import AttentionBackend, AttentionMetadata
+from engine_core.forward_context import ForwardContext
+from engine_core.models.language_model import LanguageModel, StagedModel
+from engine_core.worker.dummy_batches import warm_up_tokens
+from engine_core.worker.input_batch import BatchLimits
+
+
+@torch.inference_mode()
+def first_unsound_part(
+    model: LanguageModel, attention: AttentionBackend, limits: BatchLimits, device: torch.device
+) -> str | None:
+    """The first of the parts here that puts out a NaN for the prompt of the warm-up; None where none does.
+
+    Ranks that share layers call it at the same time, and find the same. A stage after the first tests itself with
+    numbers that are made up.
+    """
+    tokens = torch.tensor(warm_up_tokens(limits, model.vocab_size), device=device)
+    positions = torch.arange(len(tokens), device=device)
+
+    def hidden_states(count: int) -> torch.Tensor:
+        """After so many of the layers here, and the norm."""
+        return _hidden_states(model.with_layers(layers[:count]), attention, limits.block_size, tokens, positions)
+
+    layers = model.stage_layers
+    hidden = hidden_states(len(layers))
+    if not _has_nan(hidden):
+        is_in_head = model.has_head and _has_nan(model.compute_logits(hidden))
+        return "the head" if is_in_head else None
+    if isinstance(model, StagedModel) and _has_nan(model.first_input(tokens, positions).hidden):
+        return "the embedding"
+    # A NaN stays in all layers after the one where it began.
+    sound, unsound = 0, len(layers)
+    while unsound - sound > 1:
+        middle = (sound + unsound) // 2
+        if _has_nan(hidden_states(middle)):
+            unsound = middle
+        else:
+            sound = middle
+    of_all = f"layer {layers[sound]} of 0 … {model.config.num_layers - 1}"
+    return f"{of_all}, or in the norm before the head" if model.has_head and sound == 0 else of_all
+
+
+def _has_nan(x: torch.Tensor) -> bool:
+    return bool(x.isnan().any())
+
+
+def _hidden_states(
+    model: LanguageModel, attention: AttentionBackend, block_size: int, tokens: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Those of a sequence of ``tokens`` alone, which has a cache of its own."""
+    groups, blocks = len(model.kv_cache_groups), -(-len(tokens) // block_size)
+    caches = attention.allocate(model.kv_cache_spec(block_size), groups * blocks, tokens.device)
+    tables = torch.arange(groups * blocks, dtype=torch.int32).view(groups, 1, blocks)
+    metadata = [
+        AttentionMetadata.of_sequences([len(tokens)], [len(tokens)], table, block_size, group)
+        for group, table in enumerate(tables)
+    ]
+    attention.plan(metadata[0])
+    return model.forward(tokens, positions, ForwardContext(caches, [each.on(tokens.device) for each in metadata]))
