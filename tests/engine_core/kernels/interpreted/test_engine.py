@@ -62,6 +62,7 @@ class InterpretedDevice(CudaPlatform):
         self.ops = GpuBackend(2, deterministic=True, device=torch.device("cpu"))
         self.quantization = None
         self._limits, self._name, self._eager, self._attends = limits, "an interpreter", False, "attention"
+        self._samples = True
         self._warning = ""
 
     def prepare(self, runner: ModelRunner, new_batch: NewBatch, kv_caches: list[torch.Tensor]) -> str:
