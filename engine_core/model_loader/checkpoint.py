@@ -23,6 +23,7 @@ from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfi
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
 from engine_core.model_loader.formats import (
+    QUANTIZATION_FILES,
     is_lfs_pointer,
     lfs_problem,
     method_name,
@@ -125,7 +126,7 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         described = describe(read_gguf(path))
         raw, generation = described.config, described.generation
     else:
-        raw = _read_object(path / "config.json")
+        raw = _with_quantization(path, _read_object(path / "config.json"))
         generation = _read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
     stored = _stored_quantization(path, raw, config.quantization, weights=weights)
@@ -236,6 +237,20 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # AutoConfig reads it as one
     return named[0]
+
+
+def _with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with what quantizing tools wrote into a file of their own instead of config.json."""
+    if quantization_method(raw) is not None:
+        return raw
+    for name, method in QUANTIZATION_FILES.items():
+        fields = _read_object(path / name, optional=True)
+        if method == "modelopt":
+            fields = fields.get("quantization") or {}
+            fields = fields if fields.get("quant_algo") else {}  # without one, it is about the KV cache alone
+        if fields:
+            return {**raw, "quantization_config": {"quant_method": method, **fields}}
+    return raw
 
 
 def _stored_quantization(

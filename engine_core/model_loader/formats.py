@@ -45,6 +45,13 @@ _METHODS = {
     "torchao": "torchao",
 }
 
+QUANTIZATION_FILES = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Where AutoGPTQ, AutoAWQ and ModelOpt say how weights are quantized, if config.json does not: the method of each."""
+
 
 def is_lfs_pointer(file: Path) -> bool:
     """Whether a file is what Git has in place of a large file that was not downloaded."""
@@ -110,7 +117,7 @@ def quantization_method(fields: dict[str, Any]) -> tuple[str | None, str] | None
         return None
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
     if isinstance(method, str):
-        return method, method_name(method)
+        return method.lower(), method_name(method)
     is_mlx = isinstance(quantized, dict) and {"group_size", "bits"} <= quantized.keys()
     return None, "MLX" if is_mlx else "a method that config.json does not name"
 

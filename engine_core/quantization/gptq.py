@@ -107,7 +107,6 @@ class GptqConfig(SchemesConfig):
     def __init__(self, fields: Mapping[str, Any], tensors: Tensors) -> None:
         super().__init__()
         known = ConfigFields("GPTQ", fields)
-        known.one_of("quant_method", ("gptq",))
         known.one_of("is_marlin_format", (False, None))
         stored = known.one_of("checkpoint_format", ("gptq", "gptq_v2", None))
         self._scheme = GptqScheme(

@@ -110,6 +110,33 @@ def test_dtype_of_dummy_weights_needs_no_file(tmp_path: Path) -> None:
     assert open_config(tmp_path, LLAMA | {"torch_dtype": None}, load_format="dummy").spec.dtype == "float32"
 
 
+AWQ = {"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"}
+GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "kept"),
+    [
+        ("config.json", LLAMA | {"quantization_config": {"quant_method": "AWQ", **AWQ}}, "AWQ, 4 bits in groups"),
+        ("config.json", LLAMA | {"quantization_config": {"quant_method": "Gptq", **GPTQ}}, "GPTQ, 4 bits in groups"),
+        ("quant_config.json", AWQ, "AWQ, 4 bits in groups"),
+        ("quantize_config.json", GPTQ, "GPTQ, 4 bits in groups"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, None),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, "bfloat16"),
+    ],
+)
+def test_where_and_how_a_quantization_may_be_said(
+    file: str, content: dict[str, Any], kept: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / file).write_text(json.dumps(content))
+    if kept is None:
+        with pytest.raises(UnsupportedModelError, match="is quantized with ModelOpt, which is not supported"):
+            open_at(tmp_path, "dummy")
+    else:
+        assert kept in open_at(tmp_path, "dummy").kept_as
+
+
 @pytest.mark.parametrize(
     ("config", "options", "windows"),
     [
@@ -148,6 +175,7 @@ def test_windows(
             r"with AQLM, .* choose one with AWQ, .*GPTQ.* or compressed-tensors, or one that is not quantized,",
         ),
         ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
+        ({"quantization_config": {"quant_method": "AQLM"}}, "is quantized with AQLM, which is not"),
         ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "is quantized with MLX, which is not"),
         ({"max_position_embeddings": 1}, "takes 1 token .*: a prompt and its output need at least 2"),
