@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from services.common.config.options import TYPO_SIMILARITY, Setting, SettingError, build
+from services.common.config.options import TYPO_SIMILARITY, Setting, SettingError, build, is_service_link
 
 T = TypeVar("T")
 COMMON_OPTIONS = (
@@ -79,6 +79,11 @@ class _SettingOption(click.Option):
             help=setting.help + note,
         )
         self.setting = setting
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """A service link of Kubernetes is nobody's value: the option keeps its default, and the log says why."""
+        value = super().resolve_envvar_value(ctx)
+        return None if value is not None and is_service_link(self.setting.variable, value) else value
 
 
 class Command(click.Command):

@@ -20,12 +20,19 @@ VARIABLE_PREFIX = "RINGLINE_"
 TYPO_SIMILARITY = 0.8
 """Least similarity, by ``difflib``, of a name to the one that it is taken to be a misspelling of."""
 
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 _BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _TRUE = ("true", "1", "yes", "on")
 _FALSE = ("false", "0", "no", "off")
 
 T = TypeVar("T")
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Whether Kubernetes made the variable for a Service: RINGLINE_PORT=tcp://… for one that is named ringline."""
+    return _SERVICE_LINK.search(name) is not None or (name.endswith("_PORT") and _LINK_VALUE.match(value) is not None)
 
 
 class SettingError(Exception):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 
-from services.common.config.options import TYPO_SIMILARITY, VARIABLE_PREFIX, settings_of
+from services.common.config.options import TYPO_SIMILARITY, VARIABLE_PREFIX, is_service_link, settings_of
 from services.common.config.settings import (
     DetokenizerSettings,
     EngineServiceSettings,
@@ -70,9 +69,6 @@ ENGINE_OPTIONS = (
 """Names of the options of ``engine_core.config``. The CPU tiers may not import it, but know its variables, because
 services may share one environment. A test compares the names with the declarations."""
 
-_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
-_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
-
 
 def known_variables() -> frozenset[str]:
     """All variables that any process of the ring reads."""
@@ -95,7 +91,12 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     known = known_variables()
     words = sorted(name.removeprefix(VARIABLE_PREFIX) for name in known)
     for name in sorted(environment):
-        is_link = _SERVICE_LINK.search(name) or _LINK_VALUE.match(environment[name])
-        if name.startswith(VARIABLE_PREFIX) and name not in known and not is_link:
+        is_ours = name.startswith(VARIABLE_PREFIX) and not is_service_link(name, environment[name])
+        if is_ours and name not in known:
             nearest = difflib.get_close_matches(name.removeprefix(VARIABLE_PREFIX), words, n=1, cutoff=TYPO_SIMILARITY)
             yield name, VARIABLE_PREFIX + nearest[0] if nearest else None
+
+
+def hidden_by_service_links(environment: Mapping[str, str]) -> list[str]:
+    """The variables of options whose place a service link of Kubernetes took. No option takes a link as its value."""
+    return [name for name in sorted(known_variables()) if is_service_link(name, environment.get(name, ""))]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from services.common.config.variable_names import unknown_variables
+from services.common.config.variable_names import hidden_by_service_links, unknown_variables
 
 if TYPE_CHECKING:
     from services.common.config.settings import TelemetrySettings
@@ -85,9 +85,16 @@ def _is_not_a_disconnect(record: logging.LogRecord) -> bool:
 
 
 def warn_of_unknown_variables() -> None:
-    """Log each ``RINGLINE_…`` variable of the environment that no process reads."""
+    """Log each ``RINGLINE_…`` variable of the environment that no process reads, or whose value Kubernetes made."""
     for name, nearest in unknown_variables(os.environ):
         structlog.get_logger().warning("unknown variable", variable=name, nearest=nearest)
+    for name in hidden_by_service_links(os.environ):
+        structlog.get_logger().warning(
+            "variable ignored",
+            variable=name,
+            value=os.environ[name],
+            reason="Kubernetes sets it for a Service of this name: rename that, or set enableServiceLinks: false",
+        )
 
 
 def _put_first(_logger: Any, _method: str, event: EventDict) -> EventDict:
