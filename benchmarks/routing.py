@@ -23,6 +23,7 @@ from pathlib import Path
 
 import grpc
 import ringline
+from ringline.channel import RING_OPTIONS
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from benchmarks.report import Row, emit, output_options, print_table
@@ -159,8 +160,9 @@ def _wait_serving(process: subprocess.Popen[bytes], log: Path, address: str) -> 
 def prefix_cache(engines: Sequence[str]) -> tuple[int, int]:
     """Prompt tokens that the engines looked up in their prefix caches, and those found, since they started."""
     queries = hits = 0
+    options = [*RING_OPTIONS, ("grpc.default_authority", "localhost")]
     for address in engines:
-        with grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")]) as channel:
+        with grpc.insecure_channel(address, options=options) as channel:
             load = engine_pb2_grpc.EngineServiceStub(channel).GetLoad(engine_pb2.GetLoadRequest(), timeout=10).load
         queries, hits = queries + load.prefix_queries, hits + load.prefix_hits
     return queries, hits

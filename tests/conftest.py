@@ -10,6 +10,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.loopback import dial_directly
+
 pytest_plugins = ["tests.ring", "tests.services.secured_ring"]
 
 _SHARED = ("ring", "secured")
@@ -19,6 +21,8 @@ in none: in two groups, its own would be built twice.
 
 _ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors")
 """Markers of tests that run only if they are asked for."""
+
+dial_directly()
 
 # How long an example takes says nothing where machines are shared: by default, one of 0.2 s would be a failure.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.cli.supervise.runtime_directory import StackState, running_stacks
+from tests.loopback import DEAD_PROXY
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "checkpoints" / "tiny"
@@ -84,7 +85,7 @@ def running_ring(directory: Path, *flags: str, model: Path = MODEL, http: bool =
     command = [sys.executable, "-m", "services.cli", "serve", str(model), "--port", "0"]
     command += ["--http-port=0" if http else "--no-http", "--kv-cache-memory-bytes", "64MiB", "--log-format", "json"]
     command += flags
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **DEAD_PROXY}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:

@@ -50,8 +50,9 @@ def serve(interpreter: str, model: Path, environment: dict[str, str], logs: Path
 
 def _wait_until_ready(url: str, log: Path) -> None:
     deadline = time.monotonic() + _GATEWAY_TIMEOUT
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the environment names
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/readiness") as answer:
+        with contextlib.suppress(OSError, urllib.error.URLError), direct.open(f"{url}/readiness") as answer:
             if answer.status == 200:
                 return
         time.sleep(0.2)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from ringline.channel import RING_OPTIONS
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as rpc
 
@@ -38,7 +39,7 @@ class VllmLoadStream(PerRequestLoadStream):
         ]
 
     async def _connect(self) -> Target:
-        self._channel = grpc.aio.insecure_channel(self._address)
+        self._channel = grpc.aio.insecure_channel(self._address, options=RING_OPTIONS)
         self._stub = rpc.VllmEngineStub(self._channel)
         return UNKNOWN_TARGET
 

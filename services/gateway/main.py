@@ -68,7 +68,7 @@ class GatewayProcess:
             max_body_bytes=server.memory_budget // _SHARE_OF_BODIES,
         )
         self.callers = Callers(client, settings.tenant_header)
-        self._readiness = Readiness(processors.endpoints())
+        self._readiness = Readiness(processors)
         self.metrics = GatewayMetrics()
         gateway = Gateway(
             self.callers,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import grpc.aio
 from ringline import AsyncClient
+from ringline.security import Security
 
 from services.common.config.settings import GatewaySettings
-from services.common.links.channels import Endpoint
-from services.common.security.credentials import PLAINTEXT, peer_credentials
+from services.common.security.credentials import reloaded_tls_files
 from services.common.security.file_reload import ReloadedFile
 
 _PINNED_FLAG = "--processor-cert-file"
@@ -20,26 +21,23 @@ class Processors:
     def __init__(self, settings: GatewaySettings) -> None:
         """Raises ``FatalError`` for files that cannot be used."""
         tls, pinned = settings.tls, settings.processor_cert_file
-        self._addresses = settings.processors
-        self._ca: str | None = None
-        self._own: tuple[str | None, str | None] = None, None
-        self._server_name: str | None = None
-        self._credentials = PLAINTEXT
+        self.addresses = settings.processors
+        self._security = Security()
         ca = pinned or tls.tls_ca_file
-        if ca is not None and not all(address.startswith("unix:") for address in self._addresses):
-            self._ca, self._own = ca, (tls.tls_cert_file, tls.tls_key_file)
-            if pinned is not None:
-                self._server_name = ReloadedFile({_PINNED_FLAG: pinned}, _host_of).value
-            self._credentials = peer_credentials(tls=True, ca_file=ca, cert_file=self._own[0], key_file=self._own[1])
+        if ca is not None and not all(address.startswith("unix:") for address in self.addresses):
+            name = None if pinned is None else ReloadedFile({_PINNED_FLAG: pinned}, _host_of).value
+            cert, key = tls.tls_cert_file, tls.tls_key_file
+            reloaded_tls_files(ca_file=ca, cert_file=cert, key_file=key)  # a file that cannot be used ends the start
+            self._security = Security(ca=ca, cert=cert, key=key, server_name=name)
 
     def client(self) -> AsyncClient:
         """A client without a caller's token."""
-        cert, key = self._own
-        return AsyncClient(self._addresses, ca=self._ca, cert=cert, key=key, server_name=self._server_name)
+        of = self._security
+        return AsyncClient(self.addresses, ca=of.ca, cert=of.cert, key=of.key, server_name=of.server_name)
 
-    def endpoints(self) -> list[Endpoint]:
-        """Each of them for calls of its own."""
-        return [Endpoint(address, self._credentials, self._server_name) for address in self._addresses]
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """A channel as the client's, to one of ``addresses``, for calls of the gateway's own."""
+        return self._security.aio_channel(address)
 
 
 def _host_of(contents: Mapping[str, bytes]) -> str:

@@ -21,6 +21,7 @@ from ringline.server_pool import ServerPool
 from services.common.security.certificate_authority import CertificateAuthority
 from tests.clients.either_client import CLIENTS, answer, connected, first
 from tests.clients.scripted_server import admitted, delta, ended
+from tests.loopback import DEAD_PROXY
 
 HOUR = timedelta(hours=1)
 _SECONDS = itertools.count(1)
@@ -158,3 +159,28 @@ def test_what_does_not_go_together_is_refused(address: str, options: dict, field
 )
 def test_a_token_may_stay_on_this_machine(address: str) -> None:
     ringline.Client(address, token="t").close()
+
+
+@CLIENTS
+async def test_a_proxy_is_dialled_only_if_asked_for_and_never_for_this_machine(
+    kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readline()).split()[:2])
+        writer.close()
+
+    proxy = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    for name, value in DEAD_PROXY.items():
+        monkeypatch.setenv(name, value.replace(":9", f":{port}").replace("localhost", "other.example"))
+    async with proxy, mirrored(tmp_path, tls=False) as (_, address, _):
+        for options in ({}, {"proxy": True}):
+            async with connected(kind, address, timeout=30, **options) as client:
+                await answer(client, client.models)
+        assert not asked
+        async with connected(kind, "elsewhere.invalid:50051", timeout=30, patience=0, proxy=True) as client:
+            with pytest.raises(ringline.Unavailable):
+                await answer(client, client.models)
+    assert asked[0] == [b"CONNECT", b"elsewhere.invalid:50051"]

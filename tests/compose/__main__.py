@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.compose import ranks, run
 from tests.compose.engine import Failed, Stack, Unusable, compose_command, free_ports
 from tests.compose.run import say, try_steps
+from tests.loopback import dial_directly
 
 PORTS = 6
 STEPS = run.STEPS | ranks.STEPS
@@ -23,6 +24,7 @@ def main() -> int:
         "--step", choices=STEPS, action="append", help="only this, with the images of an earlier run; can be repeated"
     )
     given = parser.parse_args()
+    dial_directly()
     try:
         compose = compose_command()
         say(f"with {' '.join(compose)}")

@@ -176,9 +176,9 @@ class Stack:
 
     def _gauges(self, kind: str, container: str) -> dict[str, float]:
         """A service's metrics without labels; they are published nowhere."""
-        ask = (
-            f"import urllib.request as u; print(u.urlopen('http://127.0.0.1:{METRICS[kind]}/metrics').read().decode())"
-        )
+        direct = "urllib.request.build_opener(urllib.request.ProxyHandler({}))"  # Docker may set a proxy in containers
+        url = f"http://127.0.0.1:{METRICS[kind]}/metrics"
+        ask = f"import urllib.request; print({direct}.open({url!r}).read().decode())"
         try:
             lines = run("docker", "exec", container, "python", "-c", ask, timeout=60).splitlines()
         except Failed:  # it is just starting again

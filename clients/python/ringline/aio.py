@@ -54,6 +54,7 @@ class AsyncClient:
         server_name: str | None = None,
         token: str | Callable[[], str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        proxy: bool = False,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
         patience: float = 30.0,
@@ -64,7 +65,7 @@ class AsyncClient:
         """See ``Client``."""
         self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
         self._addresses = split_addresses(address)
-        self._security = Security(credentials, tls, ca, cert, key, server_name, token)
+        self._security = Security(credentials, tls, ca, cert, key, server_name, token, proxy)
         self._security.check_addresses(self._addresses)
         self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
@@ -209,10 +210,5 @@ class AsyncClient:
         task.add_done_callback(self._closing.discard)
 
     def _connect(self, target: str) -> _Connection:
-        credentials, options = self._security.channel_credentials(), self._security.channel_options
-        channel = (
-            grpc.aio.insecure_channel(target, options=options)
-            if credentials is None
-            else grpc.aio.secure_channel(target, credentials, options=options)
-        )
+        channel = self._security.aio_channel(target)
         return _Connection(channel, cast("InferenceServiceAsyncStub", InferenceServiceStub(channel)))

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    # Frames are about 1 MiB, but a prompt's ids come in one frame, which may exceed the default of 4 MiB.
-    ("grpc.max_receive_message_length", 64 << 20),
+RING_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    # A proxy in the environment (http_proxy, https_proxy, grpc_proxy) is for the web. By default gRPC sends everything
+    # to it, loopback included, unless no_proxy names the host in the very spelling that is dialled.
+    ("grpc.enable_http_proxy", 0),
     # Otherwise channels to one address share a connection, and its HTTP/2 window, which one slow reader can fill.
     ("grpc.use_local_subchannel_pool", 1),
+    # Only code that knows what was delivered decides on retries (``retry``), never the transport.
+    ("grpc.enable_retries", 0),
+)
+"""Of every channel, a client's or a service's."""
+
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
+    *RING_OPTIONS,
+    # Frames are about 1 MiB, but a prompt's ids come in one frame, which may exceed the default of 4 MiB.
+    ("grpc.max_receive_message_length", 64 << 20),
     # Notice within 6 s a peer that vanished without closing (a cut cable, a stopped process) while calls are open.
     # A server answers pings whatever its model computes, so a long prefill does not look like a lost peer.
     ("grpc.keepalive_time_ms", 3_000),
@@ -27,9 +37,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
     # Resolve the name again soon after a server is lost: its successor may have another address. The default is 30 s.
     ("grpc.dns_min_time_between_resolutions_ms", 2_000),
-    # Only code that knows what was delivered decides on retries (``retry``), never the transport.
-    ("grpc.enable_retries", 0),
 )
+"""Of a client's channels."""
 
 
 def metadata_pairs(metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

@@ -49,6 +49,7 @@ class Client:
         server_name: str | None = None,
         token: str | Callable[[], str] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        proxy: bool = False,
         metadata: Mapping[str, str] | None = None,
         timeout: float | None = None,
         patience: float = 30.0,
@@ -67,6 +68,9 @@ class Client:
         for new requests. ``server_name``: the name expected in the server's certificate, if it is not the address's
         host. ``token`` is sent as a bearer token; if it is a function, it is called for each RPC.
 
+        A server is dialled directly, whatever proxy the environment names. With ``proxy`` another machine is dialled
+        through that proxy, by gRPC's rules (``grpc_proxy``, ``https_proxy``, ``http_proxy``, but not ``no_proxy``).
+
         A client that has not yet reached a server fails at once with Unavailable where it cannot connect to any; the
         error gives each address and the reason. With ``wait_for_ready`` it looks for one, for ``patience`` seconds.
         ``patience``: how long, in seconds, a request looks for a server after each loss; with 0 it fails at once.
@@ -76,17 +80,12 @@ class Client:
         self._policy = RetryPolicy(patience, retries, retry_overloaded, wait_for_ready)
         self._metadata = CallMetadata(metadata, token)
         self._timeout = timeout
-        security = Security(credentials, tls, ca, cert, key, server_name, token)
+        security = Security(credentials, tls, ca, cert, key, server_name, token, proxy)
         addresses = split_addresses(address)
         security.check_addresses(addresses)
 
         def connect(target: str) -> _Connection:
-            credentials = security.channel_credentials()
-            channel = (
-                grpc.insecure_channel(target, options=security.channel_options)
-                if credentials is None
-                else grpc.secure_channel(target, credentials, options=security.channel_options)
-            )
+            channel = security.channel(target)
             return _Connection(channel, InferenceServiceStub(channel))
 
         self._pool = ServerPool(

@@ -1,4 +1,4 @@
-"""TLS and bearer tokens of a client's connections."""
+"""A client's connections: TLS, bearer tokens, and who is dialled through a proxy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ringline.channel import CHANNEL_OPTIONS, metadata_pairs
 from ringline.errors import invalid
 
 _CERTIFICATE = b"CERTIFICATE-----"
+_USE_PROXY = "grpc.enable_http_proxy"
 Pem = str | os.PathLike[str] | bytes
 """The path of a PEM file, or its contents as bytes."""
 
@@ -29,6 +30,7 @@ class Security:
     key: Pem | None = None
     server_name: str | None = None
     token: str | Callable[[], str] | None = None
+    proxy: bool = False
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest for options that do not fit together."""
@@ -50,7 +52,7 @@ class Security:
 
     def check_addresses(self, addresses: Sequence[str]) -> None:
         """Raise InvalidRequest if a token would be sent to another machine unencrypted."""
-        exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not _is_local(each)]
+        exposed = [] if self.encrypted or self.token is None else [each for each in addresses if not is_local(each)]
         if exposed:
             raise invalid("token", f"it would be sent to {exposed[0]} unencrypted: add tls or ca")
 
@@ -63,11 +65,27 @@ class Security:
             raise invalid("ca", f"{_name_of(self.ca)} contains no PEM certificate: expected at least one")
         return grpc.ssl_channel_credentials(authorities, _read("key", self.key), _read("cert", self.cert))
 
-    @property
-    def channel_options(self) -> tuple[tuple[str, int | str], ...]:
-        """The gRPC options of a new channel."""
-        name = self.server_name
-        return CHANNEL_OPTIONS if name is None else (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name))
+    def channel(self, address: str) -> grpc.Channel:
+        """A new channel to ``address``; it connects when first used."""
+        credentials, options = self.channel_credentials(), self._channel_options(address)
+        if credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def aio_channel(self, address: str) -> grpc.aio.Channel:
+        """The same for asyncio."""
+        credentials, options = self.channel_credentials(), self._channel_options(address)
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def _channel_options(self, address: str) -> tuple[tuple[str, int | str], ...]:
+        options = CHANNEL_OPTIONS
+        if self.proxy and not is_local(address):
+            options = (*(option for option in options if option[0] != _USE_PROXY), (_USE_PROXY, 1))
+        if self.server_name is not None:
+            options = (*options, ("grpc.ssl_target_name_override", self.server_name))
+        return options
 
     def files_stamp(self) -> tuple[tuple[int, int], ...]:
         """Modification time and inode of each file: changes when a file is replaced. (0, 0) for a missing file."""
@@ -124,7 +142,7 @@ def _stamp(pem: Pem) -> tuple[int, int]:
     return (info.st_mtime_ns, info.st_ino)
 
 
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     """Whether the address is on this machine."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True

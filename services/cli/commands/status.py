@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import os
-import ssl
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 import grpc.aio
@@ -25,6 +21,7 @@ from services.cli.commands._connection import Connection
 from services.cli.commands._diagnosis import FULL_NAMES, connection_trouble, service_trouble
 from services.cli.commands._live_page import LivePage, read_live_page
 from services.cli.commands._options import DEFAULT_ADDRESS, ClientCommand, connection_options
+from services.cli.supervise.gateway_health import gateway_health
 from services.cli.supervise.runtime_directory import StackState, running_stacks
 from services.cli.supervise.stack import SERVICES
 from services.common.config.addresses import host_and_port, is_dns_name, valid_address
@@ -201,7 +198,8 @@ async def _service(
 ) -> ServiceStatus:
     """``target``: the address as the user gave it; its host is the name that the certificate must have."""
     if name == "gateway":
-        return ServiceStatus(name, address, await asyncio.to_thread(_gateway_health, address, connection), pid, metrics)
+        files = connection.tls_cert_file, connection.tls_key_file
+        return ServiceStatus(name, address, await asyncio.to_thread(gateway_health, address, *files), pid, metrics)
     named = host_and_port(target)[0] if target is not None and is_dns_name(target) else None
     server_name = connection.tls_server_name or named
     async with Endpoint(address, connection.credentials(), server_name).open() as channel:
@@ -218,25 +216,6 @@ async def _service(
     if health == "UNREACHABLE":
         trouble = await asyncio.to_thread(connection_trouble, address, replace(connection, tls_server_name=server_name))
     return ServiceStatus(name, address, health, pid, metrics, models, page, load, ranks, trouble)
-
-
-def _gateway_health(url: str, connection: Connection) -> str:
-    """As ``check_health``; the gateway of a stack of this user, so that its certificate needs no check."""
-    parts = urlsplit(url)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    web = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT)
-    if parts.scheme == "https":
-        web = http.client.HTTPSConnection(parts.netloc, timeout=_TIMEOUT, context=context)
-    try:
-        if connection.tls_cert_file is not None:
-            context.load_cert_chain(connection.tls_cert_file, connection.tls_key_file)
-        web.request("GET", "/health")
-        return "SERVING" if web.getresponse().status == HTTPStatus.OK else "NOT_SERVING"
-    except (OSError, http.client.HTTPException):
-        return "UNREACHABLE"
-    finally:
-        web.close()
 
 
 async def _models(channel: grpc.aio.Channel) -> list[dict[str, Any]]:

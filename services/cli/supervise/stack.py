@@ -12,13 +12,13 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 import structlog
 
 from services.cli.supervise.child_logs import ChildLogs
+from services.cli.supervise.gateway_health import gateway_health
 from services.cli.supervise.runtime_directory import ProcessState, RuntimeDirectory, StackState, runtime_directory
 from services.cli.supervise.supervisor import ChildSpec, Supervisor
 from services.common.config.addresses import GATEWAY_PORT, default_metrics_port, join_address
@@ -37,7 +37,7 @@ by one."""
 _ATTEMPTS = 100
 """Attempts to find ports that are all free."""
 _CONNECT_PAUSE = 0.05
-"""Seconds between two attempts to reach the gateway."""
+"""Seconds between two questions whether the gateway is ready."""
 
 _DOORS_ONLY = dict.fromkeys(("host", "port", *(field.name for field in fields(TlsSettings))), None)
 """Options that only the processor and the gateway get: the other links are private unix sockets."""
@@ -255,8 +255,8 @@ async def run_stack(
 
         async def work() -> int | None:
             for name, address in service_addresses(options, directory).items():
-                if name == "gateway":  # it started beside the engine, and listens long before that serves
-                    await _wait_listening(options.host, options.http_port)
+                if name == "gateway":
+                    await _wait_gateway(address, cert_file, key_file)
                 else:
                     await wait_serving(processor if address == processor.address else Endpoint(address))
             supervisor.allow_restarts()
@@ -273,11 +273,10 @@ async def run_stack(
                 loop.remove_signal_handler(number)
 
 
-async def _wait_listening(host: str, port: int | None) -> None:
+async def _wait_gateway(url: str, cert_file: str | None, key_file: str | None) -> None:
+    """Return when the gateway reaches the processor: it listens long before, and may never reach it."""
     while True:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
+        if await asyncio.to_thread(gateway_health, url, cert_file, key_file) == "SERVING":
             return
         await asyncio.sleep(_CONNECT_PAUSE)
 

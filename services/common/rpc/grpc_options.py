@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ringline.channel import RING_OPTIONS
+
 from services.common.config.settings import ServerSettings
 
 GrpcOptions = Sequence[tuple[str, int | str]]
@@ -68,22 +70,16 @@ def channel_options(max_message_bytes: int) -> GrpcOptions:
     """Options of every channel to a server of the ring; ``max_message_bytes`` limits received messages."""
     return (
         *_BOTH,
+        *RING_OPTIONS,
         # The largest frame is 1 MiB and tokenizer files come in chunks; anything larger is not a message of the ring.
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Windows follow the measured bandwidth: there are few links, and what comes over them is read at once.
         # (This is the default; it is stated because memory depends on it.)
         ("grpc.http2.bdp_probe", 1),
-        # Each channel has its own connection. By default channels to one address share one, and with it the HTTP/2
-        # window: a stalled link would stall its neighbor, and closing one would not close the connection.
-        ("grpc.use_local_subchannel_pool", 1),
         # gRPC's own reconnects: the first soon, because peers of one machine restart within a second; never rarer
         # than every 5 s, because requests wait. (gRPC adds its own jitter of 20 %.)
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # also the time one attempt to connect may take
         ("grpc.max_reconnect_backoff_ms", 5_000),
-        # A proxy set in the environment is for the web, not for the ring.
-        ("grpc.enable_http_proxy", 0),
-        # Only code that knows what was delivered decides on retries, never the transport.
-        ("grpc.enable_retries", 0),
     )

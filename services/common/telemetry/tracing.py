@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from ringline.security import is_local
+
 from services.common.config.errors import ExitCode, FatalError
 from services.common.config.settings import ServiceSettings
 
@@ -59,7 +61,11 @@ class Tracing:
             resource=Resource.create(identity),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=telemetry.otlp_traces_endpoint)))
+        exporter = OTLPSpanExporter(
+            endpoint=telemetry.otlp_traces_endpoint,
+            channel_options=collector_options(telemetry.otlp_traces_endpoint or ""),  # type: ignore[arg-type]
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("ringline")
         self._propagator = TraceContextTextMapPropagator()
         self._server = SpanKind.SERVER
@@ -110,6 +116,11 @@ class WallClock:
         if self._read_at is None or now - self._read_at > _CLOCK_INTERVAL:
             self._read_at, self._offset = now, _offset()
         return round(seconds * 1e9) + self._offset
+
+
+def collector_options(endpoint: str) -> tuple[tuple[str, int]]:
+    """A collector on this machine is dialled directly, one elsewhere through the environment's proxy if it has one."""
+    return (("grpc.enable_http_proxy", int(not is_local(endpoint))),)
 
 
 def _offset() -> int:
