@@ -109,9 +109,23 @@ def checked(request: _Body, prefix: str = "") -> _Body:
     return request
 
 
+_TOKEN_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LEAST_TOP_P = 1e-7
+"""Leaves the most likely token alone: of any vocabulary below ten million, that one has more."""
+
+
 def options_of(request: msgspec.Struct) -> dict[str, Any]:
-    """What goes to the ring as it is, under the ring's names."""
-    return {option: value for name, option in _options(type(request)) if (value := getattr(request, name)) is not None}
+    """What goes to the ring as it is, under the ring's names; and 0 as ``top_p``, which the ring does not take.
+
+    Raises ``ApiError`` for the -1 that stands for no limit elsewhere.
+    """
+    for name in _TOKEN_LIMITS:
+        if (limit := getattr(request, name, None)) is not None and limit < 0:
+            raise invalid(name, f"{limit} is out of range: expected at least 1", "invalid_field")
+    options = {name: value for of, name in _options(type(request)) if (value := getattr(request, of)) is not None}
+    if options.get("top_p") == 0:
+        options["top_p"] = _LEAST_TOP_P
+    return options
 
 
 _PARTS = ("generate.", "sampling.", "stopping.", "output.", "chat.", "constraint.")

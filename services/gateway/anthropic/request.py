@@ -148,7 +148,9 @@ class MessageRequest(CountRequest):
         list[str] | None, passed("At most 64. They count behind the thinking.", option="stop")
     ] = None
     temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
-    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    top_p: Annotated[
+        float | None, passed("Default: the model's own, else 1. 0 leaves the most likely token alone.")
+    ] = None
     top_k: Annotated[int | None, passed("0 keeps all.")] = None
     stream: Annotated[bool | None, supported()] = None
 

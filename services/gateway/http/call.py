@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ def parse(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     """The body as an object. Raises ``ApiError`` for what is no JSON, is too much, or has a value of a wrong type."""
     check_values(body)
     try:
-        return decoder.decode(body)
+        return decoder.decode(body.removeprefix(BOM_UTF8))  # which some of Windows' programs write before any text
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `")  # such as $.messages[0], or: key in $.logit_bias
         param = path.rstrip("`").rpartition("$")[2].lstrip(".") or None

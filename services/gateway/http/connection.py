@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ _REST_SECONDS = 5.0
 that is closed here."""
 _MAX_PIPELINED = 16
 """Requests that wait for the one before them."""
+_RESET_SECONDS = 0.1
+"""In which most clients that are gone reset a connection; ``check`` finds the others."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _WRITE_BUFFER = 64 << 10
 """Bytes that wait for a client before whoever writes to it waits, too."""
 _DROPPED = (b"upgrade", b"http2-settings", b"connection")
@@ -106,6 +110,8 @@ class Connection(HttpToolsProtocol):
         self._rest_since: float | None = None
         self._problem: ApiError | None = None
         self._replaying = False
+        self._half_closed = False
+        """Whether the client has ended its side: it sends nothing more, and may still read."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,7 +136,7 @@ class Connection(HttpToolsProtocol):
         """Close the connection if its client takes too long, or may not have it any more."""
         answering = self.cycle is not None and not self.cycle.response_complete
         unread = self._unread_since is not None and now - self._unread_since > self._shared.stall_seconds
-        if unread or not self._certificate_is_valid():
+        if unread or self._is_reset() or not self._certificate_is_valid():
             self.transport.abort()
         elif self.transport.is_closing() or (self._in_message and self._head_complete and not answering):
             self._rest_since = self._rest_since or now
@@ -146,6 +152,30 @@ class Connection(HttpToolsProtocol):
             self._rest_since = None
 
     # What the client sends
+
+    def eof_received(self) -> bool:
+        """Answer a client that sent all that it wanted, and ended its side; returns whether the connection stays.
+
+        The same comes from one that closed the connection. The two differ in what they do with the next bytes: one that
+        closed resets the connection, and its request is cancelled. Before an answer these bytes are an interim
+        response, which every client of HTTP/1.1 skips.
+        """
+        is_tls = self.transport.get_extra_info("ssl_object") is not None  # asyncio then closes, whatever is returned
+        if is_tls or self._in_message or self.cycle is None or self.cycle.response_complete:
+            return False
+        if not self._half_closed:
+            self._half_closed, self._deaf = True, True
+            self.cycle.keep_alive = False  # of the last request, if several wait
+            if not self.pipeline and not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+                self.transport.write(_CONTINUE)
+            self.loop.call_later(_RESET_SECONDS, lambda: self.check(self.loop.time()))
+        return True
+
+    def _is_reset(self) -> bool:
+        """Whether the client of a half-closed connection has closed all of it; its reset is read by nobody."""
+        if not self._half_closed or self.transport.is_closing():
+            return False
+        return bool(self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; refuse the connection for what is no HTTP, or too much of it."""

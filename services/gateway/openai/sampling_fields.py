@@ -46,11 +46,15 @@ class SamplingFields(Body):
         ),
     ] = None
     temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
-    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    top_p: Annotated[
+        float | None, passed("Default: the model's own, else 1. 0 leaves the most likely token alone.")
+    ] = None
     frequency_penalty: Annotated[float | None, passed()] = None
     presence_penalty: Annotated[float | None, passed()] = None
     logit_bias: Annotated[dict[int, float] | None, passed("At most 1024 entries; keys are token ids.")] = None
-    stop: Annotated[str | list[str] | None, passed("At most 64 strings.")] = None
+    stop: Annotated[
+        str | list[str] | None, passed("At most 64 strings. An empty string instead of a list is none.")
+    ] = None
 
     top_k: Annotated[int | None, supported("-1 and 0 keep all.")] = None
     min_p: Annotated[float | None, passed()] = None
@@ -129,6 +133,8 @@ class SamplingFields(Body):
 def sampling_options(request: SamplingFields) -> dict[str, Any]:
     """The ring's options that the shared fields give."""
     options = options_of(request)
+    if request.stop == "":
+        del options["stop"]
     if request.top_k is not None:
         options["top_k"] = 0 if request.top_k == -1 else request.top_k
     if request.seed is not None:

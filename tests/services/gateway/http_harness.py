@@ -73,7 +73,9 @@ class Connection:
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = (line.partition(": ") for line in head[1:-2])
             headers = {name.lower(): value for name, _, value in pairs}
-            if "content-length" in headers:
+            if head[0].split()[1].startswith("1"):
+                body = b""
+            elif "content-length" in headers:
                 body = await self.reader.readexactly(int(headers["content-length"]))
             elif headers.get("transfer-encoding") == "chunked":
                 body = await self._chunks()

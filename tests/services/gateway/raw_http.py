@@ -32,7 +32,8 @@ def get(url: str) -> Answer:
 
 
 def post(url: str, body: Any) -> Answer:
-    return _answer(urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"}))
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return _answer(urllib.request.Request(url, data, {"content-type": "application/json"}))
 
 
 def _answer(request: urllib.request.Request) -> Answer:

@@ -122,6 +122,34 @@ async def test_a_body_that_breaks_off_ends_its_request(gateway: Running) -> None
     assert not gateway.processor.service.requests
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("body", [CHAT, STREAM], ids=["whole", "stream"])
+async def test_a_client_that_ends_its_side_gets_its_answers(gateway: Running, body, version) -> None:
+    may_answer = asyncio.Event()
+
+    async def late(asked):
+        await may_answer.wait()
+        async for response in hello(asked):
+            yield response
+
+    gateway.processor.plays(late)
+    async with gateway.connection() as one:
+        one.send(request("POST", "/v1/chat/completions", body, version=version))
+        if version == "1.1":
+            one.send(request("GET", "/nothing"))
+        one.writer.write_eof()
+        await gateway.processor.service.asked.wait()
+        await asyncio.sleep(2 * connection._RESET_SECONDS)
+        may_answer.set()
+        reply = await one.reply()
+        while reply.status == 100:
+            reply = await one.reply()
+        assert (reply.status, b"ld" in reply.body) == (200, True)
+        if version == "1.1":
+            assert (await one.reply()).status == 404
+        assert await one.ended() == b""
+
+
 async def test_expect_100_continue(gateway: Running) -> None:
     async with gateway.connection() as one:
         sent = request("POST", "/v1/chat/completions", CHAT, {"expect": "100-continue"})

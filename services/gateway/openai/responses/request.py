@@ -76,7 +76,9 @@ class ResponseRequest(Body):
     stream: Annotated[bool | None, supported()] = None
     max_output_tokens: Annotated[int | None, passed("Default: the room that is left.", option="max_tokens")] = None
     temperature: Annotated[float | None, passed("0 is greedy. Default: the model's own, else 1.")] = None
-    top_p: Annotated[float | None, passed("Default: the model's own, else 1.")] = None
+    top_p: Annotated[
+        float | None, passed("Default: the model's own, else 1. 0 leaves the most likely token alone.")
+    ] = None
     top_logprobs: Annotated[int | None, supported("0 to 20.")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,

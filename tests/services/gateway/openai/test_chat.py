@@ -146,6 +146,7 @@ def test_a_form(door: openai.OpenAI) -> None:
         ({"temperature": -1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 0, "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -191,6 +192,14 @@ def test_what_is_too_large_for_a_message_of_the_ring_is_told_of_the_request(ring
 def test_null_is_absent_and_the_model_need_not_be_named(ring: Ring) -> None:
     body = {"messages": CHAT, "seed": 7, "max_tokens": 2, "stop": None, "n": None, "stream": None, "tools": []}
     assert post(f"{ring.http}/v1/chat/completions", body).status == 200
+
+
+def test_what_openais_server_takes_besides(ring: Ring) -> None:
+    """No nucleus but the most likely token, an empty text for no stops, and what Windows writes before a text."""
+    url, body = f"{ring.http}/v1/chat/completions", {"messages": CHAT, "max_tokens": 8}
+    greedy = post(url, {**body, "temperature": 0}).json()["choices"]
+    odd = json.dumps({**body, "temperature": 1.5, "seed": 3, "top_p": 0, "stop": ""})
+    assert post(url, odd.encode("utf-8-sig")).json()["choices"] == greedy
 
 
 def test_another_model_is_not_found(door: openai.OpenAI) -> None:
