@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from engine_core.errors import ExecutorError
 from engine_core.kernels.build import source_digest
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.model_loader.digest import digest_of
+from engine_core.structured_output.compiler import library_version
 
 
 def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
@@ -26,7 +26,7 @@ def identity_of(checkpoint: Checkpoint) -> dict[str, str]:
         "native kernels": source_digest(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "llguidance": version("llguidance"),
+        "llguidance": library_version() or "(none)",
         "checkpoint": digest_of(
             json.dumps(checkpoint.fields, sort_keys=True), repr(checkpoint.spec), repr(checkpoint.config)
         ),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,17 @@ LIMITS = 2
 """Which limits these are: raised when they change, since they decide where an output fails."""
 
 
+def library_version() -> str | None:
+    """Of llguidance; None where it is not installed, and grammars cannot be used."""
+    try:
+        return version("llguidance")
+    except PackageNotFoundError:
+        return None
+
+
 def grammar_numerics() -> str:
     """What decides which tokens a grammar admits, besides the model's tokenizer."""
-    return f"llguidance {version('llguidance')}, limits {LIMITS}"
+    return f"llguidance {library_version()}, limits {LIMITS}"
 
 
 @dataclass(slots=True, eq=False)

@@ -34,8 +34,10 @@ def load_tokenizer(directory: Path, vocab_size: int, eos_token_ids: Sequence[int
 
     Raises ``GrammarsUnavailableError``.
     """
-    from llguidance import LLTokenizer
-
+    try:
+        from llguidance import LLTokenizer
+    except ImportError as error:
+        raise GrammarsUnavailableError(f"llguidance is not installed on the engine: {error}") from None
     if not eos_token_ids:
         raise GrammarsUnavailableError("the model has no eos token, with which an output could end")
     try:

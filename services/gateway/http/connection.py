@@ -153,7 +153,7 @@ class Connection(HttpToolsProtocol):
 
     # What the client sends
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes either
         """Answer a client that sent all that it wanted, and ended its side; returns whether the connection stays.
 
         The same comes from one that closed the connection. The two differ in what they do with the next bytes: one that

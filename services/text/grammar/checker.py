@@ -41,10 +41,10 @@ class GrammarChecker:
         """
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise ConstraintError(field, f"its grammar is larger than {MAX_GRAMMAR_BYTES >> 10} KiB: simplify it")
-        from llguidance import LLMatcher
-
         with self._lock:
             tokenizer = self._converted
+        from llguidance import LLMatcher
+
         try:
             with panics_as_errors():
                 matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits(self._vocab_size))
@@ -64,8 +64,10 @@ class GrammarChecker:
 
     @cached_property
     def _converted(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
-
+        try:
+            from llguidance import LLTokenizer
+        except ImportError as error:
+            raise ConstraintError("", f"no constraint can be checked: llguidance is not installed: {error}") from None
         try:
             with panics_as_errors():
                 return LLTokenizer(
