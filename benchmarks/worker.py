@@ -1,7 +1,7 @@
 """A worker process: holds one engine and runs a round on each command.
 
 Engines that cannot share a process (each needs its own threads and its own interpreter) are interleaved round by round
-in this way. This module has both ends of the pipe, and imports only the standard library. A line is one JSON object:
+in this way. This module has both ends of the pipe, and needs only the standard library. A line is one JSON object:
 ``{"milestones": …}`` once the engine has generated its first token, then an answer for each ``Work``.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.work import Milestone, Outcome, Work
+from services.common.process.guard import end_with_this_program
 
 _ROOT = Path(__file__).resolve().parents[1]
 _START_TIMEOUT, _ROUND_TIMEOUT, _CLOSE_TIMEOUT = 400.0, 600.0, 15.0
@@ -119,6 +120,7 @@ class Worker:
                 cwd=_ROOT,
                 start_new_session=True,
             )
+        end_with_this_program(self._process)
         try:
             ready = self._answer(_START_TIMEOUT)
         except BaseException:

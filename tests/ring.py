@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.cli.supervise.runtime_directory import StackState, running_stacks
+from services.common.process.guard import end_with_this_program
 from tests.loopback import DEAD_PROXY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +89,7 @@ def running_ring(directory: Path, *flags: str, model: Path = MODEL, http: bool =
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **DEAD_PROXY}
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    end_with_this_program(process)
     try:
         end = time.monotonic() + START_TIMEOUT
         while '"event": "ready"' not in log.read_text():

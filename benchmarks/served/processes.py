@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from services.common.process.guard import end_with_this_program
+
 _POLL = 0.05
 _END_TIMEOUT = 10.0
 _LOG_LINES = 8
@@ -37,6 +39,7 @@ def running(
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=kept | dict(environment or {}), start_new_session=True
         )
+    end_with_this_program(process)
     try:
         yield process
     finally:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.process.guard import end_with_this_program
 from tests.ports import HeldPort
 from tests.ring import ROOT, START_TIMEOUT, Ring, metric_values, running_ring
 
@@ -59,6 +60,7 @@ def running_gateway(directory: Path, processors: str) -> Iterator[str]:
     command += ["--processors", processors, "--no-metrics", "--log-format", "json"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env={**os.environ})
+    end_with_this_program(process)
     try:
         end = time.monotonic() + START_TIMEOUT
         while not _answers(url):

@@ -18,6 +18,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 from ringline import Client, Generation
 
+from services.common.process.guard import end_with_this_program
 from tests.doors.clients import ASKED, versions
 from tests.doors.environments import of_python
 from tests.ports import HeldPort
@@ -48,6 +49,7 @@ def smg(ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     url = f"http://127.0.0.1:{port.number}"
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
+    end_with_this_program(process)
     try:
         end = time.monotonic() + START_TIMEOUT
         while not _is_ready(url):

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.common.process.guard import end_with_this_program
 from tests.verify.results import Result, Results
 from tests.verify.suites import SUITES, Suite
 
@@ -89,6 +90,7 @@ def run(suite: Suite, results: Results) -> Result:
             start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+        end_with_this_program(process)
         try:
             process.wait(PATIENCE * 60 * suite.minutes)
         except subprocess.TimeoutExpired:

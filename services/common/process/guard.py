@@ -1,0 +1,100 @@
+"""Ends processes whose starter has ended, however that ended: after SIGKILL nobody else would do it, and a process that
+is stopped does not notice the end of its input.
+
+One small process per program: it learns what to end over its standard input, whose end is that of the program. It
+imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from functools import cache
+
+_GRACE = 10.0
+"""Seconds in which processes may end what they have started, before they are killed."""
+
+
+def end_with_this_program(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """Have ``process``, with its group if it leads one, ended when this program is gone."""
+    _guard().watch(process.pid)
+
+
+class _Guard:
+    """The program's end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # -I and -S: what the guard needs is there without a look at the environment, and sooner.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int) -> None:
+        assert self._process.stdin is not None
+        with self._lock:
+            self._process.stdin.write(b"%d\n" % pid)
+            self._process.stdin.flush()
+
+
+@cache
+def _guard() -> _Guard:
+    return _Guard()
+
+
+def main() -> None:
+    """The guard: waits for the end of its input, then ends what still runs of what it was told of."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    watched: dict[int, int] = {}
+    """A pidfd for each pid, which may be another process's by the time that it is asked for."""
+    for line in sys.stdin:
+        for pid in [pid for pid, process in watched.items() if _has_ended(process)]:
+            os.close(watched.pop(pid))
+        with contextlib.suppress(ProcessLookupError):
+            watched[int(line)] = os.pidfd_open(int(line))
+    _end(watched.items())
+
+
+def _end(watched: Iterable[tuple[int, int]]) -> None:
+    left = [(pid, process) for pid, process in watched if not _has_ended(process)]
+    targets = [-pid if _leads_group(pid) else pid for pid, _ in left]
+    _signal(targets, signal.SIGINT)
+    _signal(targets, signal.SIGCONT)
+    end = time.monotonic() + _GRACE
+    while time.monotonic() < end and not all(_has_ended(process) for _, process in left):
+        time.sleep(0.05)
+    _signal(targets, signal.SIGKILL)
+
+
+def _has_ended(process: int) -> bool:
+    return bool(select.select([process], [], [], 0)[0])
+
+
+def _leads_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _signal(targets: Iterable[int], number: signal.Signals) -> None:
+    """As kill(2): a negative target is a group."""
+    for target in targets:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(target, number)
+
+
+if __name__ == "__main__":
+    main()
