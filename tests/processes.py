@@ -19,6 +19,7 @@ from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
 from services.common.config.variable_names import PARENT_PID_VARIABLE
 from services.common.links.channels import Endpoint, check_health
+from services.common.process.guard import end_with_this_program
 from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId
@@ -80,6 +81,7 @@ class Process:
             self._process = subprocess.Popen(
                 [*command, "--log-format", "json", *self.flags], cwd=root, stdout=log, stderr=log, env=environment
             )
+        end_with_this_program(self._process)  # which is asked to, at first; the kernel kills it at once if that dies
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.alive:

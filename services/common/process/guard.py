@@ -1,8 +1,8 @@
 """Ends processes whose starter has ended, however that ended: after SIGKILL nobody else would do it, and a process that
 is stopped does not notice the end of its input.
 
-One small process per program: it learns what to end over its standard input, whose end is that of the program. It
-imports only the standard library.
+One small process per program: it learns what to end over its standard input, whose end is that of the program. Where
+``make`` runs the program, the end of that is a SIGTERM for it. This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 _GRACE = 10.0
 """Seconds in which processes may end what they have started, before they are killed."""
@@ -34,7 +35,7 @@ class _Guard:
         self._lock = threading.Lock()
         # -I and -S: what the guard needs is there without a look at the environment, and sooner.
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
+            [sys.executable, "-I", "-S", __file__, *map(str, _make())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -48,6 +49,20 @@ class _Guard:
             self._process.stdin.flush()
 
 
+def _make() -> list[int]:
+    """The pid of the ``make`` that runs this program, if one does: its shell outlives it, and would wait on."""
+    pid = os.getppid() if "MAKELEVEL" in os.environ else 0
+    while pid > 1:
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            break
+        if name in ("make", "gmake"):
+            return [pid]
+        pid = int(rest.split()[1])
+    return []
+
+
 @cache
 def _guard() -> _Guard:
     return _Guard()
@@ -57,13 +72,23 @@ def main() -> None:
     """The guard: waits for the end of its input, then ends what still runs of what it was told of."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    program, makes = os.getppid(), [os.pidfd_open(int(pid)) for pid in sys.argv[1:]]
     watched: dict[int, int] = {}
     """A pidfd for each pid, which may be another process's by the time that it is asked for."""
-    for line in sys.stdin:
-        for pid in [pid for pid, process in watched.items() if _has_ended(process)]:
-            os.close(watched.pop(pid))
-        with contextlib.suppress(ProcessLookupError):
-            watched[int(line)] = os.pidfd_open(int(line))
+    with os.fdopen(0, "rb", buffering=0) as told:  # unbuffered, for select
+        while True:
+            ready, _, _ = select.select([told.fileno(), *makes], [], [])
+            if told.fileno() not in ready:
+                makes = []
+                if os.getppid() == program:
+                    os.kill(program, signal.SIGTERM)
+                continue
+            if not (line := told.readline()):
+                break
+            for pid in [pid for pid, process in watched.items() if _has_ended(process)]:
+                os.close(watched.pop(pid))
+            with contextlib.suppress(ProcessLookupError):
+                watched[int(line)] = os.pidfd_open(int(line))
     _end(watched.items())
 
 
