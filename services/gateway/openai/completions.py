@@ -208,7 +208,8 @@ class _Texts:
             "stop_reason": stop_reason(choice.stop, self.request),
         }
         if self.request.logprobs is not None:
-            body["logprobs"] = self._lists(index, ask, token_ids, logprobs, generation.prompt_logprobs or ())
+            of_prompt = generation.prompt_logprobs or ()
+            body["logprobs"] = self._lists(index, ask, token_ids, logprobs, of_prompt, body["text"])
         if (
             self.request.prompt_logprobs is not None
             and self.names is not None
@@ -244,7 +245,7 @@ class _Texts:
             if self.request.echo and index not in self._logprobs:
                 await self.names.load(self.admitted[ask].prompt_token_ids or (), prompt)
             await self.names.load(token_ids, logprobs)
-            lists = encode(self._lists(index, ask, token_ids, logprobs, prompt))
+            lists = encode(self._lists(index, ask, token_ids, logprobs, prompt, text))
         return chunks.chunk(index, b'"text":' + encode(text), lists, more=more)
 
     def _lists(
@@ -254,10 +255,11 @@ class _Texts:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprob],
         prompt_logprobs: Sequence[TokenLogprob],
+        text: str,
     ) -> dict[str, Any]:
-        """The log probabilities of a choice's next tokens; the first begin with the prompt's, if they are echoed.
+        """The log probabilities of a choice's next tokens, which complete ``text``; their texts are loaded.
 
-        Their texts are loaded.
+        The first begin with the prompt's, if they are echoed.
         """
         assert self.names is not None
         lists = self._logprobs.get(index)
@@ -267,7 +269,7 @@ class _Texts:
             if self.request.echo:
                 prompt = self.admitted[ask].prompt_token_ids or ()
                 token_ids, entries = (*prompt, *token_ids), (None, *prompt_logprobs, *logprobs)
-        return lists.add(token_ids, entries)
+        return lists.add(token_ids, entries, text)
 
 
 async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> AsyncGenerator[bytes, None]:

@@ -131,22 +131,40 @@ class CompletionLogprobs:
     """The form of completions: lists with one entry for each token, and where each begins in the text."""
 
     names: TokenNames
-    _decode: Callable[[bytes], str] = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
     _offset: int = 0
     """Characters before the next token."""
 
-    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, list[Any]]:
-        """The lists for the next tokens, whose texts are loaded. None: a token that has no log probability."""
-        tokens, values, tops, offsets = [], [], [], []
+    def add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], text: str) -> dict[str, list[Any]]:
+        """The lists for the next tokens, whose texts are loaded, and the text that they complete.
+
+        None: a token that has no log probability.
+        """
+        tokens, values, tops, offsets, at = [], [], [], [], 0
         for token_id, one in zip(token_ids, logprobs, strict=True):
             tokens.append(self.names[token_id])
             values.append(None if one is None else max(one.logprob, _LEAST))
             tops.append(None if one is None else self._top(token_id, one))
-            offsets.append(self._offset)
-            self._offset += len(self._decode(self.names.texts.raw(token_id)))
+            offsets.append(self._offset + at)
+            at = self._end_in(text, at, self.names.texts.raw(token_id))
+        self._offset += len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+    def _end_in(self, text: str, at: int, raw: bytes) -> int:
+        """Where a token's bytes end in a text that goes on at ``at``: there, if it leaves them out."""
+        state = self._decoder.getstate()
+        piece = self._decoder.decode(raw)
+        if text.startswith(piece, at):
+            return at + len(piece)
+        own, begin = piece.lstrip("\ufffd "), at
+        while text.startswith("\ufffd", begin):  # of broken characters, which may be more or fewer than Python's
+            begin += 1
+        if own and text.startswith(own, begin):
+            return begin + len(own)
+        self._decoder.setstate(state)  # a special token within a character, say
+        return at
 
     def _top(self, token_id: int, one: TokenLogprob) -> dict[str, float]:
         """The most likely tokens, and the token itself."""
