@@ -96,6 +96,7 @@ test-doors: $(FULL) $(NATIVE)  ## stock clients (openai, anthropic, LangChain, l
 
 abuse: $(FULL)  ## attack every service for ten minutes, beside clients that behave; ABUSE="--seconds 60 --seed 1" to choose
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
+	.venv/bin/python -m tests.abuse.stalls
 
 verify: setup  ## every long suite, in about two hours; goes on after an interruption; ONLY="chaos fuzz" to choose, VERIFY=--again
 	.venv/bin/python -m tests.verify $(ONLY) $(VERIFY)

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from services.gateway.endpoints import ENDPOINTS
 from tests.abuse.attackers import ATTACKS, AttackResult, find
 from tests.abuse.load import LoadResult
 from tests.abuse.report import SLOW, SLOWER_THAN_FULL, Phase, ServiceReading
 from tests.abuse.run import Options, Target, run_on
 from tests.abuse.service import SPARE_FDS, Service, excess_over
+from tests.abuse.stalls import CASES
 from tests.chaos.outcome import Defect
 from tests.ring import Ring
 
@@ -87,3 +89,10 @@ def test_what_is_held_is_compared_with_what_was_held_at_rest() -> None:
         "open calls": 1,
         "ledgers": 2,
     }
+
+
+def test_every_endpoint_that_reads_a_body_of_the_ring_has_a_case_of_stalls() -> None:
+    asked = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "POST" and endpoint.asks_ring}
+    rpc = {path for path in asked if path.startswith("/ringline.")}
+    assert {path for path, _ in CASES.values()} - rpc == asked - rpc
+    assert all(len(make()) <= 4 << 20 for _, make in CASES.values())

@@ -38,7 +38,10 @@ def check_values(body: bytes) -> None:
     """
     if _entries(body) + body.count(b'"') // 2 <= MAX_VALUES:
         return
-    outside, strings = _without_strings(body, MAX_VALUES)
+    plain, strings = _without_escapes(body)
+    if strings > MAX_VALUES:
+        raise _too_many()
+    outside = _outside_strings(plain)
     literals = sum(map(outside.count, (b"t", b"f", b"n")))  # true, false and null have one of these each
     if strings + literals + outside.count(b"[") + outside.count(b"{") > MAX_VALUES or _entries(outside) > MAX_ENTRIES:
         raise _too_many()
@@ -48,14 +51,18 @@ def has_more_entries(body: bytes, limit: int) -> bool:
     """Whether the lists and objects of JSON have more entries than ``limit``, give or take empty ones."""
     if _entries(body) <= limit:
         return False
-    outside, strings = _without_strings(body, 2 * limit)
-    return strings > 2 * limit or _entries(outside) > limit
+    plain, strings = _without_escapes(body)
+    return strings > 2 * limit or _entries(_outside_strings(plain)) > limit
 
 
-def _without_strings(body: bytes, most: int) -> tuple[bytes, int]:
-    """What stands between the strings, as far as there are ``most`` of them, and their number."""
+def _without_escapes(body: bytes) -> tuple[bytes, int]:
+    """JSON in which every quotation mark begins or ends a string, and the number of strings."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return b"".join(plain.split(b'"', 2 * most + 1)[: 2 * most : 2]), plain.count(b'"') // 2
+    return plain, plain.count(b'"') // 2
+
+
+def _outside_strings(plain: bytes) -> bytes:
+    return b"".join(plain.split(b'"')[::2])
 
 
 def _entries(json: bytes) -> int:
