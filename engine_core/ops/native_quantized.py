@@ -20,6 +20,13 @@ def keeps(kept: QuantFormat, inputs: int) -> bool:
     return inputs % PANEL == 0 and (kept.group_size % PANEL == 0 or kept.group_size >= inputs)
 
 
+def _sizes(kept: QuantFormat, inputs: int) -> tuple[int, int | None]:
+    """Inputs of a group and of an outer group, which is whole groups: a group that has all inputs is both."""
+    if kept.group_size < inputs:
+        return kept.group_size, kept.outer_size
+    return inputs, None if kept.outer_size is None else inputs
+
+
 class PackedQuantizedWeights:
     """Weights [N, K] of one size and format, one after the other, each padded to whole tiles."""
 
@@ -37,11 +44,11 @@ class PackedQuantizedWeights:
         self.outputs = outputs
         self._kernels = kernels
         self._padded = -(-outputs // TILE) * TILE
-        group_size = min(kept.group_size, inputs)
+        group_size, outer_size = _sizes(kept, inputs)
         panels, groups = count * self._padded // PANEL, -(-inputs // group_size)
         scale_type, outer = kept.scale_dtype, 0
-        if kept.outer_size is not None:
-            scale_type, outer = torch.int8, -(-inputs // kept.outer_size)
+        if outer_size is not None:
+            scale_type, outer = torch.int8, -(-inputs // outer_size)
         self._memory = {"codes": empty_for_streaming((panels, inputs * kept.bits // 32, PANEL, 4), torch.uint8)}
         of_groups = {"scales": scale_type} | {
             Offset.NONE: {},
@@ -61,7 +68,7 @@ class PackedQuantizedWeights:
             in_features=inputs,
             out_features=outputs,
             group_size=group_size,
-            outer_size=kept.outer_size or 0,
+            outer_size=outer_size or 0,
             bits=kept.bits,
             scale_type=NUMBER_TYPES[kept.scale_dtype],
             **{name: memory.data_ptr() for name, memory in self._memory.items()},

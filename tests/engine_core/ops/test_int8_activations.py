@@ -121,6 +121,15 @@ def test_bits_are_those_of_the_arithmetic_in_torch(int8_kernels: Kernels, name: 
         assert torch.equal(layer.greatest(x).ids, right.argmax(1))
 
 
+@pytest.mark.parametrize(("group_size", "k"), [(32, 16), (64, 48), (128, 96), (128, 112), (128, 208)])
+@pytest.mark.parametrize("outer_size", [None, 256])
+def test_groups_that_are_not_full(int8_kernels: Kernels, group_size: int, k: int, outer_size: int | None) -> None:
+    """The only one, or the last."""
+    weight = weight_of(QuantFormat(CODEBOOK, group_size, torch.bfloat16, outer_size, Offset.MINIMUM), 70, k)
+    layer, x = make(int8_kernels, weight, torch.bfloat16), numbers(11, k, dtype=torch.bfloat16, seed=1)
+    assert torch.equal(layer(x, dtype=torch.float32), expected(x, weight, None))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_have_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
     kernels = load_int8_kernels()
