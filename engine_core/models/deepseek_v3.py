@@ -165,14 +165,9 @@ def check_only(raw: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 
 def is_unused(name: str, config: ArchitectureConfig) -> bool:
-    """Whether a tensor belongs to layers after the last, which predict further tokens (MTP) and are not run, or is an
-    empty tensor of shared experts that the model does not have.
-    """
-    found = re.match(r"model\.layers\.(\d+)\.(mlp\.shared_experts\.)?", name)
-    if found is None:
-        return False
-    has_shared = config.mixture is not None and config.mixture.shared_size is not None
-    return int(found[1]) >= config.num_layers or (not has_shared and found[2] is not None)
+    """Whether a tensor belongs to layers after the last, which predict further tokens (MTP) and are not run."""
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    return found is not None and int(found[1]) >= config.num_layers
 
 
 def deepseek_fields(config: PretrainedConfig, *, interleaved: bool) -> dict[str, Any]:
