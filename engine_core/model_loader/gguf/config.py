@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from engine_core.errors import CheckpointError, UnsupportedModelError
 from engine_core.model_loader.gguf.metadata import Metadata
 from engine_core.model_loader.gguf.names import Source, sources_of, types_of
 from engine_core.model_loader.gguf.reader import GgufFile, GgufTensor
+from engine_core.model_loader.gguf.rope import rope_parameters
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
 from engine_core.model_loader.gguf.types import FLOAT_TYPES
 
@@ -75,45 +75,8 @@ def _common(metadata: Metadata) -> dict[str, Any]:
         "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "rope_parameters": _rope(metadata, default_head_dim),
+        "rope_parameters": rope_parameters(metadata, default_head_dim),
     }
-
-
-def _rope(metadata: Metadata, default_head_dim: int) -> dict[str, Any]:
-    """Rotations: of a part of each head, stretched, or with a factor for each pair, which is in a tensor."""
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base", 10000.0)}
-    head_dim = metadata.integer("attention.key_length", default_head_dim)
-    rotated = metadata.integer("rope.dimension_count", head_dim)
-    if rotated != head_dim and head_dim > 0:
-        parameters["partial_rotary_factor"] = rotated / head_dim
-    kind, original = metadata.text("rope.scaling.type", "none"), metadata.integer("context_length")
-    factors = [metadata.file.tensors.get(name) for name in ("rope_factors_short.weight", "rope_factors_long.weight")]
-    if (both := metadata.file.tensors.get("rope_freqs.weight")) is not None:
-        factors = [both, both]
-    if factors[0] is not None and factors[1] is not None:
-        # Llama 3's rotations, too, come as factors.
-        return parameters | {
-            "rope_type": "longrope",
-            "short_factor": list(_numbers(factors[0])),
-            "long_factor": list(_numbers(factors[1])),
-            "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", original),
-            "attention_factor": metadata.number("rope.scaling.attn_factor", 1.0),
-        }
-    if kind == "none":
-        return parameters
-    scaled = parameters | {"rope_type": kind, "factor": metadata.number("rope.scaling.factor", 1.0)}
-    if kind == "linear":
-        return scaled
-    if kind == "yarn":
-        return scaled | {
-            "original_max_position_embeddings": metadata.integer("rope.scaling.original_context_length", original),
-            "beta_fast": metadata.number("rope.scaling.yarn_beta_fast", 32.0),
-            "beta_slow": metadata.number("rope.scaling.yarn_beta_slow", 1.0),
-        }
-    raise UnsupportedModelError(
-        f"{metadata.file.path}: {metadata.key('rope.scaling.type')}={kind!r} is not supported without the tensors "
-        "rope_factors_short and rope_factors_long: expected none, linear or yarn"
-    )
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
@@ -175,7 +138,7 @@ def _gemma2(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    full = _rope(metadata, 0)
+    full = rope_parameters(metadata, 0)
     sliding = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10000.0)}
     return (
         _named("Gemma3ForCausalLM", "gemma3_text")
@@ -270,7 +233,7 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     split = metadata.has("attention.key_length_mla")
     keys = metadata.integer("attention.key_length_mla" if split else "attention.key_length")
     values = metadata.integer("attention.value_length_mla" if split else "attention.value_length")
-    rope = {key: value for key, value in _rope(metadata, rotated).items() if key != "partial_rotary_factor"}
+    rope = {key: value for key, value in rope_parameters(metadata, rotated).items() if key != "partial_rotary_factor"}
     if rope["rope_type"] == "yarn":
         # The converter writes 0.1 × mscale_all_dim; models have mscale equal to it.
         weight = float(f"{10 * metadata.number('rope.scaling.yarn_log_multiplier', 0.0):.7g}")
@@ -305,7 +268,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
         "intermediate_size": metadata.integer("expert_feed_forward_length"),
         "sliding_window": metadata.integer("attention.sliding_window"),
         "layer_types": _windows(metadata.integer("block_count"), 2),
-        "rope_parameters": _rope(metadata, 0) | {"truncate": False},
+        "rope_parameters": rope_parameters(metadata, 0) | {"truncate": False},
     }
 
 
@@ -344,17 +307,6 @@ def _tensor(file: GgufFile, name: str) -> GgufTensor:
     if (found := file.tensors.get(name)) is None:
         raise CheckpointError(f"{file.path} has no tensor {name}")
     return found
-
-
-def _numbers(tensor: GgufTensor) -> array.array[float]:
-    """Those of a short vector of float32."""
-    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 2**12:
-        raise CheckpointError(
-            f"{tensor.file}: {tensor.name} is {tensor.type.name} {list(tensor.shape)}: expected a short vector of F32"
-        )
-    with tensor.file.open("rb") as opened:
-        opened.seek(tensor.offset)
-        return array.array("f", opened.read(tensor.nbytes))
 
 
 def _generation(metadata: Metadata) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,8 @@ from transformers import (
 )
 
 from engine_core.attention.torch_reference import TorchAttention
-from engine_core.errors import CheckpointError
+from engine_core.errors import CheckpointError, UnsupportedModelError
+from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
@@ -132,3 +136,59 @@ def test_scales_that_are_not_finite_are_refused(kind: str, tmp_path: Path) -> No
         (tmp_path / "damaged.gguf").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight has a scale or a minimum that is inf"):
             load(tmp_path / "damaged.gguf")
+
+
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+STRETCHED = YARN | {"attention_factor": 1.5 * (1 + 0.1 * math.log(YARN["factor"]))}
+
+
+@pytest.mark.parametrize(
+    ("rope", "fields"),
+    [
+        (LINEAR, {"rope.scaling.factor": 4.0}),  # linear is llama.cpp's default
+        (LINEAR, {"rope.scale_linear": 4.0}),  # as files of 2023 say it
+        (LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scaling.finetuned": True}),
+        (None, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
+        (None, {"rope.scaling.factor": 0.0}),
+        (STRETCHED, {"rope.scaling.attn_factor": 1.5, "rope.scaling.yarn_ext_factor": -1.0}),
+        (STRETCHED, {"rope.scaling.attn_factor": 0.5, "rope.scaling.yarn_attn_factor": 3.0}),
+    ],
+)
+def test_scaled_rotations(rope: dict[str, Any] | None, fields: dict[str, Any], tmp_path: Path) -> None:
+    base = {} if rope is None else {"rope_parameters": YARN if rope is STRETCHED else None}
+    config = LlamaConfig(**SIZES | base)
+    save_model(make_model(config), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", config, tmp_path / "model.gguf", more=fields)
+    if rope is not None:
+        described = json.loads((tmp_path / "original/config.json").read_text())
+        (tmp_path / "original/config.json").write_text(json.dumps(described | {"rope_parameters": rope}))
+    assert torch.equal(logits_of(load(file), IDS), logits_of(load(tmp_path / "original"), IDS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            {"rope.dimension_sections": 3},
+            r"llama.rope.dimension_sections=3 is not supported: expected none of llama.rope",
+        ),
+        ({"rope.scaling.yarn_log_multiplier": 0.1}, r"yarn_log_multiplier=0.1\d* is not supported"),
+        ({"rope.freq_base_swa": 1e6}, r"freq_base_swa=1000000.0 is not supported"),
+        ({"rope.scaling.attn_factor": 2.0}, r"attn_factor=2 is not supported: expected 1 with scaling.type linear"),
+        ({"rope.scaling.yarn_attn_factor": 2.0}, r"attn_factor=2 is not supported"),
+        (
+            {"rope.scaling.yarn_ext_factor": 1.0},
+            r"yarn_ext_factor=1 is not supported: expected 0 with scaling.type linear",
+        ),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.yarn_ext_factor": 0.5},
+            r"ext_factor=0.5 is not supported: expected 1",
+        ),
+        ({"rope.scaling.type": "longrope"}, r"type='longrope' is not supported without the tensors"),
+    ],
+)
+def test_rotations_that_are_not_supported(fields: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    config = LlamaConfig(**SIZES)
+    save_model(make_model(config), tmp_path)
+    with pytest.raises(UnsupportedModelError, match=problem):
+        describe(read_gguf(write_gguf(tmp_path, config, tmp_path / "model.gguf", more=fields)))

@@ -70,12 +70,20 @@ class Converted:
 
 
 def write_gguf(
-    checkpoint: Path, config: PretrainedConfig, file: Path, type_of: TypeOf = floats, dequantized: Path | None = None
+    checkpoint: Path,
+    config: PretrainedConfig,
+    file: Path,
+    type_of: TypeOf = floats,
+    dequantized: Path | None = None,
+    *,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """The checkpoint in safetensors as a GGUF file; ``dequantized`` becomes the checkpoint of its numbers."""
+    """The checkpoint in safetensors as a GGUF file, with ``more`` fields; ``dequantized`` becomes the checkpoint of its
+    numbers.
+    """
     tensors = {name: tensor.float().numpy() for name, tensor in load_file(checkpoint / "model.safetensors").items()}
     writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
-    for key, value in metadata(config).items():
+    for key, value in (metadata(config) | (more or {})).items():
         _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{writer.arch}.{key}", value)
     rng, back = np.random.default_rng(0), {}
     for name, tensor in converted(config, tensors).items():
