@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_core.ops.quantized_weight import QuantFormat, QuantizedWeight
@@ -48,8 +51,9 @@ class Weights(Protocol):
     def take(self, *tensors: str | TensorRows) -> torch.Tensor:
         """A tensor, or several joined along the first dimension, where one may recur.
 
-        It is in the model's type and on its device, and valid only until the next is taken: a view of a mapped file
-        or of a reused buffer. Copy what is to be kept.
+        It is in the model's type and on its device: a view of a mapped file or, where it had to be converted, of
+        memory that the next one reuses unless this one is still there. Take one after the other, and copy what is to be
+        kept.
         """
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:
@@ -69,20 +73,30 @@ class Weights(Protocol):
 
 
 class Staging:
-    """One buffer, reused for all tensors that cannot be used as they lie in a file.
+    """Memory for tensors that cannot be used as they lie in a file, reused where nothing refers to it any more.
 
     Separate buffers, allocated and freed in turn with the weights that are kept, would leave holes in the heap that
-    nothing fits into: 40 % more memory, measured on a model with layers of 7 MB.
+    nothing fits into: 40 % more memory, measured on a model with layers of 7 MB. On other devices torch reuses what is
+    freed.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        """The buffer is allocated on ``device`` when first used."""
-        self._buffer = torch.empty(0, dtype=dtype, device=device)
+        """Allocates nothing yet."""
+        self._dtype = dtype
+        self._device = device
+        self._memory = np.empty(0, np.uint8)
+        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
+        """What the last tensor, and whatever is a view of it, keeps alive."""
 
     def make(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of that shape with unspecified contents, in place of the one made before."""
-        count = math.prod(shape)
-        if count > self._buffer.numel():
-            self._buffer = self._buffer.new_empty(0)  # let go of the smaller one first
-            self._buffer = self._buffer.new_empty(count)
-        return self._buffer[:count].view(shape)
+        """A tensor of that shape with unspecified contents. Let go of the last one before, so as to need no more."""
+        if self._device.type != "cpu":
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        nbytes = math.prod(shape) * self._dtype.itemsize
+        in_use = self._lent is not None and self._lent() is not None
+        if in_use or nbytes > len(self._memory):
+            self._memory = self._memory[:0].copy()  # let go of the smaller one first
+            self._memory = np.empty(nbytes, np.uint8)
+        lent = self._memory[:nbytes]
+        self._lent = weakref.ref(lent)
+        return torch.from_numpy(lent).view(self._dtype).view(shape)

@@ -207,8 +207,8 @@ class ExpertWeights:
     """The weights of one expert."""
 
     tensors: Iterator[torch.Tensor]
-    """Gate [I, H], up [I, H] and down [H, I]; of a shard, its outputs [I′, H] and [H′, I]. Each is valid until the next
-    is asked for.
+    """Gate [I, H], up [I, H] and down [H, I]; of a shard, its outputs [I′, H] and [H′, I]. Take one after the other:
+    each is read when it is asked for.
     """
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     """[I], [I] and [H]; of a shard, [I′] and [H′]."""

@@ -61,10 +61,9 @@ class NativeQuantizedExperts(PackedExperts):
     def load(self, experts: Iterable[QuantizedExpertWeights]) -> None:
         """Take the weights of all experts of this rank's shard, in ascending order."""
         for index, expert in enumerate(experts):
-            gate, up, down = expert.tensors
-            self._gate_up.pack(index, gate, half=0)
-            self._gate_up.pack(index, up, half=1)
-            self._down.pack(index, down)
+            for half in range(2):
+                self._gate_up.pack(index, next(expert.tensors), half)
+            self._down.pack(index, next(expert.tensors))
             if expert.input_orders is not None:
                 self._gate_up.order_inputs(index, expert.input_orders[0])
                 self._down.order_inputs(index, expert.input_orders[1])

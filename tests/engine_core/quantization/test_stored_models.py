@@ -48,7 +48,7 @@ CELLS = [(model, name) for model in MODELS for name in FORMATS]
 @pytest.mark.models
 @pytest.mark.parametrize(("model", "name"), CELLS)
 def test_every_kind_computes_with_the_weights_meant(model: str, name: str, tmp_path: Path) -> None:
-    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.float32)
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)  # computed in another type
     ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
     found = logits_of(load(quantized), ids, chunks=[33, 1, 6])
     torch.testing.assert_close(found, logits_of(load(tmp_path / "expanded"), ids), atol=5e-4, rtol=5e-4)
@@ -74,7 +74,7 @@ RANKS_IN_EVERY_RUN = {("padded-heads", "gptq-rules")}
     [pytest.param(*cell, marks=[] if cell in RANKS_IN_EVERY_RUN else pytest.mark.models) for cell in CELLS],
 )
 def test_ranks_compute_the_bits_of_one_process(model: str, name: str, tmp_path: Path) -> None:
-    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.float16)
     checkpoint = open_at(quantized, dtype="bfloat16")
     expected = run_steps(build_model(checkpoint))
     for one, other in zip(expected, on_ranks(checkpoint, 2, run_steps)[0], strict=True):
