@@ -33,7 +33,7 @@ from services.engine.startup_log import StageLog
 from services.engine.step_loop import StepLoop
 from services.engine.tokenizer import checked_tokenizer, read_tokenizer
 from services.engine.tracing import EngineTraces
-from services.ring.identity import CONSTRAINT, ENGINE_CAPABILITIES, PeerId
+from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, PeerId
 from services.ring.liveness import BEAT_INTERVAL
 from services.text.grammar.markers import Markers
 
@@ -124,7 +124,7 @@ class _EngineProcess:
             tokenizer_digest=tokenizer_digest,
             model_digest=digest_of(executor.model_digest, tokenizer_digest),
             numerics=executor.numerics,
-            capabilities=[name for name in ENGINE_CAPABILITIES if name != CONSTRAINT or can_constrain],
+            capabilities=[name for name in ENGINE_CAPABILITIES if can_constrain or name not in GRAMMAR_CAPABILITIES],
         )
         loop = asyncio.get_running_loop()
         self._engine.model, self._engine.model_digest = executor.model, model.model_digest

@@ -12,9 +12,12 @@ PEER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MIN_VERSION, MAX_VERSION = 1, 1
 """The contract versions that this code speaks."""
 MAX_REQUEST_ID_LENGTH = 64
-CONSTRAINT, PARSE, ANSWER_STOPS = "constraint", "parse", "answer_stops"
-ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT)
-"""Capabilities of engines that are known here; an engine that cannot use grammars lacks ``CONSTRAINT``."""
+CONSTRAINT, FORM_BESIDE_TOOLS = "constraint", "form_beside_tools"
+PARSE, ANSWER_STOPS = "parse", "answer_stops"
+ENGINE_CAPABILITIES = ("generate", "prompt_logprobs", CONSTRAINT, FORM_BESIDE_TOOLS)
+"""Capabilities of engines that are known here."""
+GRAMMAR_CAPABILITIES = (CONSTRAINT, FORM_BESIDE_TOOLS)
+"""Those of engines that can use grammars."""
 DETOKENIZER_CAPABILITIES = (PARSE, ANSWER_STOPS)
 """Capabilities of every detokenizer of this version."""
 PROCESSOR_CAPABILITIES = ("resume", "pieces", PARSE, ANSWER_STOPS)

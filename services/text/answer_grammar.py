@@ -5,10 +5,10 @@ Processors make it to check a request, engines to compute one: from the same dat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.text.grammar.constraints import Constraint, ConstraintError
-from services.text.grammar.grammar_text import Marker, after_reasoning, grammar_of
+from services.text.grammar.grammar_text import Marker, after_reasoning, grammar_of, with_parts
 from services.text.parsing import formats
 from services.text.parsing.formats import NONE
 from services.text.parsing.tool_grammar import ToolSpec
@@ -21,6 +21,8 @@ class ToolCalls:
     tools: tuple[ToolSpec, ...]
     required: bool = False
     single: bool = False
+    form: Constraint | None = None
+    """Of an answer that calls nothing; None: free text, which may also stand beside calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +47,44 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
     if form.after_reasoning and form.reasoning not in formats.REASONING_FORMATS:
         raise ConstraintError("after_reasoning", "set, but no format of reasoning is known: expected one, or false")
     if isinstance(form.constraint, ToolCalls):
-        calls = formats.TOOL_FORMATS.get(form.tool_calls)
-        if calls is None:
-            known = ", ".join(sorted(formats.TOOL_FORMATS))
-            problem = (
-                "calls can be held to a form only in a known format, and neither the request nor the model's chat "
-                f"template names one: expected output.parse.tool_calls, one of {known}"
-            )
-            raise ConstraintError("tool_calls", problem)
-        grammar = _grammar_of_calls(form, form.constraint, marker)
+        parts = _parts_of_calls(form, form.constraint, marker)
+        calls = formats.TOOL_FORMATS[form.tool_calls]
         if calls.grammar_has_reasoning:
-            inside = form.begins_in_reasoning
-            return after_reasoning(grammar, None, calls.reasoning_end, True, marker) if inside else grammar
+            if not form.begins_in_reasoning:
+                return with_parts("start: @calls", parts)
+            return after_reasoning("@calls", parts, None, calls.reasoning_end, True, marker)
     else:
-        grammar = grammar_of(form.constraint, marker)
+        parts = {"answer": grammar_of(form.constraint, marker)}
+    answer = f"({' | '.join(f'@{name}' for name in parts)})"
     if not form.after_reasoning:
-        return grammar
+        return with_parts(f"start: {answer}", parts)
     reasoning = formats.REASONING_FORMATS[form.reasoning]
-    return after_reasoning(grammar, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
+    return after_reasoning(answer, parts, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
 
 
-def _grammar_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> str:
-    make = formats.TOOL_FORMATS[form.tool_calls].grammar
+def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[str, str]:
+    """The grammars of an answer with calls and of one without, if that has a form, which the first may refer to."""
+    if (known := formats.TOOL_FORMATS.get(form.tool_calls)) is None:
+        names = ", ".join(sorted(formats.TOOL_FORMATS))
+        problem = (
+            "calls can be held to a form only in a known format, and neither the request nor the model's chat "
+            f"template names one: expected output.parse.tool_calls, one of {names}"
+        )
+        raise ConstraintError("tool_calls", problem)
+    has_form = calls.form is not None and not calls.required  # calls that are demanded leave no text
+    tools = tuple(replace(tool, strict=True) for tool in calls.tools) if calls.required else calls.tools
+    make = known.grammar_beside_form if has_form and known.grammar_beside_form else known.grammar
     try:
-        return make(calls.tools, required=calls.required, single=calls.single, marker=marker)
+        parts = {"calls": make(tools, required=calls.required or has_form, single=calls.single, marker=marker)}
     except ConstraintError as error:
         raise ConstraintError(f"tool_calls.{error.field}" if error.field else "tool_calls", error.problem) from None
     except RecursionError:
         raise ConstraintError("tool_calls", "parameters of a tool nest too deep: simplify them") from None
+    if calls.form is not None:
+        try:
+            text = grammar_of(calls.form, marker)
+        except ConstraintError as error:
+            raise ConstraintError(f"tool_calls.form.{error.field}".rstrip("."), error.problem) from None
+        if has_form:
+            parts["form"] = text
+    return parts

@@ -398,6 +398,14 @@ async def test_a_server_that_drops_the_form_breaks_the_protocol(server, ask, sho
                 "single": False,
             }
         },
+        {
+            "tool_calls": {
+                "tools": [{"name": "a", "parameters": "{}", "strict": False}],
+                "required": False,
+                "single": True,
+                "form": {"json_schema": "{}", "any_whitespace": True},
+            }
+        },
     ],
 )
 async def test_the_form_is_among_the_options_that_repeat_a_request(server, ask, form):
@@ -406,3 +414,11 @@ async def test_the_form_is_among_the_options_that_repeat_a_request(server, ask, 
     options = (await ask(**form)).generation.request.options
     assert {name: options[name] for name in form} == form
     assert build(**options).constraint == sent
+
+
+def test_tools_given_again_keep_the_form_beside_them():
+    options = {"tool_calls": {"tools": [{"name": "a"}], "form": {"regex": "a+"}}, "after_reasoning": True}
+    again = chat(tools=[ADD], **options)
+    assert again.constraint == Constraint(regex="a+", after_reasoning=True)
+    assert set(again.requires) == {"constraint", "form_beside_tools", "parse", "tools"}
+    assert not chat(tools=[ADD], tool_calls={"tools": [{"name": "a"}]}).HasField("constraint")

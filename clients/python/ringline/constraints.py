@@ -19,7 +19,7 @@ OPTIONS = frozenset({*KINDS, "any_whitespace", "after_reasoning"})
 _TAG_KEYS = ("begin", "json_schema", "end", "trigger")
 _TAGS_KEYS = ("tags", "required", "single")
 _CALL_KEYS = ("name", "parameters", "strict")
-_CALLS_KEYS = ("tools", "required", "single")
+_CALLS_KEYS = ("tools", "required", "single", "form")
 
 
 def set_constraint(target: pb.Constraint, options: Mapping[str, Any]) -> None:
@@ -83,6 +83,9 @@ def _set_calls(target: pb.ToolCalls, value: Any) -> None:
         expect(Mapping, "a dict such as {'name': 'add', 'parameters': {…}}", tool, path)
         _expect_keys(tool, _CALL_KEYS, path)
         set_function(target.tools.add(), tool, path)
+    if (form := value.get("form")) is not None:
+        expect(Mapping, "a dict such as {'json_schema': {…}}", form, "tool_calls.form")
+        set_constraint(target.form, form)
 
 
 def _set_switches(target: Message, value: Mapping[str, Any], keys: Sequence[str], path: str) -> None:

@@ -87,8 +87,10 @@ def build_request(
     given = {name: value for name, value in options.items() if value is not None}
     if messages is not None:
         build_chat(request.chat, messages, {name: given.pop(name) for name in _CHAT & given.keys()})
-    if request.chat.tools and given.pop("tool_calls", None) is not None:  # of options that a server resolved
-        given.pop("after_reasoning", None)
+    if request.chat.tools and (calls := given.pop("tool_calls", None)) is not None:  # of options that a server resolved
+        after_reasoning = given.pop("after_reasoning", None)
+        if isinstance(calls, Mapping) and calls.get("form"):
+            given |= {**calls["form"], "after_reasoning": after_reasoning}
     constraints.set_constraint(
         request.constraint, {name: given.pop(name) for name in constraints.OPTIONS & given.keys()}
     )
@@ -110,7 +112,14 @@ def build_request(
 def _needed(request: pb.GenerateRequest) -> list[str]:
     """Capabilities without which a server would ignore what ``request`` asks for."""
     parses = request.output.HasField("parse") or request.chat.tools
-    asked = {"constraint": request.HasField("constraint"), "parse": parses, "tools": request.chat.tools}
+    has_form, calls = request.HasField("constraint"), request.constraint.tool_calls
+    may_call = request.chat.tools and request.chat.tool_choice.mode != pb.ToolChoice.MODE_NONE
+    asked = {
+        "constraint": has_form,
+        "form_beside_tools": has_form and (may_call or calls.HasField("form")),
+        "parse": parses,
+        "tools": request.chat.tools,
+    }
     return [name for name, needed in asked.items() if needed]
 
 

@@ -213,7 +213,8 @@ def _constraint_options(constraint: constraint_pb2.Constraint) -> dict[str, obje
         tools = [
             {"name": one.name, "parameters": one.parameters_json or None, "strict": one.strict} for one in calls.tools
         ]
-        options["tool_calls"] = {"tools": tools, "required": calls.required, "single": calls.single}
+        form = {"form": _constraint_options(calls.form)} if calls.HasField("form") else {}
+        options["tool_calls"] = {"tools": tools, "required": calls.required, "single": calls.single, **form}
     return options
 
 

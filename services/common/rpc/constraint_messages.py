@@ -85,9 +85,19 @@ def _read_tool_calls(calls: constraint_pb2.ToolCalls) -> ToolCalls:
     if not calls.tools:
         raise ConstraintError("tool_calls.tools", "empty: expected at least one")
     try:
-        return ToolCalls(read_tools(calls.tools), calls.required, calls.single)
+        tools = read_tools(calls.tools)
     except ConstraintError as error:
         raise ConstraintError(f"tool_calls.{error.field}", error.problem) from None
+    return ToolCalls(tools, calls.required, calls.single, _read_form(calls.form) if calls.HasField("form") else None)
+
+
+def _read_form(message: constraint_pb2.Constraint) -> Constraint:
+    if message.HasField("after_reasoning"):
+        raise ConstraintError("tool_calls.form.after_reasoning", "set: expected in the constraint with the calls")
+    try:
+        return _read_constraint(message)
+    except ConstraintError as error:
+        raise ConstraintError(f"tool_calls.form.{error.field}".rstrip("."), error.problem) from None
 
 
 def _read_constraint(message: constraint_pb2.Constraint) -> Constraint:

@@ -15,7 +15,7 @@ from services.processor.admission.tool_resolution import Tools
 from services.processor.admission.validation import refuse
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused
-from services.ring.identity import CONSTRAINT
+from services.ring.identity import CONSTRAINT, FORM_BESIDE_TOOLS
 from services.text.answer_grammar import answer_grammar
 from services.text.grammar.constraints import ConstraintError
 from services.text.parsing.formats import NONE
@@ -24,6 +24,7 @@ MAX_BYTES = 1 << 20
 """Of a constraint on the way to an engine, which refuses larger ones: of all tools that may be called, together."""
 _TOOL_FIELD = re.compile(r"tool_calls\.tools\[(?P<index>\d+)\]\.(?P<rest>.*)")
 """Of an error about one tool."""
+_FORM_FIELD = "tool_calls.form."
 
 
 def is_constrained(request: inference_pb2.GenerateRequest) -> bool:
@@ -40,18 +41,23 @@ def resolve_constraint(
 ) -> constraint_pb2.Constraint | None:
     """The constraint, its grammar checked on the model's tokenizer; None if the answer is free. Raises ``Refused``."""
     admitted, chat = constraint_pb2.Constraint(), None
-    if request.HasField("constraint"):
-        admitted.CopyFrom(request.constraint)
-        field = f"constraint.{kind}" if (kind := admitted.WhichOneof("kind")) else "constraint"
-        if tools.calls is not None:
-            problem = "set together with tools that must be called or are strict: expected one of the two"
-            raise refuse("constraint", problem)
-    elif tools.calls is not None:
-        admitted.tool_calls.CopyFrom(tools.calls)
-        chat, field = request.chat, "chat.tool_choice" if tools.calls.required else "chat.tools"
+    given = request.constraint if request.HasField("constraint") else None
+    field = "chat.tool_choice" if tools.calls is not None and tools.calls.required else "chat.tools"
+    if given is not None and (kind := given.WhichOneof("kind")):
+        field = f"constraint.{kind}"
+    elif given is not None:
+        field = "constraint"
+    calls = tools.calls if given is None else _calls_beside_form(given, parse, tools)
+    if calls is not None:
+        admitted.tool_calls.CopyFrom(calls)
+        chat = request.chat
+        if given is not None and given.HasField("after_reasoning"):
+            admitted.after_reasoning = given.after_reasoning
+    elif given is not None:
+        admitted.CopyFrom(given)
     else:
         return None
-    _check_use(request, served_model, field.partition(".")[0] if chat is None else field)
+    _check_use(request, served_model, field if given is None else "constraint", engine_needs(admitted))
     has_reasoning = parse is not None and parse.reasoning != NONE
     if not admitted.HasField("after_reasoning"):
         admitted.after_reasoning = has_reasoning
@@ -65,13 +71,38 @@ def resolve_constraint(
         form = read_answer_form(admitted, parse or part_pb2.ParseParams())
         served_model.grammars.check(answer_grammar(form, served_model.grammars.checker.marker))
     except ConstraintError as error:
-        place = f"constraint.{error.field}" if error.field else field
-        raise refuse(place if chat is None else _place_in_chat(error, admitted, chat) or field, error.problem) from None
+        raise refuse(_place(error, admitted, chat) or field, error.problem) from None
     return admitted
 
 
-def _place_in_chat(error: ConstraintError, admitted: constraint_pb2.Constraint, chat: inference_pb2.Chat) -> str | None:
-    """Where ``chat`` has what is wrong with the calls that were made of it; None if it is no single tool."""
+def engine_needs(constraint: constraint_pb2.Constraint | None) -> frozenset[str]:
+    """The capabilities without which an engine would compute another grammar than that of ``constraint``."""
+    if constraint is None:
+        return frozenset()
+    return frozenset((CONSTRAINT, FORM_BESIDE_TOOLS) if constraint.tool_calls.HasField("form") else (CONSTRAINT,))
+
+
+def _calls_beside_form(
+    form: constraint_pb2.Constraint, parse: part_pb2.ParseParams | None, tools: Tools
+) -> constraint_pb2.ToolCalls | None:
+    """The calls that may stand for a text of that form; None if there can be none."""
+    has_format = parse is not None and parse.tool_calls != NONE
+    allowed = tools.calls or (tools.free_calls if has_format else None)  # others would not be recognized
+    if allowed is None:
+        return None
+    calls = constraint_pb2.ToolCalls()
+    calls.CopyFrom(allowed)
+    calls.form.CopyFrom(form)
+    calls.form.ClearField("after_reasoning")
+    return calls
+
+
+def _place(error: ConstraintError, admitted: constraint_pb2.Constraint, chat: inference_pb2.Chat | None) -> str | None:
+    """Where a request has what is wrong; None if it is no single field."""
+    if chat is None:
+        return f"constraint.{error.field}" if error.field else None
+    if error.field.startswith(_FORM_FIELD):
+        return f"constraint.{error.field.removeprefix(_FORM_FIELD)}"
     if (found := _TOOL_FIELD.fullmatch(error.field)) is None:
         return None
     name = admitted.tool_calls.tools[int(found["index"])].name
@@ -79,10 +110,12 @@ def _place_in_chat(error: ConstraintError, admitted: constraint_pb2.Constraint, 
     return f"chat.tools[{index}].{found['rest']}"
 
 
-def _check_use(request: inference_pb2.GenerateRequest, served_model: ServedModel, field: str) -> None:
+def _check_use(
+    request: inference_pb2.GenerateRequest, served_model: ServedModel, field: str, needs: frozenset[str]
+) -> None:
     """Check that the model can keep to a constraint, and that nothing else contradicts it."""
-    if CONSTRAINT not in served_model.capabilities:
-        problem = f"{field}: this model's engine cannot constrain answers (it lacks the capability {CONSTRAINT})"
+    if missing := sorted(needs - served_model.capabilities):
+        problem = f"{field}: this model's engine cannot constrain answers so (it lacks the capability {missing[0]})"
         raise Refused(Code.FAILED_PRECONDITION, problem, reason=Reason.CAPABILITY_MISSING, field=field)
     if request.sampling.allowed_token_ids:
         raise refuse("sampling.allowed_token_ids", f"set together with {field}: expected one of the two")

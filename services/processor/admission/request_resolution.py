@@ -17,7 +17,7 @@ from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2
 from ringline.types.v1 import part_pb2, sampling_pb2
 
-from services.processor.admission.constraint_resolution import resolve_constraint
+from services.processor.admission.constraint_resolution import engine_needs, resolve_constraint
 from services.processor.admission.parse_resolution import call_id_seed, resolve_parse
 from services.processor.admission.tool_resolution import Tools, json_value, resolve_tools
 from services.processor.admission.validation import (
@@ -31,7 +31,7 @@ from services.processor.admission.validation import (
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
-from services.ring.identity import ANSWER_STOPS, CONSTRAINT, PARSE, PeerId, check_requires
+from services.ring.identity import ANSWER_STOPS, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplateError, UnknownTemplateError
@@ -97,7 +97,7 @@ def resolve_request(
         tenant=tenant,
         cache_salt=cache_salt(tenant, request.cache_salt),
         traceparent=traceparent,
-        requires=_engine_requires(request.requires, model, is_constrained=constraint is not None),
+        requires=_engine_requires(request.requires, model, engine_needs(constraint)),
         model_digest=model.model_digest,
         constraint=constraint,
         parse=parse if constraint is not None else None,
@@ -141,7 +141,7 @@ def resolve_request(
         numerics=request.resume.numerics,
         model=model,
         needs=Needs(
-            engine=frozenset((CONSTRAINT,) if constraint is not None else ()),
+            engine=engine_needs(constraint),
             detokenizer=frozenset(
                 name for name, needed in ((PARSE, parse is not None), (ANSWER_STOPS, in_answer_only)) if needed
             ),
@@ -245,10 +245,10 @@ def _resolve_sampling(
     return resolved
 
 
-def _engine_requires(given: Sequence[str], model: engine_pb2.GetModelResponse, *, is_constrained: bool) -> list[str]:
+def _engine_requires(given: Sequence[str], model: engine_pb2.GetModelResponse, needs: frozenset[str]) -> list[str]:
     """What the engine must have: it must not ignore a constraint, even if the client does not say so."""
     names = [name for name in given if name in model.capabilities]
-    return [*names, CONSTRAINT] if is_constrained and CONSTRAINT not in names else names
+    return [*names, *sorted(needs.difference(names))]
 
 
 def _for_engine(sampling: inference_pb2.SamplingParams) -> engine_pb2.SamplingParams:

@@ -27,6 +27,8 @@ class Tools:
     """Of all tools with types that the model is told of."""
     calls: constraint_pb2.ToolCalls | None = None
     """What calls are held to; None if the answer is free."""
+    free_calls: constraint_pb2.ToolCalls | None = None
+    """All of them, where the answer is free."""
 
 
 def resolve_tools(chat: inference_pb2.Chat) -> Tools:
@@ -52,7 +54,10 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
         }
         for tool, spec in zip(chat.tools, specs, strict=True)
     ]
-    return Tools(descriptions, [spec.name for spec in specs], _calls(chat, mode))
+    calls = _calls(chat, mode)
+    is_held = calls.required or calls.single or any(tool.strict for tool in calls.tools)
+    names = [spec.name for spec in specs]
+    return Tools(descriptions, names, calls) if is_held else Tools(descriptions, names, free_calls=calls)
 
 
 def json_value(field: str, text: str, kind: type, noun: str) -> Any:
@@ -88,10 +93,8 @@ def _mode(choice: inference_pb2.ToolChoice, names: Sequence[str]) -> inference_p
     return mode
 
 
-def _calls(chat: inference_pb2.Chat, mode: inference_pb2.ToolChoice.Mode.ValueType) -> constraint_pb2.ToolCalls | None:
+def _calls(chat: inference_pb2.Chat, mode: inference_pb2.ToolChoice.Mode.ValueType) -> constraint_pb2.ToolCalls:
     is_named, is_required = mode == _Mode.MODE_NAMED, mode in (_Mode.MODE_REQUIRED, _Mode.MODE_NAMED)
-    if not (is_required or chat.tool_choice.single or any(tool.strict for tool in chat.tools)):
-        return None
     calls = constraint_pb2.ToolCalls(required=is_required, single=is_named or chat.tool_choice.single)
     for tool in chat.tools:
         if not is_named or tool.name == chat.tool_choice.name:

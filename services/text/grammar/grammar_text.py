@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.text.grammar.constraints import (
     MAX_CHOICE_BYTES,
@@ -49,10 +49,21 @@ def grammar_of(constraint: Constraint, marker: Marker = literal) -> str:
             return tags_grammar(constraint, marker)
 
 
-def after_reasoning(grammar: str, opening: str | None, closing: str, begins_inside: bool, marker: Marker) -> str:
-    """A grammar of reasoning in free text up to ``closing``, and then of ``grammar``, after at most two line breaks.
+def with_parts(rules: str, parts: Mapping[str, str]) -> str:
+    """A grammar whose rules, and those of the grammars ``parts``, refer to parts: ``@name``."""
+    if len(parts) == 1 and rules in (f"start: @{name}" for name in parts):
+        return next(iter(parts.values()))
+    named = [{"name": name, "lark_grammar": grammar} for name, grammar in parts.items()]
+    return json.dumps({"grammars": [{"lark_grammar": rules}, *named]})
 
-    ``begins_inside``: the prompt has opened the reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
+
+def after_reasoning(
+    answer: str, parts: Mapping[str, str], opening: str | None, closing: str, begins_inside: bool, marker: Marker
+) -> str:
+    """A grammar of reasoning in free text up to ``closing``, and then of ``answer``, after at most two line breaks.
+
+    ``answer``: an expression of ``parts``, as in ``with_parts``. ``begins_inside``: the prompt has opened the
+    reasoning. Otherwise the answer may reason, by ``opening`` it, or not.
     """
     close = marker(closing)
     if close.startswith("<"):  # no text contains a special token
@@ -63,8 +74,7 @@ def after_reasoning(grammar: str, opening: str | None, closing: str, begins_insi
     reasoning += r" /\n{0,2}/"  # models are used to them
     if not begins_inside:
         reasoning = f"({marker(opening)} {reasoning})?" if opening else f"({reasoning})?"
-    outer = "\n".join([f"start: {reasoning} @answer", *rules])
-    return json.dumps({"grammars": [{"lark_grammar": outer}, {"name": "answer", "lark_grammar": grammar}]})
+    return with_parts("\n".join([f"start: {reasoning} {answer}", *rules]), parts)
 
 
 def _regex(pattern: str) -> str:

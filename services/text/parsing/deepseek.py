@@ -84,7 +84,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
         f"one: {marker(_BEGIN)} (older | newer) {marker(_END)}",
         f'older: "function" {separator} ({" | ".join(older)}) "\\n```"',
         f"newer: {' | '.join(newer)}",
-        *argument_rules(tools, required),
+        *argument_rules(tools),
     ]
     return "\n".join(rules)
 

@@ -16,10 +16,8 @@ class MakeGrammar(Protocol):
     """Makes the grammar of a whole answer; raises ``ConstraintError`` for parameters that are not supported."""
 
     def __call__(self, tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-        """``required``: nothing but calls, whose arguments are all held to their schemas; one call if ``single``.
-
-        Otherwise free text, in which a call is held to its form once it has begun, and the arguments of strict tools to
-        their schemas.
+        """``required``: nothing but calls; one call if ``single``. Otherwise free text, in which a call is held to its
+        form once it has begun. The arguments of strict tools are held to their schemas.
         """
 
 
@@ -37,6 +35,10 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     grammar_has_reasoning: bool = False
     """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
+    grammar_beside_form: MakeGrammar | None = None
+    """Makes the grammar of nothing but calls, or else of a text that the grammar ``form`` describes; None: these are
+    alternatives.
+    """
     reasoning_end: str = ""
     """Then: the markers between reasoning that the prompt has opened and what the grammar covers."""
     call_id: Callable[[bytes, int, int], str] = call_id

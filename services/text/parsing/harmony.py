@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence, Set
+from functools import partial
 
 from services.text.grammar.lark import FREE_TEXT, literal, until
 from services.text.parsing.format import ReasoningFormat, ToolFormat
@@ -159,8 +160,13 @@ def is_in(template: str) -> bool:
     return _CHANNEL in template and _MESSAGE in template
 
 
-def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker) -> str:
-    """The grammar of an answer, its reasoning included; see ``format.MakeGrammar``. It ends with its first call."""
+def grammar(
+    tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: Marker, final: str | None = None
+) -> str:
+    """The grammar of an answer, its reasoning included; see ``format.MakeGrammar``. It ends with its first call.
+
+    ``final``: an expression of what else it may be, in its last message.
+    """
     del single  # a model waits for the result of each call
     text = f"{FREE_TEXT} {marker(_END)}" if marker(_END).startswith("<") else "ended"
     form = f'(" " {marker(_CONSTRAIN)} "json" | " json")?'
@@ -171,21 +177,29 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
         for i, tool in enumerate(tools)
     ]
     header = f"{marker(_CHANNEL)} CHANNEL {marker(_MESSAGE)}"
+    last = "" if required else f" | message* {header} TEXT"
+    if final is not None:
+        last = f' | message* {marker(_CHANNEL)} "final" {marker(_MESSAGE)} {final}'
     rules = [
-        "start: message* call"
-        + ("" if required else f" | message* {marker(_CHANNEL)} CHANNEL {marker(_MESSAGE)} TEXT"),
+        f"start: message* call{last}",
         f"message: {header} {text} {marker(_START + 'assistant')}",
         f'call: " to=functions." ({" | ".join(before)})',
         f' | {marker(_CHANNEL)} "commentary to=functions." ({" | ".join(behind)})',
         f"CHANNEL: {channels}",
         f"ended[lazy]: {until(literal(_END))}",
         f"TEXT: {FREE_TEXT}",
-        *argument_rules(tools, required),
+        *argument_rules(tools),
     ]
     return "\n".join(rules)
 
 
 TOOL_FORMAT = ToolFormat(
-    call_parser, MARKERS, is_in, grammar, grammar_has_reasoning=True, reasoning_end=_END + _START + "assistant"
+    call_parser,
+    MARKERS,
+    is_in,
+    grammar,
+    grammar_has_reasoning=True,
+    reasoning_end=_END + _START + "assistant",
+    grammar_beside_form=partial(grammar, final="@form"),
 )
 REASONING_FORMAT = ReasoningFormat(reasoning_parser, MARKERS, is_in, _OPENING, _CLOSING, begins_with_header=True)

@@ -72,7 +72,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     args = marker(_ARGS)
     if args.startswith("<"):  # a vocabulary with this token is that of a newer model
         calls = [f"{literal(tool.name)} {args} arguments_{index}" for index, tool in enumerate(tools)]
-        rules += [f"call: {' | '.join(calls)}", *argument_rules(tools, required)]
+        rules += [f"call: {' | '.join(calls)}", *argument_rules(tools)]
     else:
         rules = marked(marker(_CALLS), required=required, single=True)
         objects = "object" if single else 'object (", " object)*'

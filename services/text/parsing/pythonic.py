@@ -92,7 +92,7 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     rules += [f'calls: first {"" if single else "later*"} "]"', f"first: {' | '.join(first)}"]
     rules += [] if single else [f"later: {' | '.join(later)}"]
     for index, tool in enumerate(tools):
-        rules += _arguments(tool, index) if required or tool.strict else [f"arguments_{index}: any_arguments"]
+        rules += _arguments(tool, index) if tool.strict else [f"arguments_{index}: any_arguments"]
     rules += [
         'any_arguments: (any_argument (", " any_argument)*)?',
         f"any_argument: /[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {literal('=')} any_value",

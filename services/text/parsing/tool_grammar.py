@@ -27,7 +27,7 @@ class ToolSpec:
     parameters: Mapping[str, Any]
     """The JSON Schema of its arguments, an object."""
     strict: bool = False
-    """Hold its arguments to the schema, also if no call is demanded."""
+    """Hold its arguments to the schema."""
 
 
 _OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
@@ -48,11 +48,11 @@ def object_schema(tool: ToolSpec, index: int) -> Mapping[str, Any]:
     return schema
 
 
-def argument_rules(tools: Sequence[ToolSpec], required: bool) -> list[str]:
+def argument_rules(tools: Sequence[ToolSpec]) -> list[str]:
     """A rule ``arguments_i`` for each tool's arguments; raises ``ConstraintError`` for what is not supported."""
     schemas = [
         checked_schema(json.dumps(object_schema(tool, index)), field=f"tools[{index}].parameters_json")
-        if required or tool.strict
+        if tool.strict
         else any_object()
         for index, tool in enumerate(tools)
     ]
@@ -61,11 +61,13 @@ def argument_rules(tools: Sequence[ToolSpec], required: bool) -> list[str]:
 
 def json_calls(tools: Sequence[ToolSpec], required: bool, arguments_key: str) -> list[str]:
     """A rule ``object`` for a call that is a JSON object, and the rules that it needs."""
-    names = [json.dumps(tool.name, ensure_ascii=False) for tool in tools]
-    key = f', "{arguments_key}": '
-    calls = [f"{literal(name + key)} arguments_{index}" for index, name in enumerate(names)]
-    begin, end = literal('{"name": '), literal("}")
-    return [f"object: {begin} ({' | '.join(calls)}) {end}", *argument_rules(tools, required)]
+    pieces = ["{", '"name"', ": "], [", ", f'"{arguments_key}"', ": "]
+    if not required:  # terminals longer than those of free text
+        pieces = ['{"name": '], [f', "{arguments_key}": ']
+    begin, key = (" ".join(map(literal, each)) for each in pieces)
+    names = [literal(json.dumps(tool.name, ensure_ascii=False)) for tool in tools]
+    calls = [f"{name} {key} arguments_{index}" for index, name in enumerate(names)]
+    return [f"object: {begin} ({' | '.join(calls)}) {literal('}')}", *argument_rules(tools)]
 
 
 def marked(marker: str, *, required: bool, single: bool, between: str = "") -> list[str]:

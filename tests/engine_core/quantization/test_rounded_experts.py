@@ -17,8 +17,10 @@ from tests.engine_core.models.tiny_models import make_model, save_model
 
 FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "gpt_oss", "deepseek_v3", "gemma4_text-experts")
 TYPES = ("float32", "bfloat16", "float16")
-MOST = {"int4": 0.6, "int8": 0.15}
-"""Of the logits' spread: with random weights nothing stands out."""
+MOST = {"int4": 0.75, "int8": 0.35}
+"""Of the logits' spread: with random weights nothing stands out, and other experts are chosen. With other weights they
+would be off by more than the spread.
+"""
 
 
 def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
+from ringline.types.v1 import constraint_pb2
 
 from services.processor.admission import constraint_resolution
 from services.processor.admission.request_resolution import resolve_request
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
-from services.ring.identity import ENGINE_CAPABILITIES, PeerId
+from services.ring.identity import ENGINE_CAPABILITIES, GRAMMAR_CAPABILITIES, PeerId
 from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplates, TemplateSource
 from services.text.parsing import formats
@@ -40,7 +41,7 @@ MODES = inference_pb2.ToolChoice.Mode
 def model(template: str = TEMPLATE, *, can_constrain: bool = True) -> ServedModel:
     """A model with room for tools, whose template writes calls as Hermes and reasoning."""
     served = served_model()
-    lacking = () if can_constrain else ("constraint",)
+    lacking = () if can_constrain else GRAMMAR_CAPABILITIES
     served.model.capabilities.extend(name for name in ENGINE_CAPABILITIES if name not in lacking)
     limits = replace(served.limits, max_model_len=4096)
     return replace(served, chat=ChatTemplates({"default": TemplateSource(template)}), limits=limits)
@@ -262,6 +263,39 @@ def test_tools_that_are_left_to_the_model_constrain_nothing() -> None:
     assert not take(chat=chat(ADD, SUB, choice={"mode": MODES.MODE_AUTO})).submit.HasField("constraint")
 
 
+@pytest.mark.parametrize("choice", [None, {"name": "add"}, {"single": True}])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_form_beside_tools_leaves_calls_possible(choice: dict[str, Any] | None, strict: bool) -> None:
+    """A resume repeats it; an engine must know of it."""
+    form = {"json_object": True}
+    resolved = take(chat=chat(ADD | {"strict": strict}, choice=choice), constraint=form, output={"parse": {}})
+    constraint = resolved.admitted.constraint
+    assert constraint.tool_calls.form == constraint_pb2.Constraint(json_object=True)
+    assert constraint.tool_calls.required == (choice == {"name": "add"})
+    assert [tool.strict for tool in constraint.tool_calls.tools] == [strict]
+    assert constraint.after_reasoning
+    assert resolved.needs.engine == {"constraint", "form_beside_tools"} == set(resolved.submit.requires)
+    assert_resumes(resolved)
+
+
+def test_a_form_stands_alone_where_nothing_can_be_called() -> None:
+    form = constraint_pb2.Constraint(json_object=True, after_reasoning=False)
+    for given in (
+        {"chat": chat(ADD, choice={"mode": MODES.MODE_NONE})},
+        {"chat": chat(ADD), "output": {"parse": {"tool_calls": "none"}}},
+        {"chat": chat(ADD), "served": model("{{ tools | tojson }}")},
+    ):
+        assert take(**given, constraint=form).submit.constraint == form
+
+
+def test_a_form_beside_tools_needs_an_engine_that_knows_it() -> None:
+    older = model()
+    older.model.capabilities.remove("form_beside_tools")
+    status = refusal(older, chat=chat(ADD), constraint={"json_object": True})
+    assert (status.code, status.reason) == (Code.FAILED_PRECONDITION, Reason.CAPABILITY_MISSING)
+    assert "form_beside_tools" in status.message
+
+
 UNSUPPORTED = {"name": "f", "parameters_json": '{"properties": {"a": {"type": "array", "uniqueItems": true}}}'}
 
 
@@ -270,7 +304,8 @@ UNSUPPORTED = {"name": "f", "parameters_json": '{"properties": {"a": {"type": "a
     [
         ({"chat": chat(SUB, UNSUPPORTED, choice={"name": "f"})}, "chat.tools[1].parameters_json"),
         ({"chat": chat(SUB, UNSUPPORTED | {"strict": True})}, "chat.tools[1].parameters_json"),
-        ({"chat": chat(ADD, choice={"name": "add"}), "constraint": {"regex": "a"}}, "constraint"),
+        ({"chat": chat(ADD), "constraint": {"regex": "(?=a)"}}, "constraint.regex"),
+        ({"chat": chat(ADD), "constraint": {}}, "constraint"),
         ({"constraint": {"tool_calls": {"tools": [SUB]}}}, "constraint.tool_calls"),
         ({"constraint": {"tool_calls": {}}}, "constraint.tool_calls.tools"),
         ({"constraint": {"tool_calls": {"tools": [SUB, SUB]}}}, "constraint.tool_calls.tools[1].name"),

@@ -200,16 +200,16 @@ def test_structural_tags_that_are_refused(tags: tuple[StructuralTag, ...], probl
 
 
 def test_reasoning_before_the_answer() -> None:
-    answer = grammar_of(JsonObject())
-    begun = Compiled(after_reasoning(answer, "<think>", "</think>", True, checker().marker))
+    answer = "@answer", {"answer": grammar_of(JsonObject())}
+    begun = Compiled(after_reasoning(*answer, "<think>", "</think>", True, checker().marker))
     assert begun.accepts('so {"x"\n</think>{"a": 1}')
     assert not begun.accepts('{"a": 1}')
     assert not begun.accepts("so</think>x")
-    optional = Compiled(after_reasoning(answer, "<think>", "</think>", False, checker().marker))
+    optional = Compiled(after_reasoning(*answer, "<think>", "</think>", False, checker().marker))
     assert optional.accepts('<think>so</think>{"a": 1}')
     assert optional.accepts('{"a": 1}')
     assert not optional.accepts('so</think>{"a": 1}')
-    special = Compiled(after_reasoning(answer, "<tool_call>", "</tool_call>\n", False, checker().marker))
+    special = Compiled(after_reasoning(*answer, "<tool_call>", "</tool_call>\n", False, checker().marker))
     assert special.accepts('<tool_call>so </think></tool_call>\n{"a": 1}')
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -110,7 +111,8 @@ def check_calls(parts: list[Part]) -> int:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_demanded_calls(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
     for single in (True, False):
-        grammar = TOOL_FORMATS[name].grammar(TOOLS, required=True, single=single, marker=checker.marker)
+        tools = [replace(tool, strict=True) for tool in TOOLS]
+        grammar = TOOL_FORMATS[name].grammar(tools, required=True, single=single, marker=checker.marker)
         checker.check(grammar)
         for seed in range(2):
             parts = parsed(tokenizer, name, walk(masks, grammar, (), seed))
@@ -133,7 +135,7 @@ def test_calls_once_begun(checker: GrammarChecker, masks: LLTokenizer, tokenizer
 def test_a_tool_without_properties_takes_no_arguments(
     checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
 ) -> None:
-    tool = ToolSpec("f", {"type": "object", "properties": {}})
+    tool = ToolSpec("f", {"type": "object", "properties": {}}, strict=True)
     grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
     calls = parsed(tokenizer, name, walk(masks, grammar, (), 0))
     assert [call.arguments for call in calls if isinstance(call, ToolCallPiece)] == ["{}"]
@@ -141,7 +143,8 @@ def test_a_tool_without_properties_takes_no_arguments(
 
 def test_parameters_that_cannot_be_held_to() -> None:
     def grammar(name: str, parameters: dict[str, object]) -> str:
-        return TOOL_FORMATS[name].grammar([ToolSpec("f", parameters)], required=True, single=True, marker=json.dumps)
+        tools = [ToolSpec("f", parameters, strict=True)]
+        return TOOL_FORMATS[name].grammar(tools, required=True, single=True, marker=json.dumps)
 
     with pytest.raises(ConstraintError, match='expected "object"') as refused:
         grammar("hermes", {"type": "string"})

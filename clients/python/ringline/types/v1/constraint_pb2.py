@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ringline/types/v1/constraint.proto\x12\x11ringline.types.v1\"\xd6\x02\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x32\n\x06\x63hoice\x18\x04 \x01(\x0b\x32 .ringline.types.v1.ChoiceOfTextsH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12<\n\x0fstructural_tags\x18\x06 \x01(\x0b\x32!.ringline.types.v1.StructuralTagsH\x00\x12\x32\n\ntool_calls\x18\t \x01(\x0b\x32\x1c.ringline.types.v1.ToolCallsH\x00\x12\x16\n\x0e\x61ny_whitespace\x18\x07 \x01(\x08\x12\x1c\n\x0f\x61\x66ter_reasoning\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x06\n\x04kindB\x12\n\x10_after_reasoning\"\x1e\n\rChoiceOfTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"b\n\x0eStructuralTags\x12.\n\x04tags\x18\x01 \x03(\x0b\x32 .ringline.types.v1.StructuralTag\x12\x10\n\x08required\x18\x02 \x01(\x08\x12\x0e\n\x06single\x18\x03 \x01(\x08\"Q\n\rStructuralTag\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x13\n\x0bjson_schema\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\x0f\n\x07trigger\x18\x04 \x01(\t\"]\n\tToolCalls\x12.\n\x05tools\x18\x01 \x03(\x0b\x32\x1f.ringline.types.v1.CallableTool\x12\x10\n\x08required\x18\x02 \x01(\x08\x12\x0e\n\x06single\x18\x03 \x01(\x08\"E\n\x0c\x43\x61llableTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12\x0e\n\x06strict\x18\x03 \x01(\x08\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"ringline/types/v1/constraint.proto\x12\x11ringline.types.v1\"\xd6\x02\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x32\n\x06\x63hoice\x18\x04 \x01(\x0b\x32 .ringline.types.v1.ChoiceOfTextsH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x12<\n\x0fstructural_tags\x18\x06 \x01(\x0b\x32!.ringline.types.v1.StructuralTagsH\x00\x12\x32\n\ntool_calls\x18\t \x01(\x0b\x32\x1c.ringline.types.v1.ToolCallsH\x00\x12\x16\n\x0e\x61ny_whitespace\x18\x07 \x01(\x08\x12\x1c\n\x0f\x61\x66ter_reasoning\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x06\n\x04kindB\x12\n\x10_after_reasoning\"\x1e\n\rChoiceOfTexts\x12\r\n\x05texts\x18\x01 \x03(\t\"b\n\x0eStructuralTags\x12.\n\x04tags\x18\x01 \x03(\x0b\x32 .ringline.types.v1.StructuralTag\x12\x10\n\x08required\x18\x02 \x01(\x08\x12\x0e\n\x06single\x18\x03 \x01(\x08\"Q\n\rStructuralTag\x12\r\n\x05\x62\x65gin\x18\x01 \x01(\t\x12\x13\n\x0bjson_schema\x18\x02 \x01(\t\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\x0f\n\x07trigger\x18\x04 \x01(\t\"\x8a\x01\n\tToolCalls\x12.\n\x05tools\x18\x01 \x03(\x0b\x32\x1f.ringline.types.v1.CallableTool\x12\x10\n\x08required\x18\x02 \x01(\x08\x12\x0e\n\x06single\x18\x03 \x01(\x08\x12+\n\x04\x66orm\x18\x04 \x01(\x0b\x32\x1d.ringline.types.v1.Constraint\"E\n\x0c\x43\x61llableTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameters_json\x18\x02 \x01(\t\x12\x0e\n\x06strict\x18\x03 \x01(\x08\x42P\n\x15\x64\x65v.ringline.types.v1P\x01Z!ringline.dev/gen/types/v1;typesv1\xaa\x02\x11Ringline.Types.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STRUCTURALTAGS']._serialized_end=532
   _globals['_STRUCTURALTAG']._serialized_start=534
   _globals['_STRUCTURALTAG']._serialized_end=615
-  _globals['_TOOLCALLS']._serialized_start=617
-  _globals['_TOOLCALLS']._serialized_end=710
-  _globals['_CALLABLETOOL']._serialized_start=712
-  _globals['_CALLABLETOOL']._serialized_end=781
+  _globals['_TOOLCALLS']._serialized_start=618
+  _globals['_TOOLCALLS']._serialized_end=756
+  _globals['_CALLABLETOOL']._serialized_start=758
+  _globals['_CALLABLETOOL']._serialized_end=827
 # @@protoc_insertion_point(module_scope)

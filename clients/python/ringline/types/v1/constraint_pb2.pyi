@@ -166,6 +166,7 @@ class ToolCalls(google.protobuf.message.Message):
     TOOLS_FIELD_NUMBER: builtins.int
     REQUIRED_FIELD_NUMBER: builtins.int
     SINGLE_FIELD_NUMBER: builtins.int
+    FORM_FIELD_NUMBER: builtins.int
     required: builtins.bool
     """Nothing but calls, at least one. Default: false; free text, in which a call is held to its form once it has begun."""
     single: builtins.bool
@@ -174,14 +175,23 @@ class ToolCalls(google.protobuf.message.Message):
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallableTool]:
         """The tools that may be called, 1 to 128."""
 
+    @property
+    def form(self) -> global___Constraint:
+        """The form of an answer that calls nothing, of any kind but tool_calls; after_reasoning is not set in it. An answer is
+        then calls or a text of that form, and nothing beside them. Default: free text. Needs the capability
+        form_beside_tools.
+        """
+
     def __init__(
         self,
         *,
         tools: collections.abc.Iterable[global___CallableTool] | None = ...,
         required: builtins.bool = ...,
         single: builtins.bool = ...,
+        form: global___Constraint | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["required", b"required", "single", b"single", "tools", b"tools"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["form", b"form"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["form", b"form", "required", b"required", "single", b"single", "tools", b"tools"]) -> None: ...
 
 global___ToolCalls = ToolCalls
 
