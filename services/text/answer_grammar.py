@@ -72,6 +72,9 @@ def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[
         )
         raise ConstraintError("tool_calls", problem)
     has_form = calls.form is not None and not calls.required  # calls that are demanded leave no text
+    if has_form and known.begins_like_json and getattr(calls.form, "any_whitespace", False):
+        problem = f"set beside tools, whose calls in the format {form.tool_calls} are JSON without it: expected false"
+        raise ConstraintError("tool_calls.form.any_whitespace", problem)
     tools = tuple(replace(tool, strict=True) for tool in calls.tools) if calls.required else calls.tools
     make = known.grammar_beside_form if has_form and known.grammar_beside_form else known.grammar
     try:

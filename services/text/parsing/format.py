@@ -35,6 +35,8 @@ class ToolFormat:
     """Makes the grammar of an answer with calls."""
     grammar_has_reasoning: bool = False
     """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
+    begins_like_json: bool = False
+    """A call cannot be told from other JSON by how it begins."""
     grammar_beside_form: MakeGrammar | None = None
     """Makes the grammar of nothing but calls, or else of a text that the grammar ``form`` describes; None: these are
     alternatives.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from services.text.answer_grammar import AnswerForm, ToolCalls, answer_grammar
-from services.text.grammar.constraints import ConstraintError, JsonSchema, Regex
+from services.text.grammar.constraints import ConstraintError, JsonObject, JsonSchema, Regex
 from services.text.parsing import formats
 from services.text.parsing.tool_grammar import ToolSpec
 from tests.services.text.grammar.matching import Compiled, checker
@@ -122,6 +122,10 @@ def test_parameters_nested_too_deep_are_refused() -> None:
         (AnswerForm(Regex("(?=a)")), "regex"),
         (AnswerForm(CALLS), "tool_calls"),
         (AnswerForm(replace(CALLS, form=Regex("(?=a)")), tool_calls="hermes"), "tool_calls.form.regex"),
+        (
+            AnswerForm(replace(CALLS, required=False, form=JsonObject(True)), tool_calls="llama3_json"),
+            "tool_calls.form.any_whitespace",
+        ),
         (
             AnswerForm(ToolCalls((ToolSpec("f", {"not": {}}),), required=True), tool_calls="hermes"),
             "tool_calls.tools[0].parameters_json",
