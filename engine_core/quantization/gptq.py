@@ -3,14 +3,14 @@ bits, a scale and a zero for each group of inputs.
 
 A word of ``qweight`` [K · bits / 32, N] holds one output's codes of neighbouring inputs, from the lowest bits on; one
 of ``qzeros`` [K / group, N · bits / 32] the zeros of neighbouring outputs, each less one but in version 2 of the
-format. ``g_idx`` [K] names each input's group: with ``desc_act`` groups are of inputs that need not be neighbours.
+format. ``g_idx`` [K] names each input's group: with ``desc_act`` groups are of inputs that need not be neighbours;
+without that it may be left out.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from engine_core.ops.quantized_weight import (
     QuantFormat,
     QuantizedWeight,
 )
-from engine_core.quantization.awq import AwqConfig
 from engine_core.quantization.config_fields import ConfigFields, groups_in_words, is_linear
 from engine_core.quantization.name_patterns import Matches, NamePatterns
 from engine_core.quantization.packing import columns_of, fields_of, order_of_groups, some_rows, take, take_scales
@@ -35,8 +34,6 @@ from engine_core.quantization.schemes import Scheme, SchemesConfig, Tensors, sca
 BITS = (4, 8)
 _LEFT_OUT, _TAKEN = "-:", "+:"
 """How rules of ``dynamic`` begin."""
-_NOT_QUANTIZED = (16, 32)
-"""Bits, in AutoRound's rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,8 @@ class GptqScheme(Scheme):
     stored_less: int
     """What was subtracted from zeros: 1 in version 1 of the format."""
     scale_dtype: torch.dtype
+    names_groups: bool
+    """There is ``g_idx``; otherwise inputs are in order."""
 
     def format(self, inputs: int) -> QuantFormat:
         if self.symmetric:
@@ -60,14 +59,16 @@ class GptqScheme(Scheme):
 
     def tensors(self, name: str, outputs: int, inputs: int) -> dict[str, tuple[int, ...]]:
         groups = -(-inputs // (self.group_size or inputs))
-        return {
+        found: dict[str, tuple[int, ...]] = {
             f"{name}.qweight": (-(-inputs * self.bits // 32), outputs),
             f"{name}.qzeros": (groups, -(-outputs * self.bits // 32)),
             f"{name}.scales": (groups, outputs),
-            f"{name}.g_idx": (inputs,),
         }
+        return found | ({f"{name}.g_idx": (inputs,)} if self.names_groups else {})
 
     def input_order(self, name: str, inputs: int, weights: Weights) -> torch.Tensor | None:
+        if not self.names_groups:
+            return None
         groups = take(weights, f"{name}.g_idx", (torch.int32, torch.int64))
         return order_of_groups(groups, f"{name}.g_idx", self.group_size or inputs)
 
@@ -101,6 +102,11 @@ class GptqScheme(Scheme):
         return zeros.to(torch.uint8).t().contiguous()
 
 
+def names_groups(tensors: Tensors) -> bool:
+    """Whether layers have ``g_idx``: all of them, or none."""
+    return any(name.endswith(".g_idx") for name in tensors)
+
+
 class GptqConfig(SchemesConfig):
     """Linear layers of decoder layers, and the head if it says so, but for rules by name (``dynamic``)."""
 
@@ -115,8 +121,8 @@ class GptqConfig(SchemesConfig):
             known.flag("sym", True),
             0 if stored == "gptq_v2" else 1,
             scale_dtype(tensors, ".scales"),
+            known.flag("desc_act", False) or names_groups(tensors),
         )
-        known.flag("desc_act", False)
         self._of_head = known.flag("lm_head", False)
         self._patterns = NamePatterns(known.method)
         self._rules = [self._rule(pattern, changes) for pattern, changes in known.objects("dynamic").items()]
@@ -128,12 +134,11 @@ class GptqConfig(SchemesConfig):
         if not pattern.startswith(_LEFT_OUT):
             known = ConfigFields("GPTQ", changes, f"quantization_config.dynamic[{pattern!r}]")
             own = self._scheme
-            scheme = GptqScheme(
-                known.one_of("bits", BITS, own.bits),
-                known.group_size() if "group_size" in changes else own.group_size,
-                known.flag("sym", own.symmetric),
-                own.stored_less,
-                own.scale_dtype,
+            scheme = replace(
+                own,
+                bits=known.one_of("bits", BITS, own.bits),
+                group_size=known.group_size() if "group_size" in changes else own.group_size,
+                symmetric=known.flag("sym", own.symmetric),
             )
         return self._patterns.matcher(pattern.removeprefix(_LEFT_OUT).removeprefix(_TAKEN)), scheme
 
@@ -146,17 +151,3 @@ class GptqConfig(SchemesConfig):
 
     def describe(self) -> str:
         return f"GPTQ, {self._scheme.bits} bits in {groups_in_words(self._scheme.group_size)}"
-
-
-def auto_round(fields: Mapping[str, Any], tensors: Tensors) -> SchemesConfig:
-    """AutoRound, where it packs like GPTQ or AWQ; ``extra_config`` has rules for single layers."""
-    known = ConfigFields("AutoRound", fields)
-    packing = known.one_of("packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"))
-    known.one_of("data_type", ("int",), "int")
-    if packing.endswith("awq"):
-        return AwqConfig({**fields, "zero_point": True}, tensors)
-    rules = {
-        (_LEFT_OUT if changes.get("bits") in _NOT_QUANTIZED else _TAKEN) + re.escape(name) + "$": changes
-        for name, changes in known.objects("extra_config").items()
-    }
-    return GptqConfig({**fields, "quant_method": "gptq", "dynamic": rules}, tensors)

@@ -27,8 +27,8 @@ class NamePatterns:
         self._method = method
         self._seconds_left = _MOST_SECONDS
 
-    def matcher(self, pattern: str) -> Matches:
-        """Whether a name matches from its beginning; ``pattern`` may have the ``PREFIX``.
+    def matcher(self, pattern: str, *, anywhere: bool = False) -> Matches:
+        """Whether a name matches from its beginning, or ``anywhere``; ``pattern`` may have the ``PREFIX``.
 
         Raises ``CheckpointError``, which the function returned does, too, when time is over.
         """
@@ -39,10 +39,12 @@ class NamePatterns:
         except (regex.error, OverflowError, RecursionError) as error:
             raise self._refused(pattern, f"is no regular expression: {error}") from error
 
+        look = compiled.search if anywhere else compiled.match
+
         def matches(name: str) -> bool:
             started = time.monotonic()
             try:
-                found = compiled.match(name, timeout=max(self._seconds_left, 1e-3)) is not None
+                found = look(name, timeout=max(self._seconds_left, 1e-3)) is not None
             except TimeoutError as error:
                 problem = f"and others take more than {_MOST_SECONDS:.0f} s to match names: use fewer repetitions"
                 raise self._refused(pattern, problem) from error

@@ -183,6 +183,43 @@ def gptq(
     return Quantizer(fields, quantize, lambda name: in_layers(name) and left_out not in name)
 
 
+def auto_round(*, head: bool = False) -> Quantizer:
+    """Packed like GPTQ, without ``g_idx``; rules by name, which come first, and by patterns."""
+    like = gptq(
+        dynamic={
+            "layers.0.self_attn.k_proj": {"bits": 8},
+            "k_proj": {"group_size": 16},
+            "down_proj": {"group_size": -1},
+        },
+        left_out="gate_proj",
+    )
+
+    def quantize(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        tensors, meant = like.quantize(name, weight)
+        del tensors[f"{name}.g_idx"]
+        return tensors, meant
+
+    rules: dict[str, dict[str, Any]] = {
+        r"layers\.\d+\..*k_proj": {"group_size": 16},
+        r".*mlp.*\.gate_proj.*": {"bits": 16, "data_type": "fp"},
+        "model.layers.0.self_attn.k_proj": {"bits": 8},
+        r"^model\..*\.down_proj$": {"group_size": -1},
+    }
+    if head:
+        rules["lm_head"] = {"bits": 4, "group_size": 32, "sym": True, "data_type": "int", "super_bits": None}
+    fields = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32}
+    fields |= {"sym": True, "data_type": "int", "block_name_to_quantize": "model.layers", "extra_config": rules}
+    return Quantizer(fields, quantize, lambda name: like.is_quantized(name) or (head and name == "lm_head"))
+
+
+def auto_round_awq() -> Quantizer:
+    """Packed like AWQ, with rules."""
+    like = awq(exceptions=("k_proj", "up_proj"))
+    rules = {r".*k_proj.*": {"bits": 16}, r"mlp.*up_proj": {"bits": 16}}
+    fields = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": 32}
+    return Quantizer(fields | {"sym": False, "extra_config": rules}, like.quantize, like.is_quantized)
+
+
 def compressed(
     stored: str, inputs: dict[str, Any] | None = None, targets: tuple[str, ...] = ("Linear",), **arguments: Any
 ) -> Quantizer:

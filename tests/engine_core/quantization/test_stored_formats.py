@@ -12,6 +12,8 @@ from tests.engine_core.models.driver import load, logits_of
 from tests.engine_core.models.tiny_models import SIZES
 from tests.engine_core.quantization.quantizing import (
     Quantizer,
+    auto_round,
+    auto_round_awq,
     awq,
     compressed,
     fp8,
@@ -37,6 +39,8 @@ FORMATS: dict[str, Quantizer] = {
     "gptq-8-bits": gptq(8, -1),
     "gptq-8-bits-zeros": gptq(8, symmetric=False),
     "gptq-rules": gptq(dynamic={"k_proj": {"bits": 8}, "down_proj": {"group_size": 16}}, left_out="gate_proj"),
+    "auto-round": auto_round(),
+    "auto-round-awq": auto_round_awq(),
     "packed": compressed("pack-quantized", **PACKED),
     "packed-zeros": compressed("pack-quantized", **(PACKED | {"symmetric": False})),
     "packed-channels": compressed("pack-quantized", **(PACKED | {"strategy": "channel", "group_size": None})),
@@ -80,3 +84,8 @@ NAMES = [pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.mo
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_the_weights_meant(name: str, tmp_path: Path) -> None:
     check(LLAMA, FORMATS[name], tmp_path)
+
+
+def test_a_head_that_a_rule_names_is_quantized(tmp_path: Path) -> None:
+    config = LlamaConfig(**(SIZES | {"intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 224}))
+    check(config, auto_round(head=True), tmp_path)

@@ -20,6 +20,8 @@ GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128, "s
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 NF4: dict[str, Any] = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+AUTO_ROUND: dict[str, Any] = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
+AUTO_ROUND |= {"group_size": 32}
 WEIGHTS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
 
 
@@ -65,11 +67,13 @@ def compressed(**changes: Any) -> dict[str, Any]:
         (compressed(group={"targets": ["re:["]}), r"'re:\[' in quantization_config is no regular expression"),
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "sparse weights .* are not supported"),
         (compressed(transform_config={"config_groups": {"R1": {}}}), "transformed weights .* are not supported"),
-        ({"quant_method": "auto-round", "bits": 4, "packing_format": "x"}, "AutoRound: .*packing_format='x'"),
+        (AUTO_ROUND | {"packing_format": "x"}, "AutoRound: .*packing_format='x'"),
+        (AUTO_ROUND | {"extra_config": {"x": {"bits": "4"}}}, r"extra_config\['x'\]\.bits='4' is not supported"),
+        (AUTO_ROUND | {"extra_config": {"x": {"data_type": "fp8"}}}, r"extra_config\['x'\]\.data_type='fp8'"),
+        (AUTO_ROUND | {"extra_config": {"(": {"bits": 8}}}, r"AutoRound: '\(' in quantization_config is no regular"),
         (
-            {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq", "group_size": 32}
-            | {"extra_config": {"x": {"bits": "4"}}},
-            "bits='4' is not supported",
+            AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "extra_config": {"x": {"bits": 8}}},
+            r"extra_config\['x'\]\.bits=8 is not supported: expected one of 4, 16",
         ),
         ({"quant_method": "gguf"}, "is quantized with GGUF, which is not supported"),
         ({"quant_method": "hqq"}, "is quantized with HQQ, .* choose one with .*AWQ, .*GPTQ"),
@@ -149,6 +153,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
     ),
     "other zeros": ("gptq", setting("qzeros", 0), rf"{UP}\.qzeros has other zeros than 8, .* says sym: true"),
     "groups out of range": ("gptq-ordered", setting("g_idx", 9, (0,)), rf"{UP}\.g_idx does not divide 64 inputs"),
+    "no groups": ("gptq-ordered", without("g_idx"), rf"1 missing \({UP}\.g_idx\)"),
     "negative group": ("gptq-ordered", setting("g_idx", -1, (0,)), rf"{UP}\.g_idx does not divide"),
     "uneven groups": ("gptq-ordered", replaced("g_idx", torch.zeros_like), rf"{UP}\.g_idx does not divide"),
     "zero of 256": ("gptq-8-bits-zeros", setting("qzeros", -1), rf"{UP}\.qzeros has a zero of 256"),
