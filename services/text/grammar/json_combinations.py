@@ -15,7 +15,7 @@ from services.text.grammar.references import MAX_LEVELS, in_order, levels
 Schema = dict[str, Any] | bool
 Definitions = dict[str, Schema]
 
-_PREFIX = "#/$defs/"
+PREFIX = "#/$defs/"
 _EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _DEPTH = 6
 """How far ``Disjointness`` looks into schemas."""
@@ -36,7 +36,7 @@ def children(schema: dict[str, Any]) -> list[tuple[tuple[str, ...], Schema]]:
 def referred(schema: dict[str, Any]) -> str | None:
     """The name of the definition to which ``schema`` refers."""
     reference: str | None = schema.get("$ref")
-    return None if reference is None else reference.removeprefix(_PREFIX)
+    return None if reference is None else reference.removeprefix(PREFIX)
 
 
 def refers(schemas: Iterable[Schema], name: str) -> bool:

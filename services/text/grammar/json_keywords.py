@@ -14,7 +14,7 @@ MAX_LENGTH = 1_000_000
 MAX_STRING = 16 << 10
 """Characters of a name, or of a string in const or enum."""
 MAX_NUMBER = 2**53
-"""Integers up to it have one value in every reader; bounds of numbers may not be larger."""
+"""Integers up to it have one value in every reader; bounds that lie beyond, such as those of int64, mean it."""
 MAX_MULTIPLE = 10_000
 """Of ``multipleOf``, its decimal point taken out."""
 
@@ -24,10 +24,13 @@ ANNOTATIONS = frozenset(
     (
         *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions"),
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("contentEncoding", "contentMediaType", "contentSchema", "discriminator"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+        *("example", "externalDocs", "xml"),  # OpenAPI's
+        *("markdownDescription", "enumDescriptions", "markdownEnumDescriptions", "defaultSnippets"),  # editors'
+        *("errorMessage", "patternErrorMessage", "deprecationMessage", "enumNames", "propertyOrdering"),
     )
 )
-"""Keywords that restrict nothing, with ``discriminator`` of OpenAPI, which pydantic writes."""
+"""Keywords that restrict nothing."""
 
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -35,6 +38,8 @@ _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LONG_MONTH, _SHORT_MONTH = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])", "(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
 _DAY = f"(?:{_LONG_MONTH}|{_SHORT_MONTH}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
 _DATE = f"(?:{_YEAR}-{_DAY}|{_LEAP_YEAR}-02-29)"
+
+_UUID = "[0-9a-f]{8}-[0-9a-f]{4}-%d[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 FORMATS: Mapping[str, str | None] = {
     "date-time": f"{_DATE}T{_TIME}",
@@ -47,14 +52,17 @@ FORMATS: Mapping[str, str | None] = {
     "ipv6": None,
     "uuid": None,
     "uri": None,
+    **{f"uuid{version}": _UUID % version for version in (1, 3, 4, 5, 6, 7, 8)},
 }
-"""Formats, and expressions for them where llguidance's own would allow what is none, such as the 30th of February."""
+"""Formats that are enforced, and expressions for them where llguidance has none, or one that allows too much, such as
+the 30th of February. Any other annotates, as JSON Schema has it: ``int64``, ``double``, ``password``, ``path``."""
 
 _DRAFTS = (
     "https://json-schema.org/draft/2020-12/schema",
     "https://json-schema.org/draft/2019-09/schema",
     "http://json-schema.org/draft-07/schema",
     "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
 )
 
 
@@ -63,13 +71,25 @@ class KeywordError(ValueError):
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         raise KeywordError("expected a number")
     if abs(value) > MAX_NUMBER:
         raise KeywordError(f"{shortened(str(value))} is too large: expected at most 2^53 (9007199254740992)")
     if 0 < abs(value) < 1e-9:
         raise KeywordError(f"{value} is too small: expected 0, or at least 1e-9")
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _lower_bound(value: Any) -> Any:
+    return -MAX_NUMBER if _is_number(value) and value < -MAX_NUMBER else _number(value)
+
+
+def _upper_bound(value: Any) -> Any:
+    return MAX_NUMBER if _is_number(value) and value > MAX_NUMBER else _number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _multiple(value: Any) -> Any:
@@ -122,9 +142,8 @@ def _pattern(value: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    if not isinstance(value, str) or value not in FORMATS:
-        what = shown(value) if isinstance(value, str) else "this"
-        raise KeywordError(f"{what} is not supported: expected one of {', '.join(FORMATS)}")
+    if not isinstance(value, str):
+        raise KeywordError("expected a text")
     return value
 
 
@@ -168,10 +187,10 @@ def check_draft(value: Any) -> None:
 
 SIMPLE: Mapping[str, Callable[[Any], Any]] = {
     "type": _type,
-    "minimum": _number,
-    "maximum": _number,
-    "exclusiveMinimum": _number,
-    "exclusiveMaximum": _number,
+    "minimum": _lower_bound,
+    "maximum": _upper_bound,
+    "exclusiveMinimum": _lower_bound,
+    "exclusiveMaximum": _upper_bound,
     "multipleOf": _multiple,
     "minLength": _lower_count,
     "maxLength": _upper_count,
@@ -197,4 +216,4 @@ WITH_SCHEMAS = (
     "oneOf",
 )
 
-SUPPORTED = (*SIMPLE, "const", "enum", "uniqueItems", *WITH_SCHEMAS)
+SUPPORTED = (*SIMPLE, "const", "enum", "uniqueItems", "propertyNames", *WITH_SCHEMAS)

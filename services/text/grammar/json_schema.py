@@ -5,7 +5,8 @@ let through, in one form:
 
 - ``$ref`` → a definition of our own naming, each read once; what can never end becomes ``false``
 - keywords of one schema in a fixed order, since llguidance takes them in that of the text
-- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value
+- ``oneOf`` → ``anyOf``, if no two of its schemas can accept the same value; a ``discriminator`` is demanded in each
+- ``propertyNames``, ``uniqueItems`` and what OpenAPI and older drafts write → the keywords above (``json_spellings``)
 - patterns → expressions without anchors inside (``regex``)
 - options → ours; those of the client (``x-guidance``) are refused
 """
@@ -30,6 +31,8 @@ from services.text.grammar.json_combinations import (
     without,
 )
 from services.text.grammar.json_keywords import KeywordError
+from services.text.grammar.json_spellings import Respelling, respelled
+from services.text.grammar.json_tags import Tags
 from services.text.grammar.json_text import read_json, shown
 from services.text.grammar.json_ways import check_ways
 
@@ -49,6 +52,9 @@ MAX_BRANCHES = 256
 """Schemas of one anyOf, oneOf or allOf."""
 MAX_PATTERNS = 8
 """Of one patternProperties: each is compared with each."""
+
+_MAX_HOPS = 32
+"""References to references that are followed to names of properties and items of sets."""
 
 # Strings have no \u escapes: in the name of an additional property, llguidance does not see that "\u0061" is "a".
 _ESCAPES = 'nrbtf\\"'
@@ -138,6 +144,17 @@ class _Rewriter:
             place += "/" + key.replace("~", "~0").replace("/", "~1").replace("%", "%25")
         return place, found
 
+    def _meant(self, schema: Any, path: tuple[str, ...]) -> Any:
+        """The schema to which ``schema`` refers, or itself."""
+        for _ in range(_MAX_HOPS):
+            if not isinstance(schema, dict) or schema.keys() - keywords.ANNOTATIONS != {"$ref"}:
+                break
+            reference = schema["$ref"]
+            if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+                break
+            _, schema = self._target(reference, path)
+        return schema
+
     def _schema(self, schema: Any, path: tuple[str, ...]) -> Schema:
         self._schemas += 1
         if self._schemas > MAX_SCHEMAS:
@@ -146,6 +163,10 @@ class _Rewriter:
             return schema
         if not isinstance(schema, dict):
             self._refuse(path, "expected a schema: an object, true or false")
+        try:
+            schema = respelled(schema, lambda inner: self._meant(inner, path))
+        except Respelling as error:
+            self._refuse((*path, error.keyword), str(error))
         simple: dict[str, Any] = {}
         applied: dict[str, Any] = {}
         for keyword, value in schema.items():
@@ -154,13 +175,13 @@ class _Rewriter:
                 self._keyword(keyword, value, here, simple, applied)
             except KeywordError as error:
                 self._refuse(here, str(error))
-        if (expression := keywords.FORMATS.get(simple.get("format", ""))) is not None:
-            del simple["format"]
+        if (expression := keywords.FORMATS.get(format := simple.get("format", ""))) is not None:
             if "pattern" in simple:
                 applied.setdefault("allOf", []).append({"pattern": f"^(?:{expression})$"})
             else:
                 simple["pattern"] = f"^(?:{expression})$"
-        self._check_items(schema, path)
+        if expression is not None or format not in keywords.FORMATS:
+            simple.pop("format", None)
         self._check_bounds(simple, path)
         self._check_object(simple, path)
         return {**simple, **applied}
@@ -177,8 +198,6 @@ class _Rewriter:
             case "properties" | "patternProperties":
                 simple[keyword] = self._by_name(keyword, value, path)
             case "additionalProperties" | "items":
-                if isinstance(value, list):
-                    raise KeywordError("a list is not supported: use prefixItems")
                 simple[keyword] = self._schema(value, path)
             case "prefixItems":
                 simple[keyword] = self._list(value, path)
@@ -188,9 +207,9 @@ class _Rewriter:
                 if not isinstance(value, str):
                     raise KeywordError("expected a text")
                 applied[keyword] = f"#/$defs/{self._name(value, path)}"
-            case "uniqueItems":
-                if not isinstance(value, bool):
-                    raise KeywordError("expected true or false")
+            case "discriminator":
+                if isinstance(value, dict) and isinstance(tag := value.get("propertyName"), str):
+                    applied[keyword] = tag
             case "$schema":
                 keywords.check_draft(value)
             case "$id" if len(path) > 1:
@@ -233,10 +252,6 @@ class _Rewriter:
         if len(value) > MAX_BRANCHES:
             raise KeywordError(f"has {len(value)} schemas: expected at most {MAX_BRANCHES}")
         return [self._schema(schema, (*path, str(index))) for index, schema in enumerate(value)]
-
-    def _check_items(self, schema: dict[str, Any], path: tuple[str, ...]) -> None:
-        if schema.get("uniqueItems") and schema.get("maxItems", 2) > 1:
-            self._refuse((*path, "uniqueItems"), "not supported: expected false, or maxItems of at most 1 beside it")
 
     def _check_bounds(self, simple: dict[str, Any], path: tuple[str, ...]) -> None:
         """Exclusive bounds: of integers they become inclusive; of numbers, llguidance accepts some that are whole."""
@@ -292,13 +307,15 @@ class _Rewriter:
             )
 
     def _resolve_one_of(self) -> None:
-        exclude = Disjointness(self._definitions)
+        exclude, tags = Disjointness(self._definitions), Tags(self._definitions)
 
         def resolve(schema: Schema, path: tuple[str, ...]) -> None:
             if isinstance(schema, bool):
                 return
             for index, inner in children(schema):
                 resolve(inner, (*path, *index))
+            if (tag := schema.pop("discriminator", None)) is not None:
+                tags.demand(schema, tag)
             if (branches := schema.pop("oneOf", None)) is None:
                 return
             for first in range(len(branches)):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NoReturn
 
+from services.text.grammar.look_ahead import without_look_ahead
+
 MAX_DEPTH = 50
 """Groups within groups."""
 MAX_SIZE = 20_000
@@ -24,6 +26,10 @@ _WIDE = {"d": r"\d", "w": r"\w\p{N}", "s": r"\s\x{1c}-\x{1f}\x{feff}"}
 """The largest set that any of the dialects means, for complements."""
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _LOOK_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
+_MAX_LEADING = 3
+"""Look-aheads at the beginning of a pattern: no more patterns are compiled for one text."""
+_LEADING = re.compile(r"\^\(\?=(?P<ahead>(?:[^()\[\\]|\\.|\[(?:[^\]\\]|\\.)+\]|\((?:[^()\[\\]|\\.)*\))*+)\)")
+"""A look-ahead at the beginning of a pattern, with groups in it that have no others."""
 _GROUP = re.compile(r"\(\?(?:P?<[A-Za-z_][A-Za-z0-9_]*>|(?P<flags>[is]*):)")
 _FLAGS = re.compile(r"\(\?(?P<flags>[is]+)\)")
 _COUNT = re.compile(r"\{(?P<low>[0-9]+)(?P<comma>,(?P<high>[0-9]+)?)?\}")
@@ -73,15 +79,33 @@ def search(pattern: str) -> str:
     return "|".join(_anchored(branch, ANY_TEXT, ANY_TEXT) for branch in _read(pattern))
 
 
+def conjuncts(pattern: str) -> list[str]:
+    """Patterns that all are found where ``pattern`` is: the look-aheads that it begins with, and the rest.
+
+    ``pattern`` alone if it does not begin so, or cannot be taken apart.
+    """
+    found: list[str] = []
+    rest = pattern
+    while len(found) < _MAX_LEADING and (match := _LEADING.match(rest)) is not None:
+        found.append(f"^(?:{match['ahead']})")
+        rest = f"^{rest[match.end() :]}"
+    if not found:
+        return [pattern]
+    try:
+        return [*found, rest] if all(len(_read(each)) == 1 for each in (*found, rest)) else [pattern]
+    except RegexError:
+        return [pattern]
+
+
 def size_of(pattern: str) -> int:
     """Its size, as ``MAX_SIZE`` counts. Raises ``RegexError``."""
     return sum(map(_size, _read(pattern)))
 
 
 def _read(pattern: str) -> tuple[_Branch, ...]:
-    reader = _Reader(pattern)
+    reader = _Reader(without_look_ahead(pattern))
     branches = reader.alternatives(0)
-    if reader.position < len(pattern):
+    if reader.position < len(reader.pattern):
         reader.refuse("there is a ')' without a '('")
     if sum(_size(branch) for branch in branches) > MAX_SIZE:
         raise RegexError(f"is larger than {MAX_SIZE} characters when its repetitions are written out")

@@ -30,7 +30,7 @@ class ToolSpec:
     """Hold its arguments to the schema."""
 
 
-_OPEN = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+_OPEN = ("additionalProperties", "patternProperties", "propertyNames", "allOf", "anyOf", "oneOf", "$ref")
 """Keywords of schemas that say more of the properties that there may be."""
 
 
@@ -43,6 +43,7 @@ def object_schema(tool: ToolSpec, index: int) -> Mapping[str, Any]:
     if tool.parameters.get("type", "object") != "object":
         raise ConstraintError(f"tools[{index}].parameters_json", 'type: expected "object"')
     schema = {"type": "object", **tool.parameters}
+    schema.pop("nullable", None)  # which would allow null in place of the arguments
     if "properties" in schema and schema.keys().isdisjoint(_OPEN):
         schema["additionalProperties"] = False
     return schema

@@ -24,6 +24,20 @@ PETS = {
         for kind in ("Cat", "Dog")
     },
 }
+TAGGED = {
+    **PETS,
+    "$defs": {
+        "Cat": {
+            "type": "object",
+            "properties": {
+                "kind": {"const": "Cat", "default": "Cat"},
+                "next": {"discriminator": {"propertyName": "kind"}, "oneOf": PETS["oneOf"]},
+            },
+        },
+        "Dog": {"type": "object", "properties": {"kind": {"const": "Dog", "default": "Dog"}}},
+    },
+}
+"""Tags that have a default are not required."""
 
 ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     (True, ["1", "{}", '["a", null]'], ["{", "nul"]),
@@ -62,7 +76,63 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     ({"anyOf": [{"type": "null"}, {"const": "a"}]}, ["null", '"a"'], ['"b"']),
     ({"allOf": [{"minimum": 1}, {"maximum": 3}], "type": "integer"}, ["2"], ["0", "4"]),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["1", '"a"'], ["null"]),
+    (
+        TAGGED,
+        ['{"kind": "Cat", "next": {"kind": "Dog"}}', '{"kind": "Dog"}'],
+        ["{}", '{"kind": "Cow"}', '{"next": {}}'],
+    ),
     (PETS, ['{"kind": "Cat"}', '{"kind": "Dog", "x": 1}'], ['{"kind": "Cow"}']),
+    ({"type": "integer", "format": "int64", "minimum": -(2**63), "maximum": 9}, ["9", "-1"], ["10"]),
+    ({"type": "string", "format": "password", "maxLength": 2}, ['"ab"'], ['"abc"']),
+    (
+        {"type": "string", "format": "uuid4"},
+        ['"01234567-89ab-4def-8123-456789abcdef"'],
+        ['"01234567-89ab-1def-8123-456789abcdef"'],
+    ),
+    ({"type": "string", "pattern": r"^(?=.*\d)(?=[a-z])\w{2,}$"}, ['"a1"', '"abc1d"'], ['"ab"', '"1a"', '"a"']),
+    ({"type": "integer", "nullable": True, "example": 1}, ["1", "null"], ['"a"']),
+    ({"enum": ["a"], "nullable": True}, ['"a"', "null"], ['"b"']),
+    ({"minimum": 1, "exclusiveMinimum": True, "type": "number"}, ["1.5"], ["1", "0"]),
+    (
+        {"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}},
+        ["[]", "[1, 2, 2]"],
+        ["[2]", "[1, 1]"],
+    ),
+    (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        ['{"x": 1}', "{}"],
+        ['{"x": "y"}'],
+    ),
+    (
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/k"},
+            "properties": {"c": True},
+            "additionalProperties": {"type": "integer"},
+            "$defs": {"k": {"enum": ["a", "b"]}},
+            "required": ["b"],
+        },
+        ['{"a": 1, "b": 2}', '{"b": 2}'],
+        ['{"a": 1}', '{"b": "x"}', '{"b": 1, "c": 1}'],
+    ),
+    (
+        {"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+        ['{"ab": 1}', "{}"],
+        ['{"b": 1}', '{"ab": "x"}'],
+    ),
+    ({"type": "object", "propertyNames": {"maxLength": 1}}, ['{"a": 1, "b": {}}'], ['{"ab": 1}']),
+    (
+        {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "uniqueItems": True, "minItems": 1},
+        ['["c", "a"]', '["b", "a", "c"]', '["a"]'],
+        ["[]", '["a", "a"]', '["a", "d"]'],
+    ),
+    # more are written in the order of the schema
+    (
+        {"type": "array", "items": {"enum": list(range(8))}, "uniqueItems": True},
+        ["[]", "[0, 3, 7]"],
+        ["[0, 0]", "[3, 0]"],
+    ),
+    ({"type": "array", "items": {"enum": [1, True, "1"]}, "uniqueItems": True}, ['[true, 1, "1"]'], ["[true, true]"]),
     (TREE, ['{"v": 1, "next": {"v": 2}}'], ['{"v": 1, "next": {}}']),
     ({"$ref": "#/$defs/a~1b%25", "$defs": {"a/b%": {"type": "null"}}}, ["null"], ["1"]),
     ({"title": "t", "x-order": 1, "deprecated": True, "default": 1, "type": "null"}, ["null"], ["1"]),
@@ -148,24 +218,33 @@ def test_properties_up_to_the_limit_can_be_followed_at_one_place(schema: Any, te
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ({"properties": {"a": {"uniqueItems": True}}}, "/properties/a/uniqueItems: not supported: expected false"),
+        ({"properties": {"a": {"uniqueItems": True}}}, "/properties/a/uniqueItems: not supported: expected items"),
+        (
+            {"type": "array", "items": {"enum": list(range(12))}, "uniqueItems": True},
+            "/uniqueItems: 12 values make too many arrays: expected at most 2000 values in them together",
+        ),
         ({"items": {"not": {}}}, "/items/not: not supported: expected one of type, minimum"),
         ({"if": True}, "/if: not supported"),
         ({"contains": True}, "/contains: not supported"),
         ({"dependentRequired": {}}, "/dependentRequired: not supported"),
-        ({"propertyNames": True}, "/propertyNames: not supported"),
+        ({"propertyNames": {"not": {}}}, "/propertyNames: not supported: expected names that are any text, or one of"),
+        (
+            {"propertyNames": {"pattern": "a"}, "properties": {"b": True}},
+            "/propertyNames: not supported beside properties",
+        ),
         ({"anyOf": [True, {"unevaluatedProperties": False}]}, "/anyOf/1/unevaluatedProperties: not supported"),
         ({"$dynamicRef": "#"}, "/$dynamicRef: not supported"),
-        ({"nullable": True}, "/nullable: not supported"),
+        ({"nullable": 1}, "/nullable: expected true or false"),
         ({"x-guidance": {"lenient": True}}, "/x-guidance: not supported"),
         ({"properties": {"a/b~": {"x-guidance": {}}}}, "/properties/a~1b~0/x-guidance: not supported"),
         ({"$ref": "https://example.org/x"}, '/$ref: "https://example.org/x" is not supported: expected # or #/…'),
         ({"$ref": "#/$defs/x"}, '/$ref: there is no "#/$defs/x" in this schema'),
-        ({"$schema": "http://json-schema.org/draft-04/schema#"}, "/$schema: expected one of"),
-        ({"items": [{}]}, "/items: a list is not supported: use prefixItems"),
+        ({"$schema": "http://json-schema.org/draft-03/schema#"}, "/$schema: expected one of"),
+        ({"items": [{}], "prefixItems": [{}]}, "/items: a list is not supported beside prefixItems"),
         ({"type": "int"}, "/type: expected one of null, boolean"),
-        ({"format": "regex"}, '/format: "regex" is not supported: expected one of date-time'),
         ({"pattern": "(?=a)"}, "/pattern: look-around is not supported, at character 1"),
+        ({"pattern": "^(?=a)b|c"}, "/pattern: look-around is not supported, at character 2"),
+        ({"minimum": 1e300}, "/minimum: 1e+300 is too large"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/oneOf: not supported: schemas 0 and 1 may accept"),
         ({"minProperties": 2}, "/minProperties: not supported: expected at most 1"),
         ({"properties": {"a": True}, "maxProperties": 1}, "/maxProperties: not supported beside optional properties"),
@@ -215,7 +294,7 @@ def test_a_place_is_read_once_however_references_spell_it() -> None:
 
 @pytest.mark.parametrize("value", [[], {}, ["date"], 1, None])
 def test_a_format_that_is_no_text(value: object) -> None:
-    with pytest.raises(ConstraintError, match="/format: this is not supported"):
+    with pytest.raises(ConstraintError, match="/format: expected a text"):
         grammar_of(JsonSchema(json.dumps({"format": value})))
 
 
