@@ -20,7 +20,13 @@ from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.errors import error_body, openai_naming
 from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
-from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of, wants_logprobs
+from services.gateway.openai.responses.request import (
+    ResponseRequest,
+    all_options,
+    functions,
+    messages_of,
+    wants_logprobs,
+)
 from services.gateway.token_texts import TokenTexts
 from services.gateway.turns import naming_turns
 
@@ -31,7 +37,7 @@ async def create_response(call: Call) -> Response:
     """A response, at once or as events."""
     request, ask = await call.aside(lambda: _read(call.body))
     answer = await Answer.begin(call, [ask], whole=True)
-    events = ResponseEvents(call.request_id, _fields(request, answer))
+    events = ResponseEvents(call.request_id, _fields(request, answer), functions(request))
     names = None
     if wants_logprobs(request):
         names = TokenNames(await answer.needing(TokenTexts.of_model(call.client, answer.admitted[0].model)))

@@ -10,6 +10,7 @@ import msgspec
 from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reasoning, ToolCallPiece, Usage
 
 from services.gateway.http.api_error import ApiError
+from services.gateway.openai.responses.tools import Function
 from services.gateway.parts import Run, is_whole, kind_of
 
 _encode = msgspec.json.Encoder().encode
@@ -20,9 +21,11 @@ Logprobs = Sequence[msgspec.Raw]
 class _OpenItem(Run):
     """The item that grows: a reasoning, a message or a call."""
 
-    def __init__(self, part: Part, item_id: str) -> None:
+    def __init__(self, part: Part, item_id: str, functions: Mapping[str, Function]) -> None:
+        """``functions``: by the names that the model knows."""
         super().__init__(part)
         self.item_id = item_id
+        self._functions = functions
         self.logprobs: list[msgspec.Raw] = []
 
     def content(self, text: str) -> dict[str, Any] | None:
@@ -36,7 +39,10 @@ class _OpenItem(Run):
         begun = status == "in_progress"
         part = self.first
         if isinstance(part, ToolCallPiece):
-            call = {"call_id": part.id, "name": part.name, "arguments": "" if begun else self.text}
+            called = {"name": part.name}
+            if (function := self._functions.get(part.name)) is not None and function.namespace is not None:
+                called = {"name": function.name, "namespace": function.namespace}
+            call = {"call_id": part.id, **called, "arguments": "" if begun else self.text}
             return {"id": self.item_id, "type": "function_call", "status": status, **call}
         content = [] if begun else [self.content(self.text)]
         if self.kind is Reasoning:
@@ -47,8 +53,8 @@ class _OpenItem(Run):
 class ResponseEvents:
     """The events of one response, in order: ``begin``, ``add`` for each event of the ring, ``end`` or ``fail``."""
 
-    def __init__(self, response_id: str, fields: Mapping[str, Any]) -> None:
-        """``fields`` of the response that do not change."""
+    def __init__(self, response_id: str, fields: Mapping[str, Any], functions: Sequence[Function] = ()) -> None:
+        """``fields`` of the response that do not change; ``functions`` that may be called."""
         self._id = response_id
         self._head = _encode({"id": f"resp_{response_id}", "object": "response", **fields})[:-1]
         self._sequence = 0
@@ -61,6 +67,7 @@ class ResponseEvents:
         self._logprobs: list[msgspec.Raw] = []
         """Of tokens whose text has not come."""
         self._is_cut = False
+        self._functions = {function.ring_name: function for function in functions}
 
     def begin(self) -> bytes:
         """The events that the response begins."""
@@ -110,7 +117,7 @@ class ResponseEvents:
         item, begun = self._open, b""
         if item is None or item.kind != kind_of(part):
             begun = self._end_item("completed")
-            item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{self._index}")
+            item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{self._index}", self._functions)
             begun += self._begin_item(item, _DELTAS[type(part)])
         text = part.arguments if isinstance(part, ToolCallPiece) else part.text
         logprobs, self._logprobs = self._logprobs, []

@@ -10,6 +10,7 @@ from ringline import Message, Options
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
+from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
 from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -33,8 +34,10 @@ class Item(msgspec.Struct):
     summary: list[ItemPart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: Any = None
     output: str | list[ItemPart] | dict[str, Any] | None = None
+    tools: list[Any] | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -67,9 +70,9 @@ class ResponseRequest(Body):
     input: Annotated[
         str | list[Item] | None,
         supported(
-            "A text, or items of type `message`, `function_call`, `function_call_output` and `reasoning`; others, "
-            "images, audio and files are refused. `developer` is `system`; where it does not come first it goes into "
-            "the user's message. Messages of the user that follow each other are one."
+            "A text, or items of type `message`, `function_call`, `function_call_output`, `reasoning` and "
+            "`additional_tools`; others, images, audio and files are refused. `developer` is `system`; where it does "
+            "not come first it goes into the user's message. Messages of the user that follow each other are one."
         ),
     ] = None
     instructions: Annotated[str | None, supported("A message of the system before the input.")] = None
@@ -82,7 +85,10 @@ class ResponseRequest(Body):
     top_logprobs: Annotated[int | None, supported("0 to 20.")] = None
     tools: Annotated[
         list[dict[str, Any]] | None,
-        supported("Of type `function`; others, such as `web_search`, `namespace` and `custom`, are left out."),
+        supported(
+            "Of type `function`, and of type `namespace` with functions in it; others, such as `web_search` and "
+            "`custom`, are left out."
+        ),
     ] = None
     tool_choice: Annotated[
         str | dict[str, Any] | None,
@@ -161,7 +167,7 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
     elif item.type == "function_call":
         if item.call_id is None or item.name is None:
             raise invalid(path, "a function_call needs call_id, name and arguments")
-        turns.call(item.call_id, item.name, item.arguments)
+        turns.call(item.call_id, ring_name(item.name, item.namespace), item.arguments)
     elif item.type == "function_call_output":
         if item.call_id is None or isinstance(item.output, dict):
             raise invalid(path, "a function_call_output needs call_id, and a text or parts of text as output")
@@ -170,8 +176,8 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
         content, name = (item.content, "content") if item.content else (item.summary, "summary")
         for text in _texts(content, f"{path}.{name}"):
             turns.reasoning(text)
-    else:
-        expected = "expected message, function_call, function_call_output or reasoning"
+    elif item.type != "additional_tools":  # whose functions are read elsewhere
+        expected = "expected message, function_call, function_call_output, reasoning or additional_tools"
         raise _unsupported(f"{path}.type", f"an item of type {shown(item.type)}: {expected}")
 
 
@@ -199,6 +205,13 @@ def _text(part: ItemPart, path: str) -> str:
     return part.text
 
 
+def functions(request: ResponseRequest) -> list[Function]:
+    """The functions that the model may call, of the whole conversation."""
+    items = [] if request.input is None or isinstance(request.input, str) else request.input
+    added = ((f"input[{at}].tools", item.tools) for at, item in enumerate(items) if item.type == "additional_tools")
+    return functions_of([("tools", request.tools), *added])
+
+
 def wants_logprobs(request: ResponseRequest) -> bool:
     """Whether the response has log probabilities."""
     return request.top_logprobs is not None or _LOGPROBS in (request.include or ())
@@ -206,7 +219,8 @@ def wants_logprobs(request: ResponseRequest) -> bool:
 
 def all_options(request: ResponseRequest) -> Options:
     """The ring's options for a request."""
-    options = options_of(request) | _tool_options(request) | _form_options(request)
+    tools = tool_options(functions(request), request.tool_choice, request.parallel_tool_calls)
+    options = options_of(request) | tools | _form_options(request)
     if wants_logprobs(request):
         options["logprobs"] = request.top_logprobs or 0
     arguments = dict(request.chat_template_kwargs or {})
@@ -218,35 +232,6 @@ def all_options(request: ResponseRequest) -> Options:
     if arguments:
         options["template_args"] = arguments
     return cast("Options", options)
-
-
-def _tool_options(request: ResponseRequest) -> dict[str, Any]:
-    choice = "auto" if request.tool_choice is None else request.tool_choice
-    functions = [
-        {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-        for tool in request.tools or ()
-        if tool.get("type") == "function"
-    ]
-    if isinstance(choice, dict):
-        if choice.get("type") == "allowed_tools":
-            allowed = choice.get("tools")
-            if not isinstance(allowed, list):
-                raise invalid("tool_choice.tools", "missing: expected a list of tools")
-            names = {str(tool.get("name")) for tool in allowed if isinstance(tool, dict)}
-            functions = [function for function in functions if str(function.get("name")) in names]
-            choice = choice.get("mode") or "auto"
-        elif choice.get("type") != "function":
-            raise _unsupported("tool_choice.type", f"{shown(choice.get('type'))}: expected function or allowed_tools")
-    if not functions:
-        if choice not in ("auto", "none"):
-            raise invalid("tool_choice", "there are no functions to choose: give some in tools, or leave it out")
-        return {"parse": {"tool_calls": "none"}}
-    options: dict[str, Any] = {"tools": functions, "tool_choice": choice, "parse": True}
-    if choice == "none":
-        options["parse"] = {"tool_calls": "none"}
-    elif request.parallel_tool_calls is False:
-        options["parallel_tool_calls"] = False
-    return options
 
 
 def _form_options(request: ResponseRequest) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ringline import Content, Delta, Event, FinishReason, Part, Reasoning, ToolC
 
 from services.gateway.http.api_error import ApiError
 from services.gateway.openai.responses.events import ResponseEvents
+from services.gateway.openai.responses.tools import Function
 from tests.services.gateway.answers import answers, blocks, deltas, events_in, finished, is_call
 
 USAGE = Usage(30, 10, 7, 2)
@@ -155,3 +156,15 @@ def test_log_probabilities_are_those_of_the_message() -> None:
     events.end(USAGE)
     *_, message = msgspec.json.decode(msgspec.json.encode(events.response(USAGE)))["output"]
     assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["c", "d", "e"]
+
+
+def test_a_call_names_its_namespace_apart() -> None:
+    function = Function("feed", "mcp__pets__", {})
+    events = ResponseEvents("r1", {}, [function, Function("pat", None, {})])
+    written = b"".join(
+        map(events.add, deltas(ToolCallPiece(0, "c1", function.ring_name, "{}"), ToolCallPiece(1, "c2", "pat", "{}")))
+    )
+    items = [event["item"] for event in events_in(written + events.end(USAGE)) if "item" in event]
+    assert [(item["name"], item.get("namespace")) for item in items] == [("feed", "mcp__pets__")] * 2 + [
+        ("pat", None)
+    ] * 2

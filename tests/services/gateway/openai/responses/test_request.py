@@ -68,7 +68,7 @@ def test_options() -> None:
         temperature=0.5,
         top_p=0.9,
         top_logprobs=2,
-        tools=[LOOK, {"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [LOOK]}],
+        tools=[LOOK, {"type": "web_search"}, {"type": "custom", "name": "patch"}],
         tool_choice="required",
         parallel_tool_calls=False,
         reasoning={"effort": "low", "summary": "auto"},
@@ -147,3 +147,62 @@ def test_what_is_refused_names_the_field(fields: dict[str, Any], param: str) -> 
     with pytest.raises(ApiError) as refused:
         read(fields)
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_functions_in_namespaces_and_items() -> None:
+    pets = {
+        "type": "namespace",
+        "name": "mcp__pets__",
+        "description": "Pets.",
+        "tools": [{**LOOK, "name": "feed"}, {"type": "custom", "name": "x"}, {"type": "function", "name": "pat"}],
+    }
+    more = {"type": "namespace", "name": "crm", "tools": [LOOK]}
+    request = request_of(
+        tools=[pets, {"type": "function", "name": "feed"}],
+        input=[
+            {"type": "additional_tools", "role": "developer", "tools": [more]},
+            {"role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "c", "namespace": "crm", "name": "look", "arguments": "{}"},
+            {"type": "additional_tools", "role": "developer", "tools": [{**more, "description": "Customers."}]},
+        ],
+    )
+    options = all_options(request)
+    assert options["tools"] == [
+        {**RING_LOOK, "name": "mcp__pets__feed", "description": "Pets.\n\nLooks."},
+        {"name": "mcp__pets__pat"},
+        {"name": "feed"},
+        {**RING_LOOK, "name": "crm__look", "description": "Customers.\n\nLooks."},
+    ]
+    calls = [{"id": "c", "name": "crm__look", "arguments": "{}"}]
+    assert messages_of(request)[1] == {"role": "assistant", "content": "", "tool_calls": calls}
+    for choice, name in (
+        ({"name": "feed"}, "feed"),
+        ({"name": "feed", "namespace": "mcp__pets__"}, "mcp__pets__feed"),
+        ({"name": "mcp__pets__pat"}, "mcp__pets__pat"),
+        ({"name": "look"}, "crm__look"),
+        ({"name": "none"}, "none"),
+    ):
+        request.tool_choice = {"type": "function", **choice}
+        assert all_options(request)["tool_choice"] == {"type": "function", "name": name}
+    request.tool_choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "namespace", "name": "crm"}]}
+    assert [tool["name"] for tool in all_options(request)["tools"]] == ["crm__look"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "namespace", "tools": []}], "tools[0]"),
+        ([{"type": "namespace", "name": "n", "tools": [1]}], "tools[0].tools[0]"),
+        ([{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}], "tools[0].tools[0].name"),
+    ],
+)
+def test_a_namespace_that_cannot_be_read(tools: list[object], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        all_options(request_of(tools=tools))
+    assert refused.value.param == param
+
+
+def test_a_name_in_several_namespaces_is_not_guessed() -> None:
+    spaces = [{"type": "namespace", "name": name, "tools": [LOOK]} for name in "ab"]
+    with pytest.raises(ApiError, match="is in several namespaces: expected one of a__look, b__look"):
+        all_options(request_of(tools=spaces, tool_choice={"type": "function", "name": "look"}))

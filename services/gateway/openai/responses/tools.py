@@ -1,0 +1,122 @@
+"""Functions of a request: those in ``tools``, within namespaces, and in items ``additional_tools``.
+
+A namespace holds the functions of one server, as Codex tells of them. The ring knows one name for each function, which
+the model reads and writes; calls go back to the client with the namespace and the name apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.http.api_error import ApiError, invalid, shown
+
+_PARTS = ("description", "parameters", "strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the model may call."""
+
+    name: str
+    namespace: str | None
+    definition: Mapping[str, Any]
+    """For the ring, without its name."""
+
+    @property
+    def ring_name(self) -> str:
+        """The name that the model knows."""
+        return ring_name(self.name, self.namespace)
+
+    @property
+    def ring_tool(self) -> dict[str, Any]:
+        """The tool as the ring takes it."""
+        return {"name": self.ring_name, **self.definition}
+
+    def is_named(self, tool: Mapping[str, Any]) -> bool:
+        """Whether ``tool`` of a ``tool_choice`` means this function, or all of its namespace."""
+        if tool.get("type") == "namespace":
+            return self.namespace is not None and self.namespace == tool.get("name")
+        namespace = tool.get("namespace")
+        return tool.get("name") in (self.name, self.ring_name) and namespace in (None, self.namespace)
+
+
+def ring_name(name: str, namespace: str | None) -> str:
+    """The one name of a function in a namespace: ``mcp__pets__feed``."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+
+
+def functions_of(groups: Iterable[tuple[str, Iterable[Any] | None]]) -> list[Function]:
+    """The functions of lists of tools, each with its place; what comes again replaces what came before."""
+    found: dict[str, Function] = {}
+    for path, tools in groups:
+        for number, tool in enumerate(tools or ()):
+            for function in _functions(tool, f"{path}[{number}]", None, ""):
+                found[function.ring_name] = function
+    return list(found.values())
+
+
+def _functions(tool: Any, path: str, namespace: str | None, about: str) -> Iterator[Function]:
+    """The functions of one tool; none if it is no function: clients offer built-in tools without being asked."""
+    if not isinstance(tool, dict):
+        raise invalid(path, "expected a tool: an object with a type")
+    if tool.get("type") == "function":
+        name, definition = tool.get("name"), {key: tool[key] for key in _PARTS if tool.get(key) is not None}
+        if not isinstance(name, str):
+            raise invalid(f"{path}.name", "missing: expected the name of a function")
+        if about and isinstance(own := definition.get("description", ""), str):
+            definition["description"] = f"{about}\n\n{own}".rstrip()
+        yield Function(name, namespace, definition)
+    elif tool.get("type") == "namespace" and namespace is None:
+        name, tools, about = tool.get("name"), tool.get("tools"), tool.get("description") or ""
+        if not isinstance(name, str) or not name or not isinstance(tools, list) or not isinstance(about, str):
+            raise invalid(path, "a namespace needs a name, and a list of functions as tools")
+        for number, inner in enumerate(tools):
+            for function in _functions(inner, f"{path}.tools[{number}]", name, about):
+                yield function
+                about = ""  # said once, with the first of its functions
+
+
+def tool_options(
+    functions: list[Function], given: str | dict[str, Any] | None, parallel: bool | None
+) -> dict[str, Any]:
+    """The ring's options for ``functions`` and the choice among them."""
+    choice: Any = "auto" if given is None else given
+    if isinstance(choice, dict):
+        if choice.get("type") == "allowed_tools":
+            allowed = choice.get("tools")
+            if not isinstance(allowed, list):
+                raise invalid("tool_choice.tools", "missing: expected a list of tools")
+            named = [tool for tool in allowed if isinstance(tool, dict)]
+            functions = [function for function in functions if any(map(function.is_named, named))]
+            choice = choice.get("mode") or "auto"
+        elif choice.get("type") == "function":
+            choice = _chosen(functions, choice)
+        else:
+            problem = f"{shown(choice.get('type'))}: expected function or allowed_tools"
+            raise invalid("tool_choice.type", f"not supported: {problem}", code="unsupported_parameter")
+    if not functions:
+        if choice not in ("auto", "none"):
+            raise invalid("tool_choice", "there are no functions to choose: give some in tools, or leave it out")
+        return {"parse": {"tool_calls": "none"}}
+    options: dict[str, Any] = {"tools": [function.ring_tool for function in functions], "tool_choice": choice}
+    options["parse"] = {"tool_calls": "none"} if choice == "none" else True
+    if choice != "none" and parallel is False:
+        options["parallel_tool_calls"] = False
+    return options
+
+
+def _chosen(functions: list[Function], choice: dict[str, Any]) -> dict[str, Any]:
+    meant = [function for function in functions if function.is_named({**choice, "type": "function"})]
+    exact = [function for function in meant if function.ring_name == choice.get("name")]
+    if len(exact or meant) > 1:
+        raise _ambiguous(choice, meant)
+    return {"type": "function", "name": (exact or meant)[0].ring_name} if meant else choice
+
+
+def _ambiguous(choice: dict[str, Any], meant: list[Function]) -> ApiError:
+    names = ", ".join(function.ring_name for function in meant[:8])
+    return invalid("tool_choice.name", f"{shown(choice.get('name'))} is in several namespaces: expected one of {names}")
