@@ -23,8 +23,8 @@ from services.text.grammar.constraints import (
 )
 from services.text.parsing.tool_grammar import ToolSpec
 
-MAX_TOOLS = 128
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_TOOLS = 512
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -55,7 +55,7 @@ def read_tools(tools: Collection[ToolMessage]) -> tuple[ToolSpec, ...]:
     for index, tool in enumerate(tools):
         field = f"tools[{index}]"
         if not TOOL_NAME.fullmatch(tool.name):
-            problem = f"{tool.name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
+            problem = f"{tool.name[:140]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9_.-]"
             raise ConstraintError(f"{field}.name", problem)
         if tool.name in specs:
             raise ConstraintError(f"{field}.name", f"{tool.name!r} is given twice")

@@ -17,7 +17,7 @@ from services.text.parsing import formats
 from services.text.parsing.formats import NONE
 
 MAX_TOOL_NAMES_BYTES = 4096
-"""UTF-8 bytes of the tools' names together: they go to the detokenizer with the stop strings, in 16 KiB."""
+"""UTF-8 bytes of the tools' names together, where they go to the detokenizer: with the stop strings, in 16 KiB."""
 _TAIL_TOKENS = 64
 """Tokens at the prompt's end in which the beginning of reasoning is looked for."""
 
@@ -37,10 +37,11 @@ def resolve_parse(
     resolved = part_pb2.ParseParams(
         tool_calls=given.tool_calls if given.HasField("tool_calls") else tool_calls,
         reasoning=given.reasoning if given.HasField("reasoning") else reasoning,
-        tool_names=given.tool_names or tools.names,
     )
     _check_format("output.parse.tool_calls", resolved.tool_calls, formats.TOOL_FORMATS)
     _check_format("output.parse.reasoning", resolved.reasoning, formats.REASONING_FORMATS)
+    if given.tool_names or (resolved.tool_calls != NONE and formats.TOOL_FORMATS[resolved.tool_calls].needs_names):
+        resolved.tool_names.extend(given.tool_names or tools.names)
     _check_names(resolved.tool_names, "output.parse.tool_names" if given.tool_names else "chat.tools")
     if given.HasField("begins_in_reasoning"):
         resolved.begins_in_reasoning = given.begins_in_reasoning
@@ -68,7 +69,7 @@ def _check_names(names: Sequence[str], field: str) -> None:
     for index, name in enumerate(names):
         if not TOOL_NAME.fullmatch(name):
             raise refuse(
-                f"{field}[{index}]", f"{name[:80]!r} is not a name: expected 1 to 64 characters of [A-Za-z0-9_.-]"
+                f"{field}[{index}]", f"{name[:140]!r} is not a name: expected 1 to 128 characters of [A-Za-z0-9_.-]"
             )
     together = sum(map(len, names))
     if together > MAX_TOOL_NAMES_BYTES:

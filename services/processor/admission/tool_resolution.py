@@ -40,6 +40,9 @@ def resolve_tools(chat: inference_pb2.Chat) -> Tools:
         hidden = chat.tool_choice.mode == _Mode.MODE_NONE
         untyped = json_value("chat.tools_json", chat.tools_json, list, "array")
         return Tools(None if hidden else untyped)
+    if chat.tool_choice.mode == _Mode.MODE_NONE:
+        _mode(chat.tool_choice, ())
+        return Tools()  # whatever tools there are, and however many
     try:
         specs = read_tools(chat.tools)
     except ConstraintError as error:

@@ -33,6 +33,8 @@ class ToolFormat:
     """Whether a template writes calls in this format."""
     grammar: MakeGrammar
     """Makes the grammar of an answer with calls."""
+    needs_names: bool = False
+    """No marker begins its calls: whether text is one depends on the names of the tools."""
     grammar_has_reasoning: bool = False
     """That grammar covers the reasoning, too: ``after_reasoning`` must not be applied to it."""
     begins_like_json: bool = False

@@ -55,4 +55,4 @@ def grammar(tools: Sequence[ToolSpec], *, required: bool, single: bool, marker: 
     return "\n".join([*rules, calls, *json_calls(tools, required, "parameters")])
 
 
-TOOL_FORMAT = ToolFormat(Llama3JsonParser, MARKERS, is_in, grammar, begins_like_json=True)
+TOOL_FORMAT = ToolFormat(Llama3JsonParser, MARKERS, is_in, grammar, begins_like_json=True, needs_names=True)

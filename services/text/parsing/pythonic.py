@@ -145,4 +145,4 @@ def _refers(schema: object, field: str) -> bool:
     return found
 
 
-TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar)
+TOOL_FORMAT = ToolFormat(PythonicParser, MARKERS, is_in, grammar, needs_names=True)

@@ -13,6 +13,7 @@ from ringline.types.v1 import constraint_pb2
 
 from services.processor.admission import constraint_resolution
 from services.processor.admission.request_resolution import resolve_request
+from services.processor.admission.tool_resolution import resolve_tools
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.errors import Code, Reason, Refused, Status
@@ -170,6 +171,15 @@ def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 # Tools
 
 
+def test_many_tools_and_long_names() -> None:
+    many = [{"name": f"{number:0128}"} for number in range(600)]
+    assert len(resolve_tools(inference_pb2.Chat(**chat(*many[:512]))).names) == 512
+    told = take(chat=chat({"name": "a" * 128}))
+    assert told.admitted.output.parse.tool_calls == "hermes"
+    none = take(chat=chat(*many, choice={"mode": MODES.MODE_NONE}))  # the model is not told of them
+    assert list(none.submit.prompt_token_ids) == list(take(chat=chat()).submit.prompt_token_ids)
+
+
 def test_tools_are_rendered_as_templates_expect_them() -> None:
     resolved = take(chat=chat(ADD, SUB))
     rendered = tokenizer().decode(list(resolved.submit.prompt_token_ids))
@@ -179,8 +189,10 @@ def test_tools_are_rendered_as_templates_expect_them() -> None:
         "function": {"name": "add", "description": "Adds.", "parameters": json.loads(ADD["parameters_json"])},
     }
     assert tools[1]["function"]["parameters"] == {"type": "object", "properties": {}}
-    assert list(context_of(resolved).parse.tool_names) == ["add", "sub"]
     assert context_of(resolved).parse.tool_calls == "hermes"
+    assert not context_of(resolved).parse.tool_names  # its marker says what is a call
+    unmarked = take(chat=chat(ADD, SUB), output={"parse": {"tool_calls": "llama3_json"}})
+    assert list(context_of(unmarked).parse.tool_names) == ["add", "sub"]
     assert not resolved.submit.HasField("constraint")
     assert resolved.needs == Needs(detokenizer=frozenset({"parse"}))
     assert_resumes(resolved)
@@ -203,7 +215,8 @@ def test_a_model_is_not_told_of_tools_that_it_must_not_call() -> None:
         (chat({"name": "f", "parameters_json": "{"}), "chat.tools[0].parameters_json"),
         (chat({"name": "f", "parameters_json": "[]"}), "chat.tools[0].parameters_json"),
         (chat({"name": "f", "parameters_json": '{"type": "array"}'}), "chat.tools[0].parameters_json"),
-        (chat(*({"name": f"f{i}"} for i in range(129))), "chat.tools"),
+        (chat(*({"name": f"f{i}"} for i in range(513))), "chat.tools"),
+        (chat({"name": "a" * 129}), "chat.tools[0].name"),
         (chat(ADD, tools_json="[]"), "chat.tools"),
         (chat(choice={"mode": MODES.MODE_REQUIRED}, tools_json="[]"), "chat.tool_choice"),
         (chat(choice={"mode": MODES.MODE_REQUIRED}), "chat.tool_choice"),
@@ -362,7 +375,7 @@ def test_untyped_tools_are_parsed_if_asked() -> None:
         ({"tool_calls": "x"}, "output.parse.tool_calls"),
         ({"reasoning": "x"}, "output.parse.reasoning"),
         ({"tool_names": ["a b"]}, "output.parse.tool_names[0]"),
-        ({"tool_names": ["a"] * 129}, "output.parse.tool_names"),
+        ({"tool_names": ["a"] * 513}, "output.parse.tool_names"),
         ({"tool_names": ["a" * 64] * 100}, "output.parse.tool_names"),
     ],
 )

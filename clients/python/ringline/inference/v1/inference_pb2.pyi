@@ -328,7 +328,7 @@ class Chat(google.protobuf.message.Message):
 
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Tool]:
-        """Tools that the model may call, at most 128; not together with tools_json. A request that depends on them names tools
+        """Tools that the model may call, at most 512; not together with tools_json. A request that depends on them names tools
         in requires. Default: none.
         """
 
@@ -365,7 +365,7 @@ class Tool(google.protobuf.message.Message):
     PARAMETERS_JSON_FIELD_NUMBER: builtins.int
     STRICT_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of the function: 1 to 64 of [A-Za-z0-9_.-], each name once."""
+    """Name of the function: 1 to 128 of [A-Za-z0-9_.-], each name once."""
     description: builtins.str
     """What it does, for the model."""
     parameters_json: builtins.str
