@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
+
+import torch
 
 from engine_core.attention.selector import choose_attention
 from engine_core.distributed.ranks import Rank
@@ -53,3 +55,9 @@ def on_ranks(
         if errors:  # the first that is not about another's
             raise min(errors, key=lambda error: type(error).__name__ == "RankFailedError")
         return [future.result() for future in futures]
+
+
+def assert_bits(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:
+    """That all have the same ones, of zeros' signs, too."""
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))

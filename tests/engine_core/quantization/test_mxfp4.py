@@ -18,6 +18,8 @@ from engine_core.ops.quantized_weight import QuantizedWeight
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.mxfp4 import MXFP4
 from engine_core.quantization.packing import nibbles_of, powers_of_two
+from tests.engine_core.distributed.ranks import assert_bits, on_ranks
+from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import make_model, save_model
@@ -80,6 +82,13 @@ def test_kept_it_is_nearly_that_model(dtype: str, tolerance: float, checkpoints:
     one, other = logits_of(packed, IDS), logits_of(expanded, IDS)
     torch.testing.assert_close(one, other, atol=tolerance * float(other.std()), rtol=0)
     assert packed.weight_bytes < expanded.weight_bytes
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+def test_ranks_compute_the_bits_of_one_process(dtype: str, checkpoints: tuple[Path, Path]) -> None:
+    checkpoint = open_at(checkpoints[0], dtype=dtype)
+    assert_bits(on_ranks(checkpoint, 2, run_steps)[0], run_steps(build_model(checkpoint)))
 
 
 def test_what_it_will_take_is_known(checkpoints: tuple[Path, Path]) -> None:

@@ -1,4 +1,6 @@
-"""Formats beside kinds of models: logits, bits that depend neither on the step nor on ranks, and memory told before."""
+"""Formats beside kinds of models: logits, bits that depend neither on the step nor on ranks nor on the checkpoint's
+types, and memory told before. Checkpoints are of another type than their models.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, DeepseekV3Config, LlamaConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from engine_core.model_loader.digest import WeightsDigest
 from engine_core.model_loader.loader import WeightsOnDisk
 from tests.engine_core.distributed.matrix import Ranks, ask, differences, engine_of
-from tests.engine_core.distributed.ranks import on_ranks
+from tests.engine_core.distributed.ranks import assert_bits, on_ranks
 from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.models import test_bitwise_stability as stability
 from tests.engine_core.models.driver import build_model, load, logits_of, open_at
@@ -48,17 +51,19 @@ CELLS = [(model, name) for model in MODELS for name in FORMATS]
 @pytest.mark.models
 @pytest.mark.parametrize(("model", "name"), CELLS)
 def test_every_kind_computes_with_the_weights_meant(model: str, name: str, tmp_path: Path) -> None:
-    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)  # computed in another type
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
     ids = torch.randint(0, 199, (40,), generator=torch.Generator().manual_seed(0))
     found = logits_of(load(quantized), ids, chunks=[33, 1, 6])
     torch.testing.assert_close(found, logits_of(load(tmp_path / "expanded"), ids), atol=5e-4, rtol=5e-4)
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("stored", "dtype"), [(torch.float16, "bfloat16"), (torch.bfloat16, "float16")])
 @pytest.mark.parametrize(("model", "name"), CELLS)
-def test_logits_do_not_depend_on_the_step(model: str, name: str, dtype: str, tmp_path: Path) -> None:
-    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, getattr(torch, dtype))
+def test_logits_do_not_depend_on_the_step(
+    model: str, name: str, stored: torch.dtype, dtype: str, tmp_path: Path
+) -> None:
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, stored)
     before = torch.get_num_threads()
     try:
         stability.check(load(quantized, dtype))
@@ -66,6 +71,7 @@ def test_logits_do_not_depend_on_the_step(model: str, name: str, dtype: str, tmp
         torch.set_num_threads(before)
 
 
+_NARROW = (torch.float16, torch.bfloat16)
 RANKS_IN_EVERY_RUN = {("padded-heads", "gptq-rules")}
 
 
@@ -74,11 +80,13 @@ RANKS_IN_EVERY_RUN = {("padded-heads", "gptq-rules")}
     [pytest.param(*cell, marks=[] if cell in RANKS_IN_EVERY_RUN else pytest.mark.models) for cell in CELLS],
 )
 def test_ranks_compute_the_bits_of_one_process(model: str, name: str, tmp_path: Path) -> None:
-    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.float16)
-    checkpoint = open_at(quantized, dtype="bfloat16")
-    expected = run_steps(build_model(checkpoint))
-    for one, other in zip(expected, on_ranks(checkpoint, 2, run_steps)[0], strict=True):
-        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+    """Also where their checkpoint has the same numbers in float32."""
+    quantized = save_quantized(MODELS[model], FORMATS[name], tmp_path, torch.bfloat16)
+    expected = run_steps(build_model(open_at(quantized, dtype="bfloat16")))
+    tensors = load_file(quantized / "model.safetensors")
+    wider = {name: tensor.float() if tensor.dtype in _NARROW else tensor for name, tensor in tensors.items()}
+    save_file(wider, quantized / "model.safetensors")
+    assert_bits(on_ranks(open_at(quantized, dtype="bfloat16"), 2, run_steps)[0], expected)
 
 
 @pytest.mark.models

@@ -27,8 +27,10 @@ from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.gguf_blocks import BLOCK_TYPES
+from tests.engine_core.distributed.ranks import assert_bits, on_ranks
+from tests.engine_core.distributed.test_tensor_parallel import run_steps
 from tests.engine_core.model_loader.gguf.written import quantized, write_gguf
-from tests.engine_core.models.driver import load, logits_of
+from tests.engine_core.models.driver import build_model, load, logits_of, open_at
 from tests.engine_core.models.families import dense, experts, latent, scaled
 from tests.engine_core.models.families.scaled import GEMMA
 from tests.engine_core.models.tiny_models import CASES, SIZES, YARN, make_model, save_model
@@ -121,6 +123,16 @@ def test_every_type(case: str, kind: str, tmp_path: Path) -> None:
     torch_layers = {"layers": TorchBackend(), "attention": TorchAttention()}
     expanded = logits_of(load(file, **torch_layers), IDS)
     assert torch.equal(expanded, logits_of(load(tmp_path / "dequantized", **torch_layers), IDS))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_ranks_compute_the_bits_of_one_process(case: str, kind: str, tmp_path: Path) -> None:
+    save_model(make_model(QUANTIZED[case]), tmp_path / "original")
+    file = write_gguf(tmp_path / "original", QUANTIZED[case], tmp_path / "model.gguf", quantized(kind))
+    checkpoint = open_at(file, dtype="bfloat16")
+    assert_bits(on_ranks(checkpoint, 2, run_steps)[0], run_steps(build_model(checkpoint)))
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", pytest.param("Q6_K", marks=pytest.mark.models)])
