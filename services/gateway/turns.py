@@ -31,8 +31,7 @@ class _Turn:
 class Turns:
     """Gathers what belongs to one message: texts of the user, and an assistant's reasoning, text and calls.
 
-    A system's text that does not come first becomes a part of the user's turn: most chat templates refuse it elsewhere,
-    and agents remind the model of something in every turn.
+    A system's text stays where it is: the processor moves it if the model's chat template does not take it there.
     """
 
     def __init__(self) -> None:
@@ -45,8 +44,7 @@ class Turns:
 
     def system(self, text: str) -> None:
         """Add a text of the system."""
-        leading = not self._turns or self._turns[-1].role == "system"
-        self._last("system" if leading else "user").texts.append(text)
+        self._last("system").texts.append(text)
 
     def user(self, text: str) -> None:
         """Add a text of the user."""

@@ -18,7 +18,14 @@ from jinja2.utils import Namespace
 
 from services.text.parsing.formats import NONE, detect
 from services.text.special_tokens import read_special_tokens
-from services.text.template_sandbox import MAX_RENDERED_CHARS, TIME_LIMIT_S, BoundedEnvironment, charge_for
+from services.text.system_messages import ARRANGEMENTS, has_more_than_the_first, marked, shows_all
+from services.text.template_sandbox import (
+    MAX_RENDERED_CHARS,
+    TIME_LIMIT_S,
+    BoundedEnvironment,
+    OutputTooLongError,
+    charge_for,
+)
 from services.text.tokenizer_files import ADDITIONAL_TEMPLATES, TokenizerError, load_json
 
 Message = Mapping[str, Any]
@@ -46,6 +53,10 @@ _PROBE: list[dict[str, Any]] = [
 
 class ChatTemplateError(ValueError):
     """The messages cannot be rendered; the text is one sentence."""
+
+
+class ChatTooLongError(ChatTemplateError):
+    """The prompt's text would be longer than allowed."""
 
 
 class UnknownTemplateError(ChatTemplateError):
@@ -144,11 +155,14 @@ class ChatTemplates:
         missing content and JSON text for arguments, on which other templates fail. Arguments that are a text, because
         a model wrote no JSON object, stay one; a template that fails on it gets the text within an object.
 
+        Messages of the system that are not the first stay where they are if the template shows them there; else they
+        are merged or moved (``system_messages``).
+
         ``tools`` and ``documents`` are passed to the template unchanged; documents may be among ``template_args``, too.
         ``template_name`` defaults to ``tool_use`` if there are tools and the model has such a template, else to
         ``default``. ``add_generation_prompt`` opens the assistant's message; ``continue_final_message`` instead leaves
-        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, also if the text
-        is longer than ``max_chars``.
+        the last message open. ``template_args`` are further variables. Raises ``ChatTemplateError``, among them
+        ``ChatTooLongError`` if the text is longer than ``max_chars``.
         """
         arguments = template_args or {}
         if not messages:
@@ -164,15 +178,17 @@ class ChatTemplates:
         if any(message.get("tool_calls") for message in chat):
             form = self._call_form(name)
             chat = [form.of(message) for message in chat]
-        continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
         variables = {
             **self._special_tokens,
             "documents": documents,
             **arguments,
-            "messages": chat,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
+        if has_more_than_the_first(chat):
+            chat = self._arranged(name, chat, variables)
+        continued = _mark_final(chat, self._sources[name].text) if continue_final_message else None
+        variables["messages"] = chat
         try:
             rendered = self._render(name, variables, max_chars)
         except ChatTemplateError:
@@ -227,6 +243,21 @@ class ChatTemplates:
         in_pythons_notation = str(_PROBED_CALL["arguments"]) in rendered.replace(str(_PROBED_CALL), "")
         return "probed_call" in rendered and "probed_argument" in rendered and not in_pythons_notation
 
+    def _arranged(self, name: str, chat: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """``chat`` in the first arrangement in which the template shows all that the system says, else as it is."""
+        short, marks = marked(chat)
+        few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
+        end = time.monotonic() + TIME_LIMIT_S  # for all together; each rendering has its own limit, too
+        for arranged in takewhile(lambda _: time.monotonic() < end, ARRANGEMENTS):
+            try:
+                probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
+                shown = self._render(name, probe, MAX_RENDERED_CHARS)
+            except ChatTemplateError:
+                continue
+            if shows_all(shown, marks):
+                return arranged(chat)
+        return chat
+
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:
         try:
             rendered = self._environment.render(self._compiled[name], variables, max_chars)
@@ -235,6 +266,8 @@ class ChatTemplates:
             raise ChatTemplateError("the rendered chat is not valid Unicode: it has half a surrogate pair") from error
         except RecursionError as error:
             raise ChatTemplateError("the chat template nests too deeply") from error
+        except OutputTooLongError as error:
+            raise ChatTooLongError(f"the chat is longer than {max_chars} characters") from error
         except Exception as error:  # templates can raise anything
             raise ChatTemplateError(f"the chat template failed: {_sentence(error)}") from error
         return rendered

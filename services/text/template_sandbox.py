@@ -47,6 +47,10 @@ class LimitExceededError(Exception):
     """A template exceeded its time or its budget."""
 
 
+class OutputTooLongError(LimitExceededError):
+    """What a template wrote is longer than its caller allows."""
+
+
 class _Budget:
     """The time and characters that one rendering has left."""
 
@@ -197,7 +201,7 @@ def _limited(chunks: Iterable[str], max_chars: int) -> Iterator[str]:
         _budget.get().tick()
         total += len(chunk)
         if total > max_chars:
-            raise LimitExceededError(f"its output is longer than {max_chars} characters")
+            raise OutputTooLongError(f"its output is longer than {max_chars} characters")
         yield chunk
 
 

@@ -25,6 +25,8 @@ _TYPES = {
 
 _TOO_LONG = re.compile(r"(\d+) tokens are too long: expected at most (\d+)")
 """How a processor refuses a prompt that leaves no room in the context."""
+_TOO_LARGE = re.compile(r"((?:more than )?\d+ bytes: expected at most \d+, for a context of \d+ tokens)")
+"""How it refuses one that is so long that it is not even made tokens."""
 
 
 def error_body(error: ApiError, request_id: str) -> bytes:
@@ -33,6 +35,8 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     message = error.message
     if too_long := _TOO_LONG.search(message):  # agents compact the conversation where they read this
         message = f"prompt is too long: {too_long[1]} tokens > {too_long[2]} maximum"
+    elif too_large := _TOO_LARGE.search(message):
+        message = f"prompt is too long: {too_large[1]}"
     body = {"type": _TYPES.get(error.status, other), "message": message}
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 

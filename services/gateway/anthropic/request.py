@@ -109,7 +109,7 @@ class CountRequest(Body):
         supported(
             "Blocks of type `text`, `tool_use`, `tool_result` and `thinking`, and documents of plain text; images and "
             "other documents are refused. Turns of one role that follow each other are one. A last turn of the "
-            "assistant is continued. A `system` turn that does not come first goes into the user's."
+            "assistant is continued."
         ),
     ] = None
     system: Annotated[str | list[Block] | None, supported()] = None

@@ -28,13 +28,14 @@ from services.processor.admission.validation import (
     check_text_size,
     check_token_ids,
     refuse,
+    text_too_large,
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
 from services.ring.identity import ANSWER_STOPS, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
-from services.text.chat_templates import ChatTemplateError, UnknownTemplateError
+from services.text.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
 from services.text.incremental_decoder import left_context
 from services.text.parsing.formats import NONE
 
@@ -182,6 +183,8 @@ def render_chat(chat: inference_pb2.Chat, served_model: ServedModel, tools: Tool
             template_name=chat.template_name or None,
             max_chars=served_model.limits.max_text_bytes,
         )
+    except ChatTooLongError:
+        raise text_too_large("chat", f"more than {served_model.limits.max_text_bytes}", served_model.limits) from None
     except ChatTemplateError as error:
         raise refuse("chat.template_name" if isinstance(error, UnknownTemplateError) else "chat", str(error)) from None
     check_text_size("chat", rendered, served_model.limits)

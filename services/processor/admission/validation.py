@@ -79,8 +79,13 @@ def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
     """Limit a text to the largest that the context could hold: tokenizing takes many times its size in memory."""
     size = len(text.encode())
     if size > limits.max_text_bytes:
-        context = f"for a context of {limits.max_model_len} tokens"
-        raise refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {context}")
+        raise text_too_large(field, str(size), limits)
+
+
+def text_too_large(field: str, size: str, limits: ModelLimits) -> Refused:
+    """The error of a text that no context could hold; ``size``: its bytes, or words for them."""
+    context = f"for a context of {limits.max_model_len} tokens"
+    return refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {context}")
 
 
 def check_prompt_length(length: int, limits: ModelLimits) -> None:

@@ -17,17 +17,18 @@ def test_texts_of_one_role_are_one_message() -> None:
     ]
 
 
-def test_a_late_text_of_the_system_goes_to_the_user() -> None:
-    """Many templates refuse a system message that does not come first."""
+def test_a_late_text_of_the_system_stays_where_it_is() -> None:
+    """The processor knows what the chat template takes."""
     turns = Turns()
     turns.user("Hello")
     turns.system("It is Monday.")
     turns.assistant("Hi")
     turns.system("It is Tuesday.")
     assert turns.messages == [
-        {"role": "user", "content": "Hello\nIt is Monday."},
+        {"role": "user", "content": "Hello"},
+        {"role": "system", "content": "It is Monday."},
         {"role": "assistant", "content": "Hi"},
-        {"role": "user", "content": "It is Tuesday."},
+        {"role": "system", "content": "It is Tuesday."},
     ]
 
 

@@ -22,7 +22,8 @@ MAX_LOGPROBS = 20
 EOS_TEXT = "</s>"
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('a system message must be the first') }}{% endif %}"
+    "{{ raise_exception('a system message must be the first') }}"
+    "{% elif m.role == 'owner' %}{{ raise_exception('who?') }}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if tools %}<{{ tools | tojson }}>{% endif %}{{ mood }}{% if add_generation_prompt %}[assistant]{% endif %}"
 )

@@ -71,8 +71,8 @@ class ResponseRequest(Body):
         str | list[Item] | None,
         supported(
             "A text, or items of type `message`, `function_call`, `function_call_output`, `reasoning` and "
-            "`additional_tools`; others, images, audio and files are refused. `developer` is `system`; where it does "
-            "not come first it goes into the user's message. Messages of the user that follow each other are one."
+            "`additional_tools`; others, images, audio and files are refused. `developer` is `system`. Messages of the "
+            "user that follow each other are one."
         ),
     ] = None
     instructions: Annotated[str | None, supported("A message of the system before the input.")] = None

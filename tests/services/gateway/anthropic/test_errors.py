@@ -34,10 +34,22 @@ def test_types(status: int, kind: str) -> None:
     }
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_wait_for() -> None:
-    problem = "prompt: 3000 tokens are too long: expected at most 2047 (truncate_prompt_tokens keeps the last ones)"
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (
+            "prompt: 3000 tokens are too long: expected at most 2047 (truncate_prompt_tokens keeps the last ones)",
+            "3000 tokens > 2047 maximum",
+        ),
+        (
+            "messages: more than 81920 bytes: expected at most 81920, for a context of 2048 tokens. This is all",
+            "more than 81920 bytes: expected at most 81920, for a context of 2048 tokens",
+        ),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_agents_wait_for(problem: str, words: str) -> None:
     body = json.loads(ANTHROPIC.error(ApiError(HTTPStatus.BAD_REQUEST, problem), "r1"))
-    assert body["error"]["message"] == "prompt is too long: 3000 tokens > 2047 maximum"
+    assert body["error"]["message"] == f"prompt is too long: {words}"
 
 
 def test_names_of_fields() -> None:

@@ -54,14 +54,15 @@ def test_blocks_of_every_kind() -> None:
         },
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
         {"role": "tool", "tool_call_id": "t2", "content": ""},
-        {"role": "user", "content": "A book\nIt is Monday."},
+        {"role": "user", "content": "A book"},
+        {"role": "system", "content": "It is Monday."},
     ]
 
 
 def test_a_reminder_is_shown_until_the_user_speaks_again() -> None:
     reminder = {"role": "system", "content": "Now", "clear_at": "next_user_message"}
-    (message,) = messages_of(request_of(messages=[*HELLO, reminder]))
-    assert message["content"] == "Hello\nNow"
+    _, message = messages_of(request_of(messages=[*HELLO, reminder]))
+    assert message == {"role": "system", "content": "Now"}
     (message,) = messages_of(request_of(messages=[*HELLO, reminder, *HELLO]))
     assert message["content"] == "Hello\nHello"
 

@@ -280,6 +280,15 @@ def test_a_chat_ends_with_the_generation_prompt_or_the_last_message(fields: dict
     assert render_chat(chat, served_model()) == rendered
 
 
+def test_a_chat_that_no_context_could_hold_is_refused_as_a_text_is() -> None:
+    model = served_model()
+    chat = inference_pb2.Chat()
+    chat.messages.add(role="user", content="a" * model.limits.max_text_bytes)
+    for refused in (lambda: render_chat(chat, model), lambda: take(inference_pb2.GenerateRequest(chat=chat))):
+        with pytest.raises(Refused, match=r"chat: .*bytes: expected at most \d+, for a context of 48 tokens"):
+            refused()
+
+
 # Bad words
 
 
@@ -343,7 +352,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"sampling": {"seed": 1}, "stopping": {"max_tokens": 2}, "resume": {"choices": [{"token_ids": [5] * 3}]}},
     ),
     "stop strings that are long together": ("stopping.stop", {"stopping": {"stop": ["x" * 1024] * 9}}),
-    "a template that raises": ("chat", {"chat": {"messages": [{"role": "user"}, {"role": "system"}]}}),
+    "a template that raises": ("chat", {"chat": {"messages": [{"role": "user"}, {"role": "owner"}]}}),
     "JSON that nests too deeply": (
         "chat.tools_json",
         {"chat": {"messages": [{"role": "user"}], "tools_json": "[" * 100_000}},

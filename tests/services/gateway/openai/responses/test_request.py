@@ -51,7 +51,7 @@ def test_items_of_every_kind() -> None:
         },
         {"role": "tool", "tool_call_id": "c1", "content": "a wall"},
         {"role": "assistant", "content": "No", "reasoning": "So"},
-        {"role": "user", "content": "It is Monday."},
+        {"role": "system", "content": "It is Monday."},
     ]
 
 
