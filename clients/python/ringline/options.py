@@ -84,6 +84,8 @@ class Parse(TypedDict, total=False):
     """Whether the answer begins inside the reasoning. Default: as the prompt ends."""
     tool_names: Sequence[str] | None
     """Names of the tools that may be called. Default: those of ``tools``."""
+    content_tokens: bool | None
+    """Whether pieces of content have their tokens: ``Content.tokens``. Default: False."""
 
 
 class TokenizeOptions(TypedDict, total=False):

@@ -17,6 +17,8 @@ class Content:
     """A piece of the answer itself."""
 
     text: str
+    tokens: tuple[int, ...] = ()
+    """Positions in the choice of the tokens that wrote it, with ``parse={"content_tokens": True}``."""
 
 
 @dataclass(frozen=True, slots=True)

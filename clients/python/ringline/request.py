@@ -118,6 +118,7 @@ def _needed(request: pb.GenerateRequest) -> list[str]:
         "constraint": has_form,
         "form_beside_tools": has_form and (may_call or calls.HasField("form")),
         "parse": parses,
+        "content_tokens": request.output.parse.content_tokens,
         "tools": request.chat.tools,
     }
     return [name for name, needed in asked.items() if needed]

@@ -231,7 +231,7 @@ def part_from(message: part_pb2.Part) -> Part | None:
     """A piece of an answer's parts; None for a kind of a later contract."""
     kind = message.WhichOneof("kind")
     if kind == "content":
-        return Content(message.content)
+        return Content(message.content, tuple(message.content_tokens))
     if kind == "reasoning":
         return Reasoning(message.reasoning)
     if kind == "tool_call":

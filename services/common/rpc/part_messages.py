@@ -14,7 +14,7 @@ from services.text.parsing.parts import Content, ParseOptions, Part, Reasoning, 
 
 _Messages = RepeatedCompositeFieldContainer[part_pb2.Part]
 # Upper estimates of wire sizes in bytes.
-_PIECE_BYTES, _UTF8_BYTES = 32, 4
+_PIECE_BYTES, _UTF8_BYTES, _POSITION_BYTES = 32, 4, 5
 
 
 def typed_parts(pieces: Sequence[Part], reasoning_tokens: int) -> TypedParts:
@@ -33,7 +33,9 @@ def write_parts(messages: _Messages, parts: Iterable[TypedParts | None]) -> None
         pieces = list(group)
         message = messages.add()
         if key is Content:
-            message.content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+            contents = [piece for piece in pieces if isinstance(piece, Content)]
+            message.content = "".join(piece.text for piece in contents)
+            message.content_tokens.extend(chain.from_iterable(piece.tokens for piece in contents))
         elif key is Reasoning:
             message.reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
         else:
@@ -53,6 +55,7 @@ def parse_options(context: detokenizer_pb2.OutputContext) -> ParseOptions:
         begins_in_reasoning=parse.begins_in_reasoning,
         tool_names=tuple(parse.tool_names),
         call_id_seed=context.call_id_seed,
+        content_tokens=parse.content_tokens,
     )
 
 
@@ -64,7 +67,7 @@ def _subject(piece: object) -> object:
 def _piece(message: part_pb2.Part) -> Part | None:
     match message.WhichOneof("kind"):
         case "content":
-            return Content(message.content)
+            return Content(message.content, tuple(message.content_tokens))
         case "reasoning":
             return Reasoning(message.reasoning)
         case "tool_call":
@@ -77,4 +80,5 @@ def _piece(message: part_pb2.Part) -> Part | None:
 def _wire_bytes(piece: Part) -> int:
     if isinstance(piece, ToolCallPiece):
         return _PIECE_BYTES + _UTF8_BYTES * (len(piece.id) + len(piece.name) + len(piece.arguments))
-    return _PIECE_BYTES + _UTF8_BYTES * len(piece.text)
+    positions = len(piece.tokens) if isinstance(piece, Content) else 0
+    return _PIECE_BYTES + _UTF8_BYTES * len(piece.text) + _POSITION_BYTES * positions

@@ -37,6 +37,7 @@ def resolve_parse(
     resolved = part_pb2.ParseParams(
         tool_calls=given.tool_calls if given.HasField("tool_calls") else tool_calls,
         reasoning=given.reasoning if given.HasField("reasoning") else reasoning,
+        content_tokens=given.content_tokens or None,
     )
     _check_format("output.parse.tool_calls", resolved.tool_calls, formats.TOOL_FORMATS)
     _check_format("output.parse.reasoning", resolved.reasoning, formats.REASONING_FORMATS)

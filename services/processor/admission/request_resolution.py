@@ -32,7 +32,7 @@ from services.processor.admission.validation import (
 )
 from services.processor.request import ResolvedRequest
 from services.processor.served_models import ServedModel
-from services.ring.identity import ANSWER_STOPS, PARSE, PeerId, check_requires
+from services.ring.identity import ANSWER_STOPS, CONTENT_TOKENS, PARSE, PeerId, check_requires
 from services.ring.prefixes import prefixes_of
 from services.ring.routing_logic import Needs
 from services.text.chat_templates import ChatTemplateError, ChatTooLongError, UnknownTemplateError
@@ -143,9 +143,7 @@ def resolve_request(
         model=model,
         needs=Needs(
             engine=engine_needs(constraint),
-            detokenizer=frozenset(
-                name for name, needed in ((PARSE, parse is not None), (ANSWER_STOPS, in_answer_only)) if needed
-            ),
+            detokenizer=_detokenizer_needs(parse, in_answer_only),
         ),
     )
 
@@ -283,6 +281,16 @@ def _resolve_stopping(
     resolved.ignore_eos = given.ignore_eos
     resolved.stop_in_reasoning = given.stop_in_reasoning
     return resolved
+
+
+def _detokenizer_needs(parse: part_pb2.ParseParams | None, in_answer_only: bool) -> frozenset[str]:
+    """The capabilities without which a detokenizer would ignore what was asked for."""
+    asked = {
+        PARSE: parse is not None,
+        CONTENT_TOKENS: parse is not None and parse.content_tokens,
+        ANSWER_STOPS: in_answer_only,
+    }
+    return frozenset(name for name, needed in asked.items() if needed)
 
 
 def _stops_in_answer_only(stopping: inference_pb2.StoppingParams, parse: part_pb2.ParseParams | None) -> bool:

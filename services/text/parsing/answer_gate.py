@@ -55,7 +55,7 @@ class AnswerGate:
         if (marker := self._marks.get(token_id)) is not None:
             fed = text[: len(text) - own_length(self._pieces, token_id, text)] + marker
         if fed:
-            self._parser.feed(fed)
+            self._parser.feed(fed, self._position)
             self._writer.take()
             self._position += len(fed)
         return max(0, self._meter.end - begin) if self._meter.reached_answer else None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions, Delta
 from services.text.incremental_decoder import IncrementalDecoder
 from services.text.parsing.answer_gate import own_length, special_marks
+from services.text.parsing.content_tokens import ContentTokens
 from services.text.parsing.formats import call_ids, make_parser
 from services.text.parsing.parts import ParseOptions, Part, PartWriter
 from services.text.parsing.reasoning_meter import ReasoningMeter
@@ -38,12 +39,17 @@ class ChoiceParser:
         self._decoder = IncrementalDecoder(self._pieces, decode.context)
         self._marks = special_marks(tokenizer, options)
         self._meter = ReasoningMeter()
-        self._writer = PartWriter(call_ids(options, choice), skip_special_tokens=skip_special_tokens)
+        self._content_tokens = ContentTokens() if options.content_tokens else None
+        self._writer = PartWriter(
+            call_ids(options, choice), skip_special_tokens=skip_special_tokens, content_tokens=self._content_tokens
+        )
         self._parser = make_parser(options, self._writer, self._meter)
         self._restored: list[int] = []
         """Ids delivered before, until the next delta tells whether they are all."""
         self._decoded = 0
         """Characters decoded for the parser."""
+        self._parsed = 0
+        """Characters given to the parser."""
         self._behind = 0
         """Characters delivered that the decoder here returns only with the next id."""
 
@@ -102,6 +108,8 @@ class ChoiceParser:
         segments: list[tuple[str, int]] = []
         for token_id in token_ids:
             self._meter.begin_token(self._decoded)
+            if self._content_tokens is not None:
+                self._content_tokens.begin_token(self._decoded)
             text = self._decoder.push(token_id)
             if token_id in self._marks:
                 own = own_length(self._pieces, token_id, text)
@@ -125,4 +133,5 @@ class ChoiceParser:
                 limit -= length
             texts.append(text)
         if text := "".join(texts):
-            self._parser.feed(text)
+            self._parser.feed(text, self._parsed)
+            self._parsed += len(text)

@@ -30,7 +30,7 @@ class DeepseekParser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while marker := (yield from self._read_until(_SEARCH, self._writer.content)):
+        while marker := (yield from self._read_until(_SEARCH, self._send_content)):
             if marker == _BEGIN_ALL:
                 yield from self._read_run(SPACE)
                 if not (yield from self._read_marker(_BEGIN)):

@@ -132,7 +132,8 @@ class HarmonyParser(JsonCallParser):
             self._send_content(text)
 
     def _send_content(self, text: str) -> None:
-        self.answer.feed(text)
+        for piece, origin in self._with_origins(text):
+            self.answer.feed(piece, origin)
 
     def _send_arguments(self, text: str) -> None:
         self._meter.reach(self._position, reasoning=False)

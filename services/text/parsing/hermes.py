@@ -20,7 +20,7 @@ class HermesParser(JsonCallParser):
     """Content, and calls between markers."""
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(_SEARCH, self._writer.content)) is not None:
+        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
             yield from self._read_run(SPACE)
             if not (yield from self._read_call()):
                 self._release()

@@ -27,7 +27,7 @@ class Llama3JsonParser(JsonCallParser):
             allowed = None
         while True:
             yield from self._read_calls(allowed)
-            if (yield from self._read_until(_SEARCH, self._writer.content)) is None:
+            if (yield from self._read_until(_SEARCH, self._send_content)) is None:
                 return
             allowed = None
 

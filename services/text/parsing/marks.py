@@ -7,11 +7,13 @@ JSON. So it comes to a parser as one character, its *mark*: half of a surrogate 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _FIRST = 0xD800
 _TEXTS: list[str] = []
 """Texts of the markers; a marker's mark is ``_FIRST`` plus its index."""
 _MARKS = re.compile("[\ud800-\udfff]")
+_UNMARKED = re.compile("[^\ud800-\udfff]+")
 
 
 def mark(marker: str) -> str:
@@ -29,3 +31,8 @@ def marker_text(text: str) -> str:
 def without_marks(text: str) -> str:
     """``text`` without its marks: special tokens that turned out to mark nothing, left out as they are of the text."""
     return _MARKS.sub("", text)
+
+
+def unmarked_runs(text: str) -> Iterator[tuple[int, int]]:
+    """Where ``text`` has no marks: begins and ends."""
+    return (found.span() for found in _UNMARKED.finditer(text))

@@ -26,7 +26,7 @@ class MistralParser(JsonCallParser):
     """Content, and calls after markers."""
 
     def _read(self) -> Reading[None]:
-        while (yield from self._read_until(_SEARCH, self._writer.content)) is not None:
+        while (yield from self._read_until(_SEARCH, self._send_content)) is not None:
             yield from self._read_run(SPACE)
             read = self._read_list if (yield from self._peek()) == "[" else self._read_named
             if not (yield from read()):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from string import ascii_letters, digits
 
-from services.text.parsing.marks import marker_text, without_marks
+from services.text.parsing.content_tokens import ContentTokens
+from services.text.parsing.marks import marker_text, unmarked_runs, without_marks
 
 _LETTERS_AND_DIGITS = bytes(ord((digits + ascii_letters)[byte % 62]) for byte in range(256))
 """What stands for each byte of an id."""
@@ -18,6 +19,9 @@ class Content:
     """A piece of the answer itself."""
 
     text: str
+    tokens: tuple[int, ...] = ()
+    """Positions of the tokens that wrote it, if they were asked for; one that began an earlier piece is not among them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class ParseOptions:
     """Tools that may be called. What looks like an unmarked call of another tool is content."""
     call_id_seed: bytes = b""
     """Ids of calls are made of this, the choice and the call's number."""
+    content_tokens: bool = False
+    """Whether pieces of content have their tokens."""
 
 
 def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", length: int = 24) -> str:
@@ -69,10 +75,17 @@ def call_id(seed: bytes, choice: int, index: int, *, prefix: str = "call_", leng
 class PartWriter:
     """Collects parts; pieces of one kind that follow each other become one."""
 
-    def __init__(self, call_id: Callable[[int], str], *, skip_special_tokens: bool = True) -> None:
-        """``call_id`` returns the id of the call with a number."""
+    def __init__(
+        self,
+        call_id: Callable[[int], str],
+        *,
+        skip_special_tokens: bool = True,
+        content_tokens: ContentTokens | None = None,
+    ) -> None:
+        """``call_id`` returns the id of the call with a number; ``content_tokens``: None if they are not asked for."""
         self._call_id = call_id
-        self._plain = without_marks if skip_special_tokens else marker_text
+        self._skips_marks = skip_special_tokens
+        self._content_tokens = content_tokens
         self._calls = 0
         self._done: list[Part] = []
         self._kind: type[Part] = Content
@@ -80,9 +93,15 @@ class PartWriter:
         self._texts: list[str] = []
         self._opening = ("", "")
         """Id and name, if that piece is a call's first."""
+        self._tokens: list[int] = []
+        """Of that piece, if it is content."""
 
-    def content(self, text: str) -> None:
+    def content(self, text: str, origin: int) -> None:
+        """``origin``: where the text begins in what the parsers of this answer were fed."""
         self._add(Content, self._plain(text))
+        if self._content_tokens is not None:
+            for begin, end in unmarked_runs(text) if self._skips_marks else [(0, len(text))]:
+                self._tokens += self._content_tokens.take(origin + begin, origin + end)
 
     def reasoning(self, text: str) -> None:
         self._add(Reasoning, self._plain(text))
@@ -104,6 +123,9 @@ class PartWriter:
         done, self._done = self._done, []
         return tuple(done)
 
+    def _plain(self, text: str) -> str:
+        return without_marks(text) if self._skips_marks else marker_text(text)
+
     def _add(self, kind: type[Part], text: str) -> None:
         if not text:
             return
@@ -118,6 +140,8 @@ class PartWriter:
         text = "".join(self._texts)
         if self._kind is ToolCallPiece:
             self._done.append(ToolCallPiece(self._calls - 1, *self._opening, text))
+        elif self._kind is Content:
+            self._done.append(Content(text, tuple(self._tokens)))
         else:
-            self._done.append(Content(text) if self._kind is Content else Reasoning(text))
-        self._texts, self._opening = [], ("", "")
+            self._done.append(Reasoning(text))
+        self._texts, self._opening, self._tokens = [], ("", ""), []

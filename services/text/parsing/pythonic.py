@@ -48,7 +48,7 @@ class PythonicParser(JsonCallParser):
         while True:
             if not (yield from self._read_list(allowed)):
                 self._release()
-            if (yield from self._read_until(_SEARCH, self._writer.content)) is None:
+            if (yield from self._read_until(_SEARCH, self._send_content)) is None:
                 return
             allowed = None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from typing import Protocol, TypeVar
 
 from services.text.parsing.marks import mark, marker_text
@@ -29,7 +30,8 @@ Reading = Generator[None, None, T]
 class TextParser(Protocol):
     """Takes an answer's text piece by piece, with marks for its markers that are special tokens."""
 
-    def feed(self, text: str) -> None: ...
+    def feed(self, text: str, origin: int) -> None:
+        """``origin``: where the text begins in the answer's; what lies between it and the text before is not fed."""
 
     def finish(self) -> None:
         """Send what is held: the answer has ended."""
@@ -72,6 +74,8 @@ class ReadingParser(ABC):
         self._text = ""
         """What is not yet read, from ``_at`` on."""
         self._at = 0
+        self._shifts: deque[tuple[int, int]] = deque()
+        """By how many characters the answer's text is ahead of what was fed, from which character on."""
         self._passed = 0
         """Characters read before that text."""
         self._ended = False
@@ -84,7 +88,10 @@ class ReadingParser(ABC):
     def _read(self) -> Reading[None]:
         """Read until the end; yields at least once."""
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, origin: int) -> None:
+        end = self._passed + len(self._text)
+        if not self._shifts or self._shifts[-1][1] != origin - end:
+            self._shifts.append((end, origin - end))
         self._passed += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
@@ -169,7 +176,18 @@ class ReadingParser(ABC):
         self._drop()
 
     def _send_content(self, text: str) -> None:
-        self._writer.content(text)
+        for piece, origin in self._with_origins(text):
+            self._writer.content(piece, origin)
+
+    def _with_origins(self, text: str) -> Iterator[tuple[str, int]]:
+        """The characters read last, in the pieces that they are in the answer, and where those begin in it."""
+        begin, shifts = self._position - len(text), self._shifts
+        while text:
+            while len(shifts) > 1 and shifts[1][0] <= begin:
+                shifts.popleft()
+            piece = text if len(shifts) == 1 else text[: shifts[1][0] - begin]
+            yield piece, begin + shifts[0][1]
+            begin, text = begin + len(piece), text[len(piece) :]
 
     def _drop(self) -> None:
         """What is held is markers and syntax, which no part shows."""

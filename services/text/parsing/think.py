@@ -73,7 +73,8 @@ class ThinkParser(ReadingParser):
 
     def _send_answer(self, text: str) -> None:
         self._meter.reach(self._position, reasoning=False)
-        self._answer.feed(text)
+        for piece, origin in self._with_origins(text):
+            self._answer.feed(piece, origin)
 
 
 def is_in(template: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,8 +65,10 @@ class ResponseEvents:
         self._open: _OpenItem | None = None
         self._delta = b""
         """An event of the open item, up to its sequence number."""
-        self._logprobs: list[msgspec.Raw] = []
-        """Of tokens whose text has not come."""
+        self._logprobs: deque[msgspec.Raw] = deque()
+        """Of tokens that no content has named."""
+        self._first = 0
+        """The position of the first of them."""
         self._is_cut = False
         self._functions = {function.ring_name: function for function in functions}
 
@@ -76,7 +79,7 @@ class ResponseEvents:
 
     def add(self, event: Event, logprobs: Logprobs = ()) -> bytes:
         """The events of what the ring sent next; empty for what is of no interest. ``logprobs``: of its tokens."""
-        self._logprobs += logprobs
+        self._logprobs.extend(logprobs)
         if isinstance(event, Delta):
             return b"".join(map(self._add_part, event.parts))
         if isinstance(event, Finished):
@@ -85,8 +88,6 @@ class ResponseEvents:
 
     def end(self, usage: Usage) -> bytes:
         """The events that end the response."""
-        if self._open is not None and self._open.kind is Content:
-            self._open.logprobs += self._logprobs  # of the token that ends the answer, which has no text
         status = "incomplete" if self._is_cut else "completed"
         return self._end_item(status) + self._event(f"response.{status}", response=self.response(usage))
 
@@ -120,16 +121,26 @@ class ResponseEvents:
             item = self._open = _OpenItem(part, f"{_PREFIXES[type(part)]}_{self._id}_{self._index}", self._functions)
             begun += self._begin_item(item, _DELTAS[type(part)])
         text = part.arguments if isinstance(part, ToolCallPiece) else part.text
-        logprobs, self._logprobs = self._logprobs, []
         if not text:
             return begun
         item.texts.append(text)
         tail = b"}\n\n"
         if isinstance(part, Content):
+            logprobs = self._logprobs_of(part.tokens)
             item.logprobs += logprobs
             tail = b',"logprobs":%s}\n\n' % _encode(logprobs)
         self._sequence += 1
         return begun + self._delta + b'%d,"delta":' % (self._sequence - 1) + _encode(text) + tail
+
+    def _logprobs_of(self, positions: Sequence[int]) -> Logprobs:
+        """Remove those of the tokens at ``positions``, and those before, which are of no content."""
+        found = []
+        for position in positions:
+            for _ in range(self._first, position):
+                self._logprobs.popleft()
+            found.append(self._logprobs.popleft())
+            self._first = position + 1
+        return found
 
     def _begin_item(self, item: _OpenItem, name: str) -> bytes:
         begun = self._event("response.output_item.added", output_index=self._index, item=item.item("in_progress"))

@@ -110,7 +110,11 @@ class ResponseRequest(Body):
         ),
     ] = None
     include: Annotated[
-        list[str] | None, supported("`message.output_text.logprobs`; the others name nothing that answers have.")
+        list[str] | None,
+        supported(
+            "`message.output_text.logprobs`: of the tokens that wrote the message's text, not of reasoning, calls, "
+            "markers or the token that ends the answer; the others name nothing that answers have."
+        ),
     ] = None
 
     top_k: Annotated[int | None, passed("0 keeps all.")] = None
@@ -223,6 +227,7 @@ def all_options(request: ResponseRequest) -> Options:
     options = options_of(request) | tools | _form_options(request)
     if wants_logprobs(request):
         options["logprobs"] = request.top_logprobs or 0
+        options["parse"]["content_tokens"] = True
     arguments = dict(request.chat_template_kwargs or {})
     if request.reasoning is not None and (effort := request.reasoning.effort) is not None:
         arguments.setdefault("reasoning_effort", effort)

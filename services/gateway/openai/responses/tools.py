@@ -103,7 +103,7 @@ def tool_options(
             raise invalid("tool_choice", "there are no functions to choose: give some in tools, or leave it out")
         return {"parse": {"tool_calls": "none"}}
     options: dict[str, Any] = {"tools": [function.ring_tool for function in functions], "tool_choice": choice}
-    options["parse"] = {"tool_calls": "none"} if choice == "none" else True
+    options["parse"] = {"tool_calls": "none"} if choice == "none" else {}
     if choice != "none" and parallel is False:
         options["parallel_tool_calls"] = False
     return options

@@ -346,6 +346,10 @@ def test_every_field_of_parse_is_resolved_and_reasoning_may_begin_in_the_prompt(
     assert not closed.admitted.output.parse.begins_in_reasoning
     assert closed.admitted.output.parse.HasField("begins_in_reasoning")
     assert_resumes(closed)
+    named = take(chat=chat(), output={"parse": {"content_tokens": True}})
+    assert context_of(named).parse.content_tokens
+    assert (named.needs.detokenizer, closed.needs.detokenizer) == ({"parse", "content_tokens"}, {"parse"})
+    assert_resumes(named)
 
 
 @pytest.mark.parametrize("in_reasoning", [None, False, True])

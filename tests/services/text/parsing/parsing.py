@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from services.text.parsing.content_tokens import ContentTokens
 from services.text.parsing.formats import call_ids, make_parser
 from services.text.parsing.parts import Content, ParseOptions, Part, PartWriter, Reasoning, ToolCallPiece
 from services.text.parsing.reasoning_meter import ReasoningMeter
@@ -19,14 +20,32 @@ def options_of(tool_calls: str, *, reasoning: str | None = None, inside: bool = 
 
 def parse(pieces: Iterable[str], options: ParseOptions) -> list[list[Part]]:
     """What is known after each piece, and at the end."""
-    writer = PartWriter(call_ids(options, 0))
+    tokens, text = ContentTokens(), ""
+    writer = PartWriter(call_ids(options, 0), content_tokens=tokens)
     parser = make_parser(options, writer, ReasoningMeter())
     known: list[list[Part]] = [[]]
+
+    def add() -> None:
+        parts = [_with_checked_tokens(part, text) for part in writer.take()]
+        known.append(merged([*known[-1], *parts]))
+
     for piece in pieces:
-        parser.feed(piece)
-        known.append(merged([*known[-1], *writer.take()]))
+        for at in range(len(text), len(text) + len(piece)):
+            tokens.begin_token(at)
+        text += piece
+        parser.feed(piece, len(text) - len(piece))
+        add()
     parser.finish()
-    return [*known[1:], merged([*known[-1], *writer.take()])]
+    add()
+    return known[1:]
+
+
+def _with_checked_tokens(part: Part, text: str) -> Part:
+    """A part whose tokens, each a character of ``text``, spell it if it is content; without them."""
+    if not isinstance(part, Content):
+        return part
+    assert "".join(text[token] for token in part.tokens) == part.text
+    return Content(part.text)
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:
@@ -38,7 +57,7 @@ def merged(parts: Iterable[Part]) -> list[Part]:
             assert part.index == before.index
             whole[-1] = ToolCallPiece(before.index, before.id, before.name, before.arguments + part.arguments)
         elif isinstance(part, Content) and isinstance(before, Content):
-            whole[-1] = Content(before.text + part.text)
+            whole[-1] = Content(before.text + part.text, before.tokens + part.tokens)
         elif isinstance(part, Reasoning) and isinstance(before, Reasoning):
             whole[-1] = Reasoning(before.text + part.text)
         else:

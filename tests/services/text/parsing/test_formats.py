@@ -117,7 +117,7 @@ def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: st
         for repeated in ('"', "a", " ", "{", '{"name": "', '{"arguments": {"a": "', "\\", "<"):
             parser = make_parser(options_of(name, reasoning="none"), PartWriter(str), ReasoningMeter())
             assert isinstance(parser, ReadingParser)
-            parser.feed(beginning + repeated * 2048)
+            parser.feed(beginning + repeated * 2048, 0)
             assert parser.num_waiting <= 1024 + 256, (beginning, repeated)
 
 

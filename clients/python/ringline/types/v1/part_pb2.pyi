@@ -22,6 +22,7 @@ class ParseParams(google.protobuf.message.Message):
     REASONING_FIELD_NUMBER: builtins.int
     BEGINS_IN_REASONING_FIELD_NUMBER: builtins.int
     TOOL_NAMES_FIELD_NUMBER: builtins.int
+    CONTENT_TOKENS_FIELD_NUMBER: builtins.int
     tool_calls: builtins.str
     """Format of the model's calls of tools: hermes, llama3_json, pythonic, mistral, deepseek, harmony; none. Default: the
     one that the model's chat template writes, or none.
@@ -32,6 +33,8 @@ class ParseParams(google.protobuf.message.Message):
     """
     begins_in_reasoning: builtins.bool
     """Whether the answer begins inside the reasoning. Default: found at the end of the prompt."""
+    content_tokens: builtins.bool
+    """Whether pieces of content say which tokens are theirs. Default: false. This is the capability content_tokens."""
     @property
     def tool_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Names of the tools that may be called; where a format does not mark its calls, others are content. Default: those of
@@ -45,11 +48,14 @@ class ParseParams(google.protobuf.message.Message):
         reasoning: builtins.str | None = ...,
         begins_in_reasoning: builtins.bool | None = ...,
         tool_names: collections.abc.Iterable[builtins.str] | None = ...,
+        content_tokens: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "reasoning", b"reasoning", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_content_tokens", b"_content_tokens", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "content_tokens", b"content_tokens", "reasoning", b"reasoning", "tool_calls", b"tool_calls"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning", "_content_tokens", b"_content_tokens", "_reasoning", b"_reasoning", "_tool_calls", b"_tool_calls", "begins_in_reasoning", b"begins_in_reasoning", "content_tokens", b"content_tokens", "reasoning", b"reasoning", "tool_calls", b"tool_calls", "tool_names", b"tool_names"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_begins_in_reasoning", b"_begins_in_reasoning"]) -> typing.Literal["begins_in_reasoning"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_content_tokens", b"_content_tokens"]) -> typing.Literal["content_tokens"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_reasoning", b"_reasoning"]) -> typing.Literal["reasoning"] | None: ...
     @typing.overload
@@ -68,6 +74,7 @@ class Part(google.protobuf.message.Message):
     CONTENT_FIELD_NUMBER: builtins.int
     REASONING_FIELD_NUMBER: builtins.int
     TOOL_CALL_FIELD_NUMBER: builtins.int
+    CONTENT_TOKENS_FIELD_NUMBER: builtins.int
     content: builtins.str
     """The answer itself."""
     reasoning: builtins.str
@@ -76,15 +83,23 @@ class Part(google.protobuf.message.Message):
     def tool_call(self) -> global___ToolCallPiece:
         """A call of a tool."""
 
+    @property
+    def content_tokens(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of content, with ParseParams.content_tokens: positions in the choice of the tokens that wrote it, ascending. A token
+        that wrote some of several pieces is of the first. One without text, such as a byte of a character, goes with the next
+        that has some. Tokens of markers are of none, and so is the end-of-text token.
+        """
+
     def __init__(
         self,
         *,
         content: builtins.str = ...,
         reasoning: builtins.str = ...,
         tool_call: global___ToolCallPiece | None = ...,
+        content_tokens: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["content", b"content", "kind", b"kind", "reasoning", b"reasoning", "tool_call", b"tool_call"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content", b"content", "kind", b"kind", "reasoning", b"reasoning", "tool_call", b"tool_call"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "content_tokens", b"content_tokens", "kind", b"kind", "reasoning", b"reasoning", "tool_call", b"tool_call"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["content", "reasoning", "tool_call"] | None: ...
 
 global___Part = Part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
@@ -10,13 +11,24 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from ringline import Content, Delta, Event, FinishReason, Part, Reasoning, ToolCallPiece, Usage
+from ringline.inference.v1 import inference_pb2
+from ringline.results import part_from
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models
 
+from services.common.rpc.part_messages import typed_parts, write_parts
 from services.gateway.http.api_error import ApiError
 from services.gateway.openai.responses.events import ResponseEvents
 from services.gateway.openai.responses.tools import Function
+from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.parsing import parts as text_parts
+from services.text.parsing.choice_parser import ChoiceParser
+from services.text.parsing.parts import ParseOptions
+from services.text.tokenizer import Tokenizer
 from tests.services.gateway.answers import answers, blocks, deltas, events_in, finished, is_call
 
 USAGE = Usage(30, 10, 7, 2)
+CALL = '{"name": "f", "arguments": {}}'
 KINDS = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
 
 
@@ -147,15 +159,51 @@ def test_a_response_that_fails_late(status: HTTPStatus, code: str) -> None:
     assert last["response"]["error"] == {"code": code, "message": "it is over"}
 
 
-def test_log_probabilities_are_those_of_the_message() -> None:
-    """Tokens of reasoning and of calls have none; tokens whose text comes later come with it, or at the end."""
-    events = ResponseEvents("r1", {})
-    for part, names in ((Reasoning("Hm"), "ab"), (None, "c"), (Content("xy"), "d"), (None, "e")):
-        parts = () if part is None else (part,)
-        events.add(Delta(0, 0, "", (1,), None, parts), [{"token": name} for name in names])
+TOKENS = ("<think>", "a", "</", "think>", "x", "y <", "tool_call>", CALL, "</tool_call>z", "Ã", "©")
+"""Of an answer; the last two are halves of é."""
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [4, 1], [7, 2], [99]])
+def test_log_probabilities_are_those_of_each_messages_tokens(sizes: list[int]) -> None:
+    """However the tokens come in deltas; those of reasoning, calls and markers are of no message."""
+    tokenizer = Tokenizer.from_files({"tokenizer.json": _library().to_str().encode()})
+    options = ParseOptions("hermes", "think", content_tokens=True)
+    decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+    parser = ChoiceParser(tokenizer, options, 0, DecodeOptions(), skip_special_tokens=True)
+    events, at = ResponseEvents("r1", {}), 0
+    for size in itertools.cycle(sizes):
+        frame, at = range(len(TOKENS))[at : at + size], at + size
+        if (delta := decoder.feed(frame)) is not None:
+            names = [{"token": TOKENS[token]} for token in delta.token_ids]
+            parts = _as_sent(parser.feed(delta))
+            events.add(Delta(0, delta.first_position, delta.text, delta.token_ids, None, parts), _raw(names))
+        if at >= len(TOKENS):
+            break
+    last = (*parser.feed(decoder.finish(), last=True), *parser.finish())
+    events.add(Delta(0, len(TOKENS), "", (), None, _as_sent(last)))
     events.end(USAGE)
-    *_, message = msgspec.json.decode(msgspec.json.encode(events.response(USAGE)))["output"]
-    assert [entry["token"] for entry in message["content"][0]["logprobs"]] == ["c", "d", "e"]
+    items = msgspec.json.decode(msgspec.json.encode(events.response(USAGE)))["output"]
+    assert [text_of(item) for item in items] == ["a", "xy", "{}", "zé"]
+    named = [[one["token"] for one in item["content"][0].get("logprobs", ())] for item in items if "content" in item]
+    assert named == [[], ["x", "y <"], ["</tool_call>z", "Ã", "©"]]
+
+
+def _library() -> HFTokenizer:
+    vocabulary = {token.replace(" ", "Ġ"): token_id for token_id, token in enumerate(TOKENS)}
+    library = HFTokenizer(models.BPE(vocabulary, []))
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _as_sent(parts: Sequence[text_parts.Part]) -> tuple[Part, ...]:
+    """Parts as the client library reads them."""
+    message = inference_pb2.Delta()
+    write_parts(message.parts, [typed_parts(parts, 0)])
+    return tuple(part for one in message.parts if (part := part_from(one)) is not None)
+
+
+def _raw(entries: Sequence[object]) -> list[msgspec.Raw]:
+    return [msgspec.Raw(msgspec.json.encode(entry)) for entry in entries]
 
 
 def test_a_call_names_its_namespace_apart() -> None:

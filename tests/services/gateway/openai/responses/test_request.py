@@ -88,13 +88,13 @@ def test_options() -> None:
         "tool_choice": "required",
         "parallel_tool_calls": False,
         "template_args": {"reasoning_effort": "low", "enable_thinking": True, "verbosity": "low"},
-        "parse": True,
+        "parse": {"content_tokens": True},
     }
 
 
 def test_options_of_a_plain_request() -> None:
     assert all_options(request_of(tool_choice="auto", include=["message.output_text.logprobs"])) == {
-        "parse": {"tool_calls": "none"},
+        "parse": {"tool_calls": "none", "content_tokens": True},
         "logprobs": 0,
     }
 
