@@ -8,8 +8,9 @@ from typing import Annotated, Any, cast
 import msgspec
 from ringline.options import Message, Options, TokenizeOptions
 
-from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
+from services.gateway.other_forms import OtherForms
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -100,7 +101,7 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
-class CountRequest(Body):
+class CountRequest(OtherForms):
     """The body of ``/v1/messages/count_tokens``: the prompt."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None

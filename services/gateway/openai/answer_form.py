@@ -1,9 +1,9 @@
-"""The form that an answer must have: ``response_format``, ``structured_outputs`` and older forms as ring options."""
+"""The form that an answer must have: ``structured_outputs`` as ring options, and the one form of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,23 +13,13 @@ MAX_TAGS = 256
 """As many as a processor takes."""
 
 
-class JsonSchemaFormat(msgspec.Struct):
-    """``response_format.json_schema``."""
+class Form(NamedTuple):
+    """A form that a request gives."""
 
-    name: str | None = None
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct):
-    """``response_format``."""
-
-    type: str
-    json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
-    format: Any = None
+    field: str
+    """Where it is in the request."""
+    options: Mapping[str, Any]
+    """The ring's."""
 
 
 class StructuredOutputs(msgspec.Struct):
@@ -46,26 +36,23 @@ class StructuredOutputs(msgspec.Struct):
     whitespace_pattern: str | None = None
 
 
-def response_format_options(given: ResponseFormat | None) -> dict[str, Any]:
-    """The ring's options for ``response_format``."""
-    if given is None or given.type == "text":
-        return {}
-    if given.type == "json_object":
-        return {"json_object": True}
-    if given.type == "json_schema":
-        if given.json_schema is None:
-            raise invalid("response_format.json_schema", "missing: expected an object with name and schema")
-        schema = given.json_schema.schema
-        return {"json_object": True} if schema is None else {"json_schema": schema}
-    if given.type == "structural_tag":
-        if given.format is not None or given.structures is None:
-            raise invalid("response_format.format", f"not supported: {_TAGS}")
-        return {"structural_tags": _tags(given.structures, given.triggers, "response_format")}
-    problem = f"{shown(given.type)} is not supported: expected text, json_object, json_schema or structural_tag"
-    raise invalid("response_format.type", problem)
+TAGS_EXPECTED = "give structures, each with begin, schema and end, and triggers"
 
 
-_TAGS = "give structures, each with begin, schema and end, and triggers"
+class _Tags(msgspec.Struct):
+    structures: list[dict[str, Any]]
+    triggers: list[str] | None = None
+
+
+def tags_options(given: str | Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The ring's structural tags of ``structures`` and ``triggers``, which may be in a text. Raises ``ApiError``."""
+    try:
+        tags = msgspec.convert(msgspec.json.decode(given) if isinstance(given, str) else given, _Tags)
+    except msgspec.ValidationError as error:
+        raise invalid(path, f"{error}: {TAGS_EXPECTED}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid(path, f"not JSON ({error}): {TAGS_EXPECTED}") from None
+    return _tags(tags.structures, tags.triggers, path)
 
 
 def _tags(structures: list[dict[str, Any]], triggers: list[str] | None, path: str) -> dict[str, Any]:
@@ -104,7 +91,7 @@ def structured_options(given: StructuredOutputs | None) -> dict[str, Any]:
         "json_object": given.json_object or None,
     }
     if given.structural_tag is not None:
-        forms["structural_tags"] = _legacy_tags(given.structural_tag, f"{path}.structural_tag")
+        forms["structural_tags"] = tags_options(given.structural_tag, f"{path}.structural_tag")
     forms = {name: form for name, form in forms.items() if form is not None}
     if not forms:
         raise invalid(path, "gives no form: expected json, regex, choice, grammar, json_object or structural_tag")
@@ -115,26 +102,9 @@ def structured_options(given: StructuredOutputs | None) -> dict[str, Any]:
     return forms
 
 
-class _LegacyTags(msgspec.Struct):
-    structures: list[dict[str, Any]]
-    triggers: list[str] | None = None
-
-
-def _legacy_tags(given: str | dict[str, Any], path: str) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(given) if isinstance(given, str) else given
-        tags = msgspec.convert(value, _LegacyTags)
-    except msgspec.ValidationError as error:
-        raise invalid(path, f"{error}: {_TAGS}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid(path, f"not JSON ({error}): {_TAGS}") from None
-    return _tags(tags.structures, tags.triggers, path)
-
-
-def form_options(*given: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The ring's options of one form. Raises ``ApiError`` where two fields give one; ``given``: their names first."""
-    forms = [(name, options) for name, options in given if options]
+def form_options(forms: Sequence[Form]) -> dict[str, Any]:
+    """The ring's options of the one form that a request gives. Raises ``ApiError`` where two fields give one."""
     if len(forms) > 1:
-        both = " and ".join(name for name, _ in forms)
-        raise invalid(forms[1][0], f"an answer has one form, and {both} give {len(forms)}: leave out all but one")
-    return dict(forms[0][1]) if forms else {}
+        both = " and ".join(form.field for form in forms)
+        raise invalid(forms[1].field, f"an answer has one form, and {both} give {len(forms)}: leave out all but one")
+    return dict(forms[0].options) if forms else {}

@@ -8,15 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
-from services.gateway.http.api_error import invalid
+from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import REQUEST_ID, Call
-from services.gateway.openai.answer_form import (
-    ResponseFormat,
-    StructuredOutputs,
-    form_options,
-    response_format_options,
-    structured_options,
-)
+from services.gateway.openai.answer_form import Form, StructuredOutputs, form_options, structured_options
+from services.gateway.openai.response_format import response_format_form
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
@@ -81,10 +76,12 @@ class SamplingFields(Body):
     return_tokens_as_token_ids: Annotated[bool | None, supported("Log probabilities name tokens `token_id:…`.")] = None
 
     response_format: Annotated[
-        ResponseFormat | None,
+        dict[str, Any] | None,
         supported(
             "`text`, `json_object`, `json_schema` (always held to the schema, `strict` or not) and vLLM's "
-            "`structural_tag` with `structures` and `triggers`."
+            "`structural_tag` with `structures` and `triggers`. Also a schema without what is around it, one beside "
+            "`json_object` or as `schema` or `value`, and types `json`, `regex` and `grammar`, as other servers take "
+            "them."
         ),
     ] = None
     structured_outputs: Annotated[
@@ -97,6 +94,21 @@ class SamplingFields(Body):
     guided_regex: Annotated[str | None, supported("Older form of `structured_outputs.regex`.")] = None
     guided_choice: Annotated[list[str] | None, supported("Older form of `structured_outputs.choice`.")] = None
     guided_grammar: Annotated[str | None, supported("Older form of `structured_outputs.grammar`.")] = None
+    guided_json_object: Annotated[bool | None, supported("Older form of `structured_outputs.json_object`.")] = None
+    json_schema: Annotated[
+        str | dict[str, Any] | bool | None, supported("llama.cpp's and SGLang's `structured_outputs.json`.")
+    ] = None
+    regex: Annotated[str | None, supported("SGLang's `structured_outputs.regex`.")] = None
+    ebnf: Annotated[str | None, supported("SGLang's `structured_outputs.grammar`.")] = None
+    grammar: Annotated[
+        str | dict[str, Any] | None,
+        supported("llama.cpp's `structured_outputs.grammar`; or an object with `type` and `value`, as TGI takes it."),
+    ] = None
+    format: Annotated[
+        str | dict[str, Any] | None, supported("Ollama's: `json`, or a JSON Schema. An empty string is none.")
+    ] = None
+    grammar_lazy: Annotated[Any, refused("a form holds from the answer's beginning; see structural tags", False)] = None
+    grammar_triggers: Annotated[Any, refused("structural tags have triggers", [])] = None
     guided_decoding_backend: Annotated[Any, ignored("There is one.")] = None
     guided_whitespace_pattern: Annotated[
         Any, refused("structured_outputs.disable_any_whitespace says whether the model may put white space")
@@ -145,21 +157,50 @@ def sampling_options(request: SamplingFields) -> dict[str, Any]:
         raise invalid("prompt_logprobs", "not available in a stream: leave out stream")
     if request.return_token_ids or request.prompt_logprobs is not None:
         options["return_prompt_token_ids"] = True
-    return options | _form_options(request)
+    return options | form_options(_forms(request))
 
 
-def _form_options(request: SamplingFields) -> dict[str, Any]:
-    guided: dict[str, dict[str, Any]] = {
-        "guided_json": {"json_schema": request.guided_json},
-        "guided_regex": {"regex": request.guided_regex},
-        "guided_choice": {"choice": request.guided_choice},
-        "guided_grammar": {"grammar": request.guided_grammar},
-    }
-    return form_options(
-        ("response_format", response_format_options(request.response_format)),
-        ("structured_outputs", structured_options(request.structured_outputs)),
-        *((name, form) for name, form in guided.items() if None not in form.values()),
-    )
+_PLAIN_FORMS = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+    "json_schema": "json_schema",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""Fields whose value is that of an option of the ring."""
+
+
+def _forms(request: SamplingFields) -> list[Form]:
+    """All that a request gives. Raises ``ApiError``."""
+    found = [response_format_form(request.response_format)]
+    if structured := structured_options(request.structured_outputs):
+        found.append(Form("structured_outputs", structured))
+    for name, kind in _PLAIN_FORMS.items():
+        if (value := getattr(request, name)) not in (None, "") and not (kind == "json_object" and not value):
+            found.append(Form(name, {kind: value}))
+    found += _ollama_form(request.format), _llama_cpp_form(request.grammar)
+    return [form for form in found if form is not None]
+
+
+def _ollama_form(given: str | dict[str, Any] | None) -> Form | None:
+    if not given and not isinstance(given, dict):
+        return None
+    if isinstance(given, str) and given != "json":
+        raise invalid("format", f"{shown(given)}: expected json, or a JSON Schema")
+    return Form("format", {"json_object": True} if isinstance(given, str) else {"json_schema": given})
+
+
+def _llama_cpp_form(given: str | dict[str, Any] | None) -> Form | None:
+    if not isinstance(given, dict):
+        return Form("grammar", {"grammar": given}) if given else None
+    kinds = {"json": "json_schema", "json_schema": "json_schema", "regex": "regex"}
+    kind, value = given.get("type"), given.get("value")
+    if not isinstance(kind, str) or kind not in kinds or value is None:
+        raise invalid("grammar", "expected a text, or an object with type (json, json_schema or regex) and value")
+    return Form("grammar.value", {kinds[kind]: value})
 
 
 def call_of(call: Call, request: SamplingFields) -> Call:
@@ -178,14 +219,12 @@ def stop_reason(stop: int | str | None, request: SamplingFields) -> int | str | 
 
 def form_names(request: SamplingFields) -> dict[str, str]:
     """What the request calls the ring's fields of an answer's form."""
-    if request.structured_outputs is not None:
-        names = {kind: f"structured_outputs.{kind}" for kind in ("regex", "choice", "grammar", "json_object")}
-        names |= {"json_schema": "structured_outputs.json", "structural_tags": "structured_outputs.structural_tag"}
-        return names | {"constraint": "structured_outputs"}
-    if request.response_format is None:
-        return {"json_schema": "guided_json", **{kind: f"guided_{kind}" for kind in ("regex", "choice", "grammar")}}
-    names = {"json_schema": "response_format.json_schema.schema", "structural_tags": "response_format.structures"}
-    return names | {"json_object": "response_format", "constraint": "response_format"}
+    (form,) = _forms(request) or [Form("response_format.json_schema.schema", {"json_schema": None})]
+    if form.field != "structured_outputs":
+        return dict.fromkeys(form.options, form.field) | {"constraint": form.field}
+    names = {kind: f"structured_outputs.{kind}" for kind in ("regex", "choice", "grammar", "json_object")}
+    names |= {"json_schema": "structured_outputs.json", "structural_tags": "structured_outputs.structural_tag"}
+    return names | {"constraint": "structured_outputs"}
 
 
 class UsageMode(msgspec.Struct, frozen=True):

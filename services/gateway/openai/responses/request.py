@@ -8,9 +8,10 @@ from typing import Annotated, Any, cast
 import msgspec
 from ringline import Message, Options
 
-from services.gateway.fields import Body, ignored, options_of, passed, refused, supported
+from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
+from services.gateway.other_forms import OtherForms
 from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -47,6 +48,7 @@ class TextFormat(msgspec.Struct, omit_defaults=True):
     name: str | None = None
     description: str | None = None
     schema: dict[str, Any] | None = None
+    json_schema: Any = None
     strict: bool | None = None
 
 
@@ -63,7 +65,7 @@ class ReasoningConfig(msgspec.Struct):
     effort: str | None = None
 
 
-class ResponseRequest(Body):
+class ResponseRequest(OtherForms):
     """The body of a request."""
 
     model: Annotated[str | None, passed("Default: the model that is served.")] = None
@@ -241,15 +243,19 @@ def all_options(request: ResponseRequest) -> Options:
 
 def _form_options(request: ResponseRequest) -> dict[str, Any]:
     given = None if request.text is None else request.text.format
-    if given is None or given.type == "text":
+    if given is None:
         return {}
-    if given.type == "json_object":
-        return {"json_object": True}
-    if given.type != "json_schema":
+    if given.json_schema is not None:
+        raise invalid("text.format.json_schema", "not supported: give its members in text.format itself")
+    if given.type not in ("text", "json_object", "json_schema"):
         raise _unsupported("text.format.type", f"{shown(given.type)}: expected text, json_object or json_schema")
-    if given.schema is None:
+    if given.schema is not None:
+        if given.type == "text":
+            raise invalid("text.format.schema", "given beside type text: expected type json_schema, or no schema")
+        return {"json_schema": given.schema}
+    if given.type == "json_schema":
         raise invalid("text.format.schema", "missing: expected a JSON Schema")
-    return {"json_schema": given.schema}
+    return {"json_object": True} if given.type == "json_object" else {}
 
 
 def _unsupported(param: str, what: str) -> ApiError:
