@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.guard import end_with_this_program
 from benchmarks.work import Milestone, Outcome, Work
-from services.common.process.guard import end_with_this_program
 
 _ROOT = Path(__file__).resolve().parents[1]
 _START_TIMEOUT, _ROUND_TIMEOUT, _CLOSE_TIMEOUT = 400.0, 600.0, 15.0

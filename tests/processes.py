@@ -17,9 +17,9 @@ from typing import Any
 from ringline.detokenizer.v1 import detokenizer_pb2, detokenizer_pb2_grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
+from benchmarks.guard import end_with_this_program
 from services.common.config.variable_names import PARENT_PID_VARIABLE
 from services.common.links.channels import Endpoint, check_health
-from services.common.process.guard import end_with_this_program
 from services.common.process.run import new_incarnation
 from services.common.rpc.shared_messages import hello_message
 from services.ring.identity import PeerId

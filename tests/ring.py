@@ -18,8 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 
+from benchmarks.guard import end_with_this_program
 from services.cli.supervise.runtime_directory import StackState, running_stacks
-from services.common.process.guard import end_with_this_program
 from tests.loopback import DEAD_PROXY
 
 ROOT = Path(__file__).resolve().parents[1]

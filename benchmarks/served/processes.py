@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from services.common.process.guard import end_with_this_program
+from benchmarks.guard import end_with_this_program
 
 _POLL = 0.05
 _END_TIMEOUT = 10.0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.common.process.guard import end_with_this_program
+from benchmarks.guard import end_with_this_program
 from tests.ports import HeldPort
 from tests.ring import ROOT, START_TIMEOUT, Ring, metric_values, running_ring
 

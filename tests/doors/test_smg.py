@@ -18,7 +18,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 from ringline import Client, Generation
 
-from services.common.process.guard import end_with_this_program
+from benchmarks.guard import end_with_this_program
 from tests.doors.clients import ASKED, versions
 from tests.doors.environments import of_python
 from tests.ports import HeldPort

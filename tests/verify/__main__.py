@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.common.process.guard import end_with_this_program
+from benchmarks.guard import end_with_this_program
 from tests.verify.results import Result, Results
 from tests.verify.suites import SUITES, Suite
 

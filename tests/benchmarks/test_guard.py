@@ -18,7 +18,7 @@ from tests.ring import ROOT
 _OWN_CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '99']).pid, flush=True); time.sleep(99)"
 _PROGRAM = f"""
 import os, signal, subprocess, sys, time
-from services.common.process.guard import end_with_this_program
+from benchmarks.guard import end_with_this_program
 
 command = [sys.executable, "-c", {_OWN_CHILD!r}]
 leader = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, text=True)
