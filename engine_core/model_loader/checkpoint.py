@@ -9,7 +9,6 @@ import copy
 import json
 import math
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,31 +21,22 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from engine_core.config import LoadConfig, ModelConfig, ModelSpec, ParallelConfig
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
 from engine_core.model_loader.digest import WeightsDigest, digest_of
-from engine_core.model_loader.formats import (
-    QUANTIZATION_FILES,
-    is_lfs_pointer,
-    lfs_problem,
-    method_name,
-    missing_config,
-    quantization_method,
-)
 from engine_core.model_loader.gguf.config import describe
 from engine_core.model_loader.gguf.files import is_gguf, model_file
 from engine_core.model_loader.gguf.reader import read_gguf
 from engine_core.model_loader.gguf.tokenizer import eos_token_ids
+from engine_core.model_loader.json_files import read_object
 from engine_core.model_loader.location import find_checkpoint, find_path, served_name
 from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.model_loader.stored_quantization import require_stored_codes, stored_quantization, with_quantization
 from engine_core.models.model_config import MOST_LAYERS, ModelShape, require_like_layers
 from engine_core.models.registry import ARCHITECTURES, RINGLINE, ModelChoice, choose_model, fallback_may_run
 from engine_core.quantization.base import QuantizationConfig
 from engine_core.quantization.int4 import DEFAULT_GROUP_SIZE
-from engine_core.quantization.registry import STORED
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _COUNTS = re.compile(r"(?<!per_)layers?$|blocks$|^num_labels$|^first_k_dense_replace$|^attention_types$")
 """Fields of config.json of which transformers makes lists of that length, by whatever name a model has them."""
-_MOST_JSON_BYTES = 16 << 20
-"""Of config.json and generation_config.json, which have kilobytes."""
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -126,17 +116,17 @@ def open_checkpoint(config: ModelConfig, load: LoadConfig, parallel: ParallelCon
         described = describe(read_gguf(path))
         raw, generation = described.config, described.generation
     else:
-        raw = _with_quantization(path, _read_object(path / "config.json"))
-        generation = _read_object(path / "generation_config.json", optional=True)
+        raw = with_quantization(path, read_object(path / "config.json"))
+        generation = read_object(path / "generation_config.json", optional=True)
     choice = choose_model(_architecture(path, raw), raw, config.model_impl)
-    stored = _stored_quantization(path, raw, config.quantization, weights=weights)
+    stored = stored_quantization(path, raw, config.quantization, weights=weights)
     if stored is not None and choice.impl != RINGLINE:
         raise UnsupportedModelError(
             f"{path} has {stored.describe()}, but {choice.architecture} runs through transformers (--model-impl), for "
             "which only checkpoints that are not quantized are read: choose one, whose weights --quantization rounds"
         )
     if config.int8_activations:
-        _require_stored_codes(path, config.quantization, stored)
+        require_stored_codes(path, config.quantization, stored)
     hf_config = _hf_config(path, raw, choice)
     architecture_config = _read_config(hf_config, choice)
     dtype_name = _dtype_name(path, config, load, hf_config, stored is not None)
@@ -201,31 +191,6 @@ def tokenizer_source(config: ModelConfig) -> Path:
     return model_file(path) or path
 
 
-def _read_object(path: Path, optional: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; empty when it is optional and not there."""
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe or a device may never end
-            raise CheckpointError(f"{path} is not a regular file: download the checkpoint again")
-        if found.st_size > _MOST_JSON_BYTES:
-            problem = f"{path} has {found.st_size} bytes: expected at most {_MOST_JSON_BYTES}"
-            raise CheckpointError(f"{problem}; download the checkpoint again")
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        if optional:
-            return {}
-        if path.name == "config.json":
-            raise CheckpointError(missing_config(path.parent)) from error
-        raise CheckpointError(f"{path.parent} has no {path.name}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        if is_lfs_pointer(path):
-            raise CheckpointError(lfs_problem(path)) from error
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
-    return content
-
-
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
     """The architecture that config.json names first; that of Ministral for a Mistral with types of layers."""
     named = raw.get("architectures")
@@ -237,50 +202,6 @@ def _architecture(path: Path, raw: dict[str, Any]) -> str:
     if named[0] == "MistralForCausalLM" and raw.get("model_type") == "mistral" and "layer_types" in raw:
         return "MinistralForCausalLM"  # AutoConfig reads it as one
     return named[0]
-
-
-def _with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """``raw`` with what quantizing tools wrote into a file of their own instead of config.json."""
-    if quantization_method(raw) is not None:
-        return raw
-    for name, method in QUANTIZATION_FILES.items():
-        fields = _read_object(path / name, optional=True)
-        if method == "modelopt":
-            fields = fields.get("quantization") or {}
-            fields = fields if fields.get("quant_algo") else {}  # without one, it is about the KV cache alone
-        if fields:
-            return {**raw, "quantization_config": {"quant_method": method, **fields}}
-    return raw
-
-
-def _stored_quantization(
-    path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
-) -> QuantizationConfig | None:
-    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
-    if (quantized := quantization_method(raw)) is None:
-        return None
-    method, name = quantized
-    if quantization is not None:
-        raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
-    if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
-        has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
-        return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
-    methods = sorted(map(method_name, STORED))
-    raise UnsupportedModelError(
-        f"{path} is quantized with {name}, which is not supported: choose one with "
-        f"{', '.join(methods[:-1])} or {methods[-1]}, or one that is not quantized, whose weights --quantization rounds"
-    )
-
-
-def _require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
-    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
-    if quantization == "int8":
-        problem = "because --quantization int8 rounds inputs always"
-    elif quantization is None and stored is None:
-        problem = f"because {path} is not quantized: choose a checkpoint that is, or add --quantization int4"
-    else:
-        return
-    raise ConfigError("int8_activations", True, f"False, {problem}")
 
 
 def _hf_config(path: Path, raw: dict[str, Any], choice: ModelChoice) -> PretrainedConfig:
@@ -438,17 +359,17 @@ def _tokenizer_eos(config: ModelConfig, path: Path) -> int | None:
     directory = path if own else tokenizer_source(config)
     if is_gguf(directory):  # what the model's own names is in its generation_config.json
         return None if own else next(iter(eos_token_ids(read_gguf(directory))), None)
-    declared = _read_object(directory / "tokenizer_config.json", optional=True)
+    declared = read_object(directory / "tokenizer_config.json", optional=True)
     listed = declared.get("added_tokens_decoder")
     if listed is None:  # older tokenizers name them in special_tokens_map.json
-        declared |= _read_object(directory / "special_tokens_map.json", optional=True)
+        declared |= read_object(directory / "special_tokens_map.json", optional=True)
     eos = declared.get("eos_token")
     if eos is None:
         return None
     try:
         content = eos["content"] if isinstance(eos, dict) else str(eos)
         if listed is None:
-            tokens = _read_object(directory / "tokenizer.json", optional=True).get("added_tokens", [])
+            tokens = read_object(directory / "tokenizer.json", optional=True).get("added_tokens", [])
             listed = {token["id"]: token for token in tokens}
         return next((int(token_id) for token_id, token in listed.items() if token["content"] == content), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -82,8 +82,9 @@ SCENARIOS = {
     "engine_core/model_loader": "load_memory quantized_models",
     "engine_core/models": "against_transformers bitwise_stability config_errors families long_generation longrope "
     "shared_caches single_fields stages tensors_left_out transformers_fallback unlike_layers",
+    "engine_core/quantization": "rounded_experts",
     "engine_core/scheduling": "stages",
-    "engine_core/structured_output": "schemas",
+    "engine_core/structured_output": "schemas without_llguidance",
     "services/cli": "diagnosis secured",
     "services/gateway": "after_admission dialects",
     "services/processor": "cycles",

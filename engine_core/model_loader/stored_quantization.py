@@ -1,0 +1,58 @@
+"""How a checkpoint is quantized, by what it says in config.json or in the files of quantizing tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine_core.errors import ConfigError, UnsupportedModelError
+from engine_core.model_loader.formats import QUANTIZATION_FILES, method_name, quantization_method
+from engine_core.model_loader.gguf.files import is_gguf
+from engine_core.model_loader.json_files import read_object
+from engine_core.model_loader.safetensors_reader import find_tensors
+from engine_core.quantization.base import QuantizationConfig
+from engine_core.quantization.registry import STORED
+
+
+def with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with what quantizing tools wrote into a file of their own instead of config.json."""
+    if quantization_method(raw) is not None:
+        return raw
+    for name, method in QUANTIZATION_FILES.items():
+        fields = read_object(path / name, optional=True)
+        if method == "modelopt":
+            fields = fields.get("quantization") or {}
+            fields = fields if fields.get("quant_algo") else {}  # without one, it is about the KV cache alone
+        if fields:
+            return {**raw, "quantization_config": {"quant_method": method, **fields}}
+    return raw
+
+
+def stored_quantization(
+    path: Path, raw: dict[str, Any], quantization: str | None, *, weights: bool
+) -> QuantizationConfig | None:
+    """How the checkpoint is quantized, if it is; ``weights``: whether its files in safetensors are there."""
+    if (quantized := quantization_method(raw)) is None:
+        return None
+    method, name = quantized
+    if quantization is not None:
+        raise ConfigError("quantization", quantization, f"no value, because {path} is quantized already, with {name}")
+    if method is not None and method in STORED and (method == "gguf") == is_gguf(path):
+        has_tensors = weights and not is_gguf(path) and any(path.glob("*.safetensors"))
+        return STORED[method](raw["quantization_config"], find_tensors(path) if has_tensors else {})
+    methods = sorted(map(method_name, STORED))
+    raise UnsupportedModelError(
+        f"{path} is quantized with {name}, which is not supported: choose one with "
+        f"{', '.join(methods[:-1])} or {methods[-1]}, or one that is not quantized, whose weights --quantization rounds"
+    )
+
+
+def require_stored_codes(path: Path, quantization: str | None, stored: QuantizationConfig | None) -> None:
+    """Raise ``ConfigError`` where there are no inputs for --int8-activations to round."""
+    if quantization == "int8":
+        problem = "because --quantization int8 rounds inputs always"
+    elif quantization is None and stored is None:
+        problem = f"because {path} is not quantized: choose a checkpoint that is, or add --quantization int4"
+    else:
+        return
+    raise ConfigError("int8_activations", True, f"False, {problem}")
