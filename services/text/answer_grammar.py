@@ -55,11 +55,11 @@ def answer_grammar(form: AnswerForm, marker: Marker) -> str:
             return after_reasoning("@calls", parts, None, calls.reasoning_end, True, marker)
     else:
         parts = {"answer": grammar_of(form.constraint, marker)}
-    answer = f"({' | '.join(f'@{name}' for name in parts)})"
+    answer = " | ".join(f"@{name}" for name in parts)
     if not form.after_reasoning:
         return with_parts(f"start: {answer}", parts)
     reasoning = formats.REASONING_FORMATS[form.reasoning]
-    return after_reasoning(answer, parts, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
+    return after_reasoning(f"({answer})", parts, reasoning.opening, reasoning.closing, form.begins_in_reasoning, marker)
 
 
 def _parts_of_calls(form: AnswerForm, calls: ToolCalls, marker: Marker) -> dict[str, str]:

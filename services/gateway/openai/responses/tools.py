@@ -6,13 +6,15 @@ the model reads and writes; calls go back to the client with the namespace and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.http.api_error import ApiError, invalid, shown
 
 _PARTS = ("description", "parameters", "strict")
+_Reference = tuple[str | None, str]
+"""The namespace, or None for any, and the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,10 @@ class Function:
         """The tool as the ring takes it."""
         return {"name": self.ring_name, **self.definition}
 
-    def is_named(self, tool: Mapping[str, Any]) -> bool:
-        """Whether ``tool`` of a ``tool_choice`` means this function, or all of its namespace."""
-        if tool.get("type") == "namespace":
-            return self.namespace is not None and self.namespace == tool.get("name")
-        namespace = tool.get("namespace")
-        return tool.get("name") in (self.name, self.ring_name) and namespace in (None, self.namespace)
+    @property
+    def references(self) -> set[_Reference]:
+        """How a ``tool_choice`` may name this function."""
+        return {(space, name) for space in (None, self.namespace) for name in (self.name, self.ring_name)}
 
 
 def ring_name(name: str, namespace: str | None) -> str:
@@ -90,8 +90,7 @@ def tool_options(
             allowed = choice.get("tools")
             if not isinstance(allowed, list):
                 raise invalid("tool_choice.tools", "missing: expected a list of tools")
-            named = [tool for tool in allowed if isinstance(tool, dict)]
-            functions = [function for function in functions if any(map(function.is_named, named))]
+            functions = _allowed(functions, [tool for tool in allowed if isinstance(tool, dict)])
             choice = choice.get("mode") or "auto"
         elif choice.get("type") == "function":
             choice = _chosen(functions, choice)
@@ -109,8 +108,16 @@ def tool_options(
     return options
 
 
+def _allowed(functions: Iterable[Function], tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+    """Those that ``tools`` name, or whose namespaces."""
+    spaces = {name for tool in tools if tool.get("type") == "namespace" and isinstance(name := tool.get("name"), str)}
+    named = set(filter(None, (_reference(tool) for tool in tools if tool.get("type") != "namespace")))
+    return [function for function in functions if function.namespace in spaces or function.references & named]
+
+
 def _chosen(functions: list[Function], choice: dict[str, Any]) -> dict[str, Any]:
-    meant = [function for function in functions if function.is_named({**choice, "type": "function"})]
+    reference = _reference(choice)
+    meant = [function for function in functions if reference in function.references]
     exact = [function for function in meant if function.ring_name == choice.get("name")]
     if len(exact or meant) > 1:
         raise _ambiguous(choice, meant)
@@ -120,3 +127,8 @@ def _chosen(functions: list[Function], choice: dict[str, Any]) -> dict[str, Any]
 def _ambiguous(choice: dict[str, Any], meant: list[Function]) -> ApiError:
     names = ", ".join(function.ring_name for function in meant[:8])
     return invalid("tool_choice.name", f"{shown(choice.get('name'))} is in several namespaces: expected one of {names}")
+
+
+def _reference(tool: Mapping[str, Any]) -> _Reference | None:
+    space, name = tool.get("namespace"), tool.get("name")
+    return (space, name) if isinstance(name, str) and isinstance(space, str | None) else None
