@@ -40,7 +40,7 @@ class DeepseekParser(JsonCallParser):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
-            yield from self._read_marker(_END_ALL)
+            yield from self._read_closing(_END_ALL)
             yield from self._read_run(SPACE)
             self._drop()
 
@@ -60,9 +60,9 @@ class DeepseekParser(JsonCallParser):
         if not (yield from self._read_arguments()):
             return False
         yield from self._read_run(SPACE)
-        yield from self._read_one("```")
+        yield from self._read_closing("```")
         yield from self._read_run(SPACE)
-        yield from self._read_marker(_END)
+        yield from self._read_closing(_END)
         self._drop()
         return True
 

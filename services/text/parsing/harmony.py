@@ -117,11 +117,13 @@ class HarmonyParser(JsonCallParser):
         if function is not None and is_name(function[1]):
             self._begin_call(function[1])
             yield from self._read_run(SPACE)
-            if (yield from self._read_arguments()):
-                yield from self._read_run(SPACE)
-                self._drop()
-            else:
+            if not (yield from self._read_arguments()):
                 self._release()
+            else:
+                yield from self._read_run(SPACE)
+                if (marker := (yield from self._read_closing(*_ENDS))) is not None:
+                    return marker
+                self._drop()
         return (yield from self._read_until(_SEARCH_END, self._send))
 
     def _send(self, text: str) -> None:

@@ -26,7 +26,7 @@ class HermesParser(JsonCallParser):
                 self._release()
                 continue
             yield from self._read_run(SPACE)
-            yield from self._read_marker(_CLOSE)
+            yield from self._read_closing(_CLOSE)
             yield from self._read_run(SPACE)
             self._drop()
 

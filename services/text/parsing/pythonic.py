@@ -71,7 +71,7 @@ class PythonicParser(JsonCallParser):
         if separator is None:
             return False
         yield from self._read_run(SPACE)
-        yield from self._read_marker(_END)
+        yield from self._read_closing(_END)
         yield from self._read_run(SPACE)
         self._drop()
         return True

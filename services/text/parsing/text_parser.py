@@ -163,6 +163,15 @@ class ReadingParser(ABC):
         """Read and hold a marker, if it comes next, as text or as a special token."""
         return (yield from self._read_one(marker, mark(marker))) is not None
 
+    def _read_closing(self, *markers: str) -> Reading[str | None]:
+        """Read and hold the marker that closes a call, if it comes next; of one that the end cuts, what there is."""
+        found = yield from self._read_one(*markers, *map(mark, markers))
+        if found is not None:
+            return marker_text(found)
+        if self._ended and any(marker.startswith(self._text[self._at :]) for marker in markers):
+            self._hold(len(self._text))
+        return None
+
     def _hold(self, end: int) -> None:
         """Read up to ``end``, without sending it."""
         if end > self._at:

@@ -43,6 +43,13 @@ def test_an_answer_cut_at_every_character(name: str, text: str, parts: Shown) ->
         assert (first, second, end) == (known[at - 1], known[-1], whole), at
 
 
+@pytest.mark.parametrize(("name", "text", "parts"), WITH_SPECIAL_TOKENS)
+def test_the_end_of_an_answer_may_cut_what_closes_its_last_call(name: str, text: str, parts: Shown) -> None:
+    if isinstance(parts[-1], tuple):
+        ends = [shown(parse([text[:at]], options_of(name))[-1]) for at in range(len(text) + 1)]
+        assert all(end == parts for end in ends[ends.index(parts) :])
+
+
 @pytest.fixture(scope="module")
 def tokenizers() -> dict[bool, Tokenizer]:
     """A token for each byte; the formats' markers are special tokens or not."""
