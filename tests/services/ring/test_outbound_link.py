@@ -66,6 +66,16 @@ def test_everything_comes_once_in_frames_that_fit(
     assert not link.pending
 
 
+def test_a_frame_opens_few_choices_and_has_few_tokens() -> None:
+    """Because a detokenizer makes a decoder for each choice, and decodes a whole frame before it does anything else."""
+    link = OutboundLink(PEER)
+    for number in range(50):
+        link.add(entry(f"1-{number}", {choice: [5] * 200 for choice in range(128)}))
+    while (frame := link.take()) is not None:
+        assert sum(len(one.choices) for one in frame.opened) <= 512
+        assert len(frame.token_ids) <= 1 << 14
+
+
 def test_everyone_gets_a_turn_while_one_has_much() -> None:
     link = OutboundLink(PEER)
     large, small = entry("1-1", {0: list(range(100_000))}), entry("1-2", {0: [7]})
