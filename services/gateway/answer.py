@@ -95,8 +95,7 @@ class Answer:
             else:
                 waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
                 await asyncio.gather(*waiting)
-            if whole:
-                _check_prompt_logprobs(asks, streams)
+            _check_prompt_logprobs(asks, streams)
             return cls(call, streams, events, await _wait_for_start(events[0]), whole=whole)
         except BaseException:
             for task in waiting:
@@ -201,7 +200,7 @@ def _check_logprobs(asks: Sequence[Ask]) -> None:
 
 
 def _check_prompt_logprobs(asks: Sequence[Ask], streams: Sequence[AsyncStream]) -> None:
-    """The same for prompts, whose tokens are known as soon as they are admitted."""
+    """The same for prompts, whose tokens are known as soon as they are admitted; a stream, too, has them at once."""
     count = 0
     for ask, stream in zip(asks, streams, strict=True):
         if (top := ask.options.get("prompt_logprobs")) is not None and stream.request is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -29,7 +30,14 @@ from services.gateway.http.call import Call, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
 from services.gateway.openai.chunks import NULL, Chunks, ResponseHead, encode, error_event, usage_object
 from services.gateway.openai.errors import openai_dialect, openai_naming
-from services.gateway.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs, token_names, write_whole
+from services.gateway.openai.logprobs import (
+    CompletionLogprobs,
+    TokenNames,
+    ids_in,
+    prompt_logprobs,
+    token_names,
+    write_whole,
+)
 from services.gateway.openai.sampling_fields import (
     SamplingFields,
     call_of,
@@ -224,7 +232,7 @@ class _Texts:
         """Keep the prompt's log probabilities until its choices begin."""
         self._prompt_logprobs.setdefault(ask, []).extend(event.logprobs)
 
-    async def chunk(self, chunks: Chunks, ask: int, event: Delta) -> bytes:
+    async def chunk(self, call: Call, chunks: Chunks, ask: int, event: Delta) -> bytes:
         """The chunk of a delta; the first of a choice begins with the prompt, if the request says so."""
         index, text, token_ids, logprobs = self.index(ask, event.choice), event.text, event.token_ids, event.logprobs
         if _drops_token(self.request):
@@ -241,11 +249,14 @@ class _Texts:
         lists = NULL
         if logprobs is not None:
             assert self.names is not None
-            prompt = self._prompt_logprobs.get(ask, ())
-            if self.request.echo and index not in self._logprobs:
-                await self.names.load(self.admitted[ask].prompt_token_ids or (), prompt)
-            await self.names.load(token_ids, logprobs)
-            lists = encode(self._lists(index, ask, token_ids, logprobs, prompt, text))
+            echoed = self.request.echo and index not in self._logprobs
+            prompt = self._prompt_logprobs.get(ask, ()) if echoed else ()
+            prompt_ids = (self.admitted[ask].prompt_token_ids or ()) if echoed else ()
+            entries = (len(prompt) + len(logprobs)) * (1 + (self.request.logprobs or 0))
+            ids = await call.aside(lambda: {*ids_in(prompt_ids, prompt), *ids_in(token_ids, logprobs)}, entries)
+            await self.names.texts.load(ids)
+            write = partial(self._lists, index, ask, token_ids, logprobs, prompt, text)
+            lists = await call.aside(lambda: encode(write()), entries)
         return chunks.chunk(index, b'"text":' + encode(text), lists, more=more)
 
     def _lists(
@@ -277,7 +288,7 @@ async def _events(call: Call, answer: Answer, texts: _Texts, chunks: Chunks) -> 
     try:
         async for ask, event in answer.events():
             if type(event) is Delta:
-                yield await texts.chunk(chunks, ask, event)
+                yield await texts.chunk(call, chunks, ask, event)
             elif type(event) is PromptLogprobs:
                 texts.note_prompt(ask, event)
             elif type(event) is Finished and event.error is None:

@@ -65,7 +65,8 @@ async def tokenize(call: Call) -> Response:
     if request.return_token_strs:
         texts = await TokenTexts.of_model(call.client, (await model_of(call, request.model)).name)
         await texts.load(found.token_ids)
-        body["token_strs"] = [texts.name(token_id) for token_id in found.token_ids]
+        name = texts.name
+        body["token_strs"] = await call.aside(lambda: list(map(name, found.token_ids)), len(found.token_ids))
     return _json(body)
 
 

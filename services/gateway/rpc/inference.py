@@ -33,6 +33,8 @@ _DIALECT = Dialect(connect.api_error_body, lambda field: field)
 _LONGEST_TIMEOUT = 604800.0
 """Seconds, as of ``GenerateRequest.timeout_ms``."""
 _MAX_ID_BYTES = 128
+_ENTRY_BYTES = 4
+"""Of a list in protobuf, about the least."""
 _OK = status_pb2.Status()
 _UNIMPLEMENTED: int = grpc.StatusCode.UNIMPLEMENTED.value[0]
 _M = TypeVar("_M", bound=Message)
@@ -84,6 +86,11 @@ class _Form:
         if seconds == 0:
             raise DeadlineExceeded("the call's timeout is 0")
         return None if seconds is not None and seconds > _LONGEST_TIMEOUT else seconds
+
+    async def sent(self, message: Message, call: Call) -> bytes:
+        """The bytes of a message; what is long as JSON is written in a thread."""
+        entries = message.ByteSize() // _ENTRY_BYTES if self._json else 0
+        return await call.aside(lambda: self.message(message), entries)
 
     def message(self, message: Message) -> bytes:
         if self._json and isinstance(message, pb.GenerateResponse):
@@ -156,7 +163,7 @@ async def _sent(
                 call.tokens.output += response.request_finished.usage.completion_tokens
             elif response.choice_finished.finish_reason == output_pb2.FINISH_REASON_DEADLINE:
                 status = deadline
-            yield form.message(response)
+            yield await form.sent(response, call)
             try:
                 response = await anext(responses, None)
             except RingError as error:
@@ -191,7 +198,7 @@ def _unary(name: str, kind: type[_M], method: Callable[[Relay, _M, float | None]
         except RingError as error:
             raise form.failed(error) from None
         end = form.end(_OK) if form.has_envelopes else b""
-        return Response(form.message(message) + end, media_type=form.media_type)
+        return Response(await form.sent(message, call) + end, media_type=form.media_type)
 
     return Endpoint("POST", _PATH + name, handler, _DIALECT, connect.UNARY_MEDIA_TYPES + grpc_web.MEDIA_TYPES)
 

@@ -120,7 +120,7 @@ def test_responses(responses: openai.resources.Responses, answer: Generation) ->
         assert (usage.input_tokens, usage.output_tokens) == (answer.usage.prompt_tokens, answer.usage.completion_tokens)
         (part,) = response.output[0].content  # type: ignore[union-attr]
         tokens = [entry.token for entry in part.logprobs or ()]  # type: ignore[union-attr]
-        assert (len(tokens), "".join(tokens[:-1])) == (answer.usage.completion_tokens, answer.content)
+        assert (len(tokens), "".join(tokens)) == (answer.usage.completion_tokens - 1, answer.content), "not the end's"
 
 
 def test_tools_of_responses(responses: openai.resources.Responses) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from google.protobuf.message import Message
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.request import build_request, build_tokenize
 from ringline.types.v1 import output_pb2
@@ -21,8 +22,8 @@ from services.gateway.http import call, large
 from services.gateway.http.api_error import ApiError
 from services.gateway.http.large import MAX_ENTRIES, MAX_VALUES, LargeBodies, check_values, has_more_entries, is_small
 from services.gateway.openai.answer_form import MAX_TAGS, StructuredOutputs, structured_options
-from services.gateway.openai.logprobs import chat_logprobs
-from services.gateway.rpc.envelope import decode
+from services.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
+from services.gateway.rpc.envelope import decode, encode
 from services.gateway.token_texts import TokenTexts
 from services.text.grammar import constraints
 from tests.clients.scripted_server import admitted, delta, ended, started
@@ -228,13 +229,17 @@ async def test_log_probabilities_of_many_tokens_at_once_are_written_in_slices_or
     knows_tokens(monkeypatch)
     at_once = []
 
-    def noted(names: Any, token_ids: Sequence[int], *rest: Any) -> Any:
-        if threading.current_thread() is threading.main_thread():
-            at_once.append(len(token_ids))
-        return chat_logprobs(names, token_ids, *rest)
+    def noted(write: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(names: Any, token_ids: Sequence[int], *rest: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                at_once.append(len(token_ids))
+            return write(names, token_ids, *rest)
 
-    monkeypatch.setattr("services.gateway.openai.logprobs.chat_logprobs", noted)
-    monkeypatch.setattr("services.gateway.openai.chat.chat_logprobs", noted)
+        return noting
+
+    monkeypatch.setattr("services.gateway.openai.logprobs.chat_logprobs", noted(chat_logprobs))
+    monkeypatch.setattr("services.gateway.openai.chat.chat_logprobs", noted(chat_logprobs))
+    monkeypatch.setattr(CompletionLogprobs, "add", noted(CompletionLogprobs.add))
     gateway.processor.plays(many)
     reply = await gateway.ask("POST", path, {**body, "stream": stream})
     assert reply.status == 200
@@ -246,6 +251,26 @@ async def test_log_probabilities_of_many_tokens_at_once_are_written_in_slices_or
         other = {"token": "t2", "logprob": -1e-7, "bytes": [116, 50]}
         assert first["top_logprobs"][0] == entry
         assert first == {**entry, "top_logprobs": [entry, {**other, "logprob": pytest.approx(-1e-7)}]}
+
+
+async def test_a_large_message_is_written_as_json_in_a_thread(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop = []
+
+    def noted(message: Message, *, json: bool) -> bytes:
+        on_loop.append((message.ByteSize(), threading.current_thread() is threading.main_thread()))
+        return encode(message, json=json)
+
+    monkeypatch.setattr("services.gateway.rpc.inference.encode", noted)
+    gateway.processor.plays(many)
+    path = "/ringline.inference.v1.InferenceService/Generate"
+    body = json.dumps({"text": "a"}).encode()
+    enveloped = b"\0" + len(body).to_bytes(4, "big") + body
+    reply = await gateway.ask("POST", path, enveloped, {"content-type": "application/connect+json"})
+    assert reply.status == 200
+    assert [size > 4096 for size, inline in on_loop if not inline] == [True]
+    assert len(on_loop) > 3
 
 
 def knows_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
