@@ -1,4 +1,7 @@
-"""One sequence's place in its grammar: a function of the grammar and of the tokens of the sequence's output alone."""
+"""One sequence's place in its grammar: a function of the grammar and of the tokens of the sequence's output alone.
+
+Except for a grammar at the limit of its lexer's steps, which others who follow the same one may have saved it.
+"""
 
 from __future__ import annotations
 
