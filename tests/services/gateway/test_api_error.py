@@ -13,6 +13,7 @@ from ringline.errors import from_status
 from services.gateway.http.api_error import ApiError, api_error_from
 from services.ring.errors import USUAL_REASONS, Code, Reason
 from tests.clients.scripted_server import status
+from tests.services.gateway.http_harness import Running
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "openai.md"
 ROW = r"^\| (\d+) \| `(\w+)` \| `(\w+)` \|"
@@ -120,3 +121,37 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for(proble
     assert (error.status, error.param, error.code) == (400, "my_prompt", "context_length_exceeded")
     assert f"maximum context length is {context} tokens" in error.message
     assert error.message.startswith("my_prompt: ")
+
+
+LONG = "x" * 5000
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"response_format": {"type": LONG}}),
+        ("chat/completions", {"structured_outputs": {"structural_tag": LONG}}),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": LONG}}),
+        ("chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": LONG}}}),
+        ("chat/completions", {"tools": [{"type": LONG}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
+        ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{"type": LONG}]}]}),
+        ("chat/completions", {"logit_bias": {LONG: 1}}),
+        ("chat/completions", {"format": LONG}),
+        ("responses", {"input": [{"type": LONG}]}),
+        ("responses", {"input": [{"role": LONG, "content": "x"}]}),
+        ("responses", {"text": {"format": {"type": LONG}}}),
+        ("responses", {"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": LONG}}),
+        ("messages", {"messages": [{"role": LONG, "content": "x"}]}),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": LONG}]}]}),
+        ("messages", {"tool_choice": {"type": LONG}}),
+        ("messages", {"output_config": {"format": {"type": LONG}}}),
+        ("completions", {"suffix": LONG}),
+    ],
+)
+async def test_no_error_repeats_a_long_value(gateway: Running, path: str, body: dict[str, object]) -> None:
+    whole = {"max_tokens": 5} | {"prompt": "x", "input": "x", "messages": [{"role": "user", "content": "x"}]} | body
+    reply = await gateway.ask("POST", f"/v1/{path}", whole)
+    assert reply.status == 400
+    assert len(reply.body) < 1000
