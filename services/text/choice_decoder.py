@@ -159,21 +159,11 @@ class ChoiceDecoder:
 
     def _absorb(self, token_ids: Sequence[int]) -> Delta | None:
         """Decode ids and hold them back; returns the last delta if a stop string ends the choice."""
-        decoder, gate, searching = self._decoder, self._gate, self._stops is not None
-        stop_ids = self._options.stop_token_ids
+        gate, searching, stop_ids = self._gate, self._stops is not None, self._options.stop_token_ids
         for token_id in token_ids:
             if token_id in stop_ids and self._decoded >= self._options.min_tokens and (gate is None or gate.is_open):
                 return self._stop_at(token_id)
-            at_boundary = decoder.at_boundary
-            text = own = decoder.push(token_id)
-            self._decoded += 1
-            if self._decoded > self._silent:
-                if self._ids:
-                    self._add_boundary(at_boundary)
-                elif decoder.boundary_offset is not None:
-                    own = text[decoder.boundary_offset :]  # the text before belongs to earlier ids
-                self._ids.append(token_id)
-                self._text += own
+            text = self._decode(token_id)
             begin = 0 if gate is None else gate.push(token_id, text)
             if begin is None:
                 self._partial_stop = ""
@@ -183,15 +173,35 @@ class ChoiceDecoder:
                     return delta
         return None
 
-    def _stop_at(self, token_id: int) -> Delta:
-        """The last delta, which ends with a stop token; its text counts as in ``finish``."""
-        if self._options.include_stop_str_in_output:
-            self._text += self._decoder.push(token_id) + self._decoder.flush()
-        elif (delta := self._flush()) is not None:
-            return delta
+    def _decode(self, token_id: int) -> str:
+        """Decode an id and hold it back, unless another decoder delivered it; returns the text that it completes."""
+        decoder = self._decoder
+        at_boundary = decoder.at_boundary
+        text = own = decoder.push(token_id)
         self._decoded += 1
         if self._decoded > self._silent:
+            if self._ids:
+                self._add_boundary(at_boundary)
+            elif decoder.boundary_offset is not None:
+                own = text[decoder.boundary_offset :]  # the text before belongs to earlier ids
             self._ids.append(token_id)
+            self._text += own
+        return text
+
+    def _stop_at(self, token_id: int) -> Delta:
+        """The last delta, which ends with a stop token; its text counts as in ``finish``."""
+        has_news = self._decoded >= self._silent
+        if self._options.include_stop_str_in_output:
+            self._decode(token_id)
+            self._text += self._decoder.flush()
+        elif (delta := self._flush()) is not None:
+            return delta
+        else:
+            self._decoded += 1
+            if has_news:
+                self._ids.append(token_id)
+        if not has_news:
+            self._text = ""  # it was delivered with the last id
         self.stopped = True
         return self._release(len(self._ids), len(self._text), token_id)
 

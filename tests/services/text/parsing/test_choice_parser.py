@@ -109,8 +109,15 @@ def test_any_frames_and_any_resume(tokenizer: Tokenizer, case: Case, sizes: list
     assert in_frames.reasoning_tokens == whole.reasoning_tokens
     for had in parts:
         *_, rest = case.read(tokenizer, had.count, sizes)
-        assert merged(had.parts + rest.parts) == merged(whole.parts), had
+        assert (merged(had.parts + rest.parts), had.text + rest.text) == (merged(whole.parts), whole.text), had
         assert rest.reasoning_tokens == whole.reasoning_tokens
+
+
+def test_text_of_a_stop_token_comes_once(tokenizer: Tokenizer) -> None:
+    case = Case((0, EOS + 5), (), True, False, "none", "none", False, frozenset({EOS + 5}))
+    *_, whole = case.read(tokenizer, 0, [])
+    *_, rest = case.read(tokenizer, 2, [])
+    assert (whole.text, rest.text) == ("a<|x|>", "")
 
 
 @given(CASES)
