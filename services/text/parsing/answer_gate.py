@@ -58,4 +58,6 @@ class AnswerGate:
             self._parser.feed(fed, self._position)
             self._writer.take()
             self._position += len(fed)
-        return max(0, self._meter.end - begin) if self._meter.reached_answer else None
+        if not self._meter.reached_answer or (fed and self._meter.end >= self._position):
+            return None
+        return max(0, self._meter.end - begin)

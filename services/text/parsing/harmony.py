@@ -82,12 +82,14 @@ class HarmonyParser(JsonCallParser):
                 self._in_reasoning = self._reasoning and _REASONING.search(header) is not None
                 self._meter.in_reasoning = self._in_reasoning
                 self._drop()
+                self._meter.end = self._position
                 marker = yield from self._read_body(header)
                 if marker in _ENDS:
                     self._drop()
                 self._in_reasoning = self._meter.in_reasoning = False
-            if header is None or marker in _ENDS:
+            else:
                 self._release()
+            if header is None or marker in _ENDS:
                 marker = yield from self._read_until(_SEARCH_HEADER, self._send)
             if marker is None:
                 return
@@ -100,7 +102,7 @@ class HarmonyParser(JsonCallParser):
 
     def _read_header(self, begun: str) -> Reading[str | None]:
         """Read and hold the rest of a header; None: it is none."""
-        header = begun
+        header, self._meter.reached_answer = begun, False
         for _ in range(_MAX_HEADER_PARTS):
             header += yield from self._read_run(_HEADER_TEXT, MAX_NAME)
             marker = yield from self._read_one(*_IN_HEADER)
@@ -127,6 +129,8 @@ class HarmonyParser(JsonCallParser):
         return (yield from self._read_until(_SEARCH_END, self._send))
 
     def _send(self, text: str) -> None:
+        if not text:
+            return
         self._meter.reach(self._position, reasoning=self._in_reasoning)
         if self._in_reasoning:
             self._writer.reasoning(text)

@@ -14,7 +14,7 @@ class ReasoningMeter:
         self.in_reasoning = False
         """Whether the parser is between the markers of reasoning."""
         self.end = 0
-        """The position up to which, at least, there was reasoning last."""
+        """The position up to which, at least, there was reasoning, or the header of a message, last."""
         self.reached_answer = False
         """Whether text of the answer came after that."""
         self._waiting: deque[list[int]] = deque()

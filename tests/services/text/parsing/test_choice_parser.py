@@ -22,6 +22,8 @@ from tests.services.text.parsing.parsing import merged
 BYTES = ("a", "<", "think>", "</", "tool_call>", '{"name": "', 'f"', ', "arguments": {', "}", "Ã", "Ã©", "©", "Ċ", "Ġb")
 """Tokens in the alphabet of bytes; two halves of é among them."""
 SPECIAL = ("<eos>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<|x|>")
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "analysis", "commentary", "final", "assistant")
+"""Of gpt-oss's format; the latter are no special tokens."""
 EOS = len(BYTES)
 
 
@@ -31,6 +33,7 @@ def tokenizer() -> Tokenizer:
     library = HFTokenizer(models.BPE(vocabulary, []))
     library.decoder = decoders.ByteLevel()
     library.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    library.add_tokens([AddedToken(token, special=token[0] == "<", normalized=False) for token in CHANNELS])
     return Tokenizer.from_files({"tokenizer.json": library.to_str().encode()})
 
 
@@ -166,3 +169,18 @@ def test_stops_count_in_the_answer_and_not_in_reasoning(
     *_, everywhere = replace(case, gated=False).read(tokenizer, 0, [1] * len(ids))
     assert (gated.text, gated.count) == (text, len(ids))
     assert everywhere.count < len(ids) or inside is False
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("before", ["analysis", "commentary"])
+@pytest.mark.parametrize("stop", ["final", "assistant", "s", "ss"])
+def test_stops_do_not_count_in_headers(tokenizer: Tokenizer, before: str, stop: str, skip: bool) -> None:
+    header = ["<|start|>", "assistant", "<|channel|>", "final", "<|message|>"]
+    tokens = ["<|channel|>", before, "<|message|>", "a", "<|end|>", *header, "a", "<", "final", "assistant", "a"]
+    ids = tuple([*BYTES, *SPECIAL, *CHANNELS].index(token) for token in tokens)
+    case = Case(ids, (stop,), False, skip, "none", "harmony", False, gated=True)
+    *_, whole = case.read(tokenizer, 0, [1] * len(ids))
+    stopped_by = "final" if stop == "final" else "assistant"
+    assert whole.count == len(tokens) - tokens[::-1].index(stopped_by)
+    content = "".join(part.text for part in whole.parts if isinstance(part, Content))
+    assert content.endswith("a<" if stop == "final" else "a<final" + "assistant".partition(stop)[0])
