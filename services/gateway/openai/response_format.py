@@ -25,6 +25,8 @@ def response_format_form(given: Mapping[str, Any] | None) -> Form | None:
     if is_schema(given):
         return Form(_FIELD, {"json_schema": dict(given)})
     kind = given.get("type")
+    if not isinstance(kind, str | None):
+        raise invalid(f"{_FIELD}.type", f"{shown(kind)}: expected a text")
     if kind in _TEXTS:
         return _text_form(given, kind)
     if kind == "structural_tag":

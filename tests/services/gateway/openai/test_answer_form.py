@@ -80,6 +80,8 @@ def test_forms(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     [
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": []}}, "response_format.type"),
+        ({"response_format": {"type": {"a": 1}}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
