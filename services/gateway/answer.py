@@ -34,6 +34,8 @@ MAX_ID_CHARACTERS = 90
 """Of the caller's request id in the ring's, which has room for what makes it unique."""
 MAX_LOGPROBS = 512 << 10
 """Of an answer that is sent as a whole: tokens and alternatives, over all choices. As JSON they take 36 MiB."""
+MAX_PROMPT_COPIES = 4 << 20
+"""Tokens of the prompts that an answer repeats, over all choices. As ids they take some 24 MiB."""
 _LOGPROBS_LIMIT = (
     f"expected at most {MAX_LOGPROBS}, alternatives counted; ask for fewer tokens, choices or alternatives"
 )
@@ -53,6 +55,8 @@ class Ask:
     prompt: str | None = None
     messages: Sequence[Message] | None = None
     token_ids: Sequence[int] | None = None
+    prompt_copies: int = 1
+    """How often the answer has what it tells of the prompt: once in all, or in each choice."""
 
 
 class Answer:
@@ -95,7 +99,7 @@ class Answer:
             else:
                 waiting = [asyncio.ensure_future(_wait_for_admission(one)) for one in events]
                 await asyncio.gather(*waiting)
-            _check_prompt_logprobs(asks, streams)
+            _check_prompts(asks, streams)
             return cls(call, streams, events, await _wait_for_start(events[0]), whole=whole)
         except BaseException:
             for task in waiting:
@@ -199,14 +203,19 @@ def _check_logprobs(asks: Sequence[Ask]) -> None:
         raise invalid("logprobs", f"{count} may come for all tokens and choices: {_LOGPROBS_LIMIT}")
 
 
-def _check_prompt_logprobs(asks: Sequence[Ask], streams: Sequence[AsyncStream]) -> None:
+def _check_prompts(asks: Sequence[Ask], streams: Sequence[AsyncStream]) -> None:
     """The same for prompts, whose tokens are known as soon as they are admitted; a stream, too, has them at once."""
-    count = 0
+    repeated = count = 0
     for ask, stream in zip(asks, streams, strict=True):
-        if (top := ask.options.get("prompt_logprobs")) is not None and stream.request is not None:
-            count += stream.request.prompt_tokens * (1 + top)
+        tokens = 0 if stream.request is None else stream.request.prompt_tokens * ask.prompt_copies
+        repeated += tokens if ask.prompt_copies > 1 else 0
+        if (top := ask.options.get("prompt_logprobs")) is not None:
+            count += tokens * (1 + top)
     if count > MAX_LOGPROBS:
-        raise invalid("prompt_logprobs", f"{count} would come for all prompts: {_LOGPROBS_LIMIT}")
+        raise invalid("prompt_logprobs", f"{count} would come for all prompts and choices: {_LOGPROBS_LIMIT}")
+    if repeated > MAX_PROMPT_COPIES:
+        problem = f"the choices would repeat {repeated} tokens of prompts: expected at most {MAX_PROMPT_COPIES}"
+        raise invalid("prompt", f"{problem}; leave out echo and return_token_ids, or ask for fewer choices")
 
 
 def _stream(call: Call, ask: Ask) -> AsyncStream:

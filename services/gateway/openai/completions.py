@@ -122,8 +122,13 @@ def _read(body: bytes) -> tuple[CompletionRequest, Sequence[str | Sequence[int]]
     if len(prompts) * (size := len(encode(options))) > MAX_OPTIONS_BYTES:
         problem = f"{len(prompts)} prompts, each with options of {size} bytes: expected at most {MAX_OPTIONS_BYTES}"
         raise invalid("prompt", f"{problem} together; send fewer at once")
+    tells = bool(request.echo or request.return_token_ids or request.prompt_logprobs is not None)
+    copies = max(1, request.n or 1) if tells else 1
     asks = [
-        Ask(options, prompt=prompt) if isinstance(prompt, str) else Ask(options, token_ids=prompt) for prompt in prompts
+        Ask(options, prompt=prompt, prompt_copies=copies)
+        if isinstance(prompt, str)
+        else Ask(options, token_ids=prompt, prompt_copies=copies)
+        for prompt in prompts
     ]
     return request, prompts, asks
 

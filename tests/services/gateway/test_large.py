@@ -184,6 +184,33 @@ async def test_more_log_probabilities_than_a_whole_answer_may_have_are_not_compu
     assert not gateway.processor.service.requests
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("options", "limit", "param"),
+    [
+        ({"echo": True, "logprobs": 2}, "MAX_LOGPROBS", "prompt_logprobs"),
+        ({"prompt_logprobs": 2}, "MAX_LOGPROBS", "prompt_logprobs"),
+        ({"echo": True}, "MAX_PROMPT_COPIES", "prompt"),
+        ({"return_token_ids": True}, "MAX_PROMPT_COPIES", "prompt"),
+    ],
+)
+async def test_what_choices_repeat_of_a_prompt_is_counted_for_each(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], limit: str, param: str, stream: bool
+) -> None:
+    if stream and "prompt_logprobs" in options:
+        return
+    knows_tokens(monkeypatch)
+    gateway.processor.plays(many)
+    tokens = admitted().admitted.prompt_tokens
+    values = 7 * tokens * (3 if limit == "MAX_LOGPROBS" else 1)
+    body = {"prompt": "a", "max_tokens": 1, "n": 7, "stream": stream, **options}
+    monkeypatch.setattr(f"services.gateway.answer.{limit}", values - 1)
+    reply = await gateway.ask("POST", "/v1/completions", body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+    assert f"{values} " in reply.error["message"]
+    assert gateway.process.load.num_requests == 0
+
+
 def scored(tokens: int) -> Logprobs:
     """Of the first ids, each with two alternatives."""
     top = [one for token in range(tokens) for one in (token, token + 1)]
