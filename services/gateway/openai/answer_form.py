@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from services.gateway.http.api_error import invalid, shown
+from services.gateway.http.large import check_values
 
 MAX_TAGS = 256
 """As many as a processor takes."""
@@ -46,6 +47,8 @@ class _Tags(msgspec.Struct):
 
 def tags_options(given: str | Mapping[str, Any], path: str) -> dict[str, Any]:
     """The ring's structural tags of ``structures`` and ``triggers``, which may be in a text. Raises ``ApiError``."""
+    if isinstance(given, str):
+        check_values(given.encode())  # as of the body, in which all of it is one value
     try:
         tags = msgspec.convert(msgspec.json.decode(given) if isinstance(given, str) else given, _Tags)
     except msgspec.ValidationError as error:

@@ -211,6 +211,11 @@ async def test_what_choices_repeat_of_a_prompt_is_counted_for_each(
     assert gateway.process.load.num_requests == 0
 
 
+def test_values_in_a_text_of_tags_are_counted() -> None:
+    with pytest.raises(ApiError, match="too many values"):
+        structured_options(StructuredOutputs(structural_tag="[" + "[]," * 200_000 + "[]]"))
+
+
 def scored(tokens: int) -> Logprobs:
     """Of the first ids, each with two alternatives."""
     top = [one for token in range(tokens) for one in (token, token + 1)]
