@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import overload
 
 from ringline.outputs import TokenLogprob
@@ -30,6 +32,8 @@ class PackedLogprobs(Sequence[TokenLogprob]):
         """``parts``: messages of type ``Logprobs``, with ``length`` tokens together."""
         self._parts = tuple(parts)
         self._length = length
+        self._unpacked: tuple[int, tuple[TokenLogprob, ...]] = -1, ()
+        """The part that was asked for last, by its number: most ask for one entry after the other."""
 
     def __len__(self) -> int:
         return self._length
@@ -46,9 +50,19 @@ class PackedLogprobs(Sequence[TokenLogprob]):
 
     def __getitem__(self, index: int | slice) -> TokenLogprob | tuple[TokenLogprob, ...]:
         if isinstance(index, slice):
-            return tuple(self)[index]
+            return tuple(map(self.__getitem__, range(self._length)[index]))
         at = range(self._length)[index]
-        return next(itertools.islice(self, at, None))
+        part = bisect_right(self._ends, at)
+        number, entries = self._unpacked
+        if number != part:
+            entries = logprobs_from(output_pb2.Logprobs.FromString(self._parts[part]))
+            self._unpacked = part, entries
+        return entries[at - self._ends[part]]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How many tokens come before each part's end."""
+        return list(accumulate(len(output_pb2.Logprobs.FromString(part).logprobs) for part in self._parts))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
