@@ -361,6 +361,31 @@ async def test_a_lost_answer_keeps_its_form_and_its_parts(server, ask, short_del
     assert repeated.output.parse == first.admitted.output.parse
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "stopping", "requires"),
+    [
+        ("think", {"stop": ["x"], "stop_in_reasoning": False}, ["answer_stops", "parse"]),
+        ("think", {"stop_token_ids": [3], "stop_in_reasoning": False}, ["answer_stops", "parse"]),
+        ("think", {"stop": ["x"], "stop_in_reasoning": True}, ["parse"]),
+        ("think", {"stop_in_reasoning": False}, ["parse"]),
+        ("none", {"stop": ["x"], "stop_in_reasoning": False}, ["parse"]),
+        ("think", {"stop": ["x"]}, ["parse"]),
+    ],
+)
+async def test_stops_count_after_a_resume_where_they_counted_before(
+    server, ask, short_delays, reasoning, stopping, requires
+):
+    """A server that does not know where stops may count lets them count everywhere, and says nothing of it."""
+    first = parsed_by(reasoning=reasoning)
+    first.admitted.stopping.MergeFrom(pb.StoppingParams(**stopping))
+    server.plays(play(first, delta(0, [10], "a"), Cut()), play(first, delta(1, [11], "s"), ended(STOP, completion=2)))
+    await ask(parse=True)
+    again = server.service.requests[1]
+    assert sorted(again.requires) == requires
+    assert again.stopping.stop_in_reasoning is stopping.get("stop_in_reasoning", True)
+    assert build(parse={"reasoning": reasoning}, **stopping).requires == requires
+
+
 async def test_the_last_parts_of_a_choice_that_goes_on_elsewhere_are_not_taken_twice(server, ask, short_delays):
     moved = ended(output_pb2.FINISH_REASON_ERROR, completion=1, parts=[content("<thi")])
     moved[0].choice_finished.error.code = 14  # UNAVAILABLE

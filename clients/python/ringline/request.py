@@ -105,16 +105,22 @@ def build_request(
             raise TypeError(f"option {name!r} is for messages only: give messages, or leave it out")
         else:
             raise _unknown(name)
-    request.requires.extend(name for name in _needed(request) if name not in request.requires)
+    request.requires.extend(name for name in needed(request) if name not in request.requires)
     return request
 
 
-def _needed(request: pb.GenerateRequest) -> list[str]:
+def needed(request: pb.GenerateRequest) -> list[str]:
     """Capabilities without which a server would ignore what ``request`` asks for."""
     parses = request.output.HasField("parse") or request.chat.tools
     has_form, calls = request.HasField("constraint"), request.constraint.tool_calls
     may_call = request.chat.tools and request.chat.tool_choice.mode != pb.ToolChoice.MODE_NONE
+    stopping = request.stopping
     asked = {
+        "answer_stops": parses
+        and request.output.parse.reasoning != "none"
+        and stopping.HasField("stop_in_reasoning")
+        and not stopping.stop_in_reasoning
+        and (stopping.stop or stopping.stop_token_ids),
         "constraint": has_form,
         "form_beside_tools": has_form and (may_call or calls.HasField("form")),
         "parse": parses,

@@ -14,6 +14,7 @@ from typing import Any
 from ringline.errors import DeadlineExceeded, RingError, Truncated, Unavailable
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.outputs import Admitted
+from ringline.request import needed
 from ringline.response_reader import ResponseReader
 from ringline.results import Delta, Event, Finished, PromptLogprobs, Resumed
 from ringline.retry import Deadline, RetryState
@@ -129,8 +130,9 @@ class RetryingRequest:
         )
         if admitted.HasField("constraint"):  # which says in other words what tools and tool_choice demanded
             request.constraint.CopyFrom(admitted.constraint)
-        needed = {"constraint": admitted.HasField("constraint"), "parse": admitted.output.HasField("parse")}
-        request.requires.extend(name for name, on in needed.items() if on and name not in request.requires)
+        if admitted.output.HasField("parse") and not admitted.stopping.HasField("stop_in_reasoning"):
+            request.stopping.stop_in_reasoning = True  # where that is not known, stops count everywhere
+        request.requires.extend(name for name in needed(request) if name not in request.requires)
         request.token_ids.ids.extend(self._prompt_ids())
         request.output.return_prompt_token_ids = False
         if self._request.HasField("priority"):
