@@ -46,7 +46,12 @@ class _Branch:
     """Most ways behind it."""
 
     def or_else(self, other: _Branch) -> _Branch:
-        return _Branch(self.objects + other.objects, self.before + other.before, self.after + other.after)
+        return _branch(self.objects + other.objects, self.before + other.before, self.after + other.after)
+
+
+def _branch(*counts: int) -> _Branch:
+    """Counts beyond ``MAX_WAYS`` are as good as one more: multiplied on, they would have millions of digits."""
+    return _Branch(*(min(count, MAX_WAYS + 1) for count in counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +78,10 @@ class _Ways:
                 objects = one.objects * two.objects
                 if key is None:
                     ahead = one.before * two.objects + two.before * one.objects
-                    pair = _Branch(objects, ahead, two.after * one.objects)
+                    pair = _branch(objects, ahead, two.after * one.objects)
                 else:
                     rest = one.after * two.objects + (two.before + two.after) * one.objects
-                    pair = _Branch(objects, one.before * two.objects, rest)
+                    pair = _branch(objects, one.before * two.objects, rest)
                 joined[key or behind] = joined.get(key or behind, _Branch()).or_else(pair)
         return _Ways(joined)
 

@@ -38,6 +38,30 @@ TAGGED = {
     },
 }
 """Tags that have a default are not required."""
+NESTED_TAGS = {
+    "$defs": {
+        "Cat": {"type": "object", "properties": {"kind": {"const": "Cat"}}},
+        "Dog": {"type": "object", "properties": {"kind": {"const": "Dog"}}},
+        "Pet": {
+            "type": "object",
+            "properties": {"kind": {"enum": ["Cat", "Dog"]}},
+            "oneOf": PETS["oneOf"],
+            "discriminator": {"propertyName": "kind"},
+        },
+        "Cow": {"type": "object", "properties": {"kind": {"const": "Cow"}}},
+    },
+    "discriminator": {"propertyName": "kind"},
+    "oneOf": [{"$ref": "#/$defs/Pet"}, {"$ref": "#/$defs/Cow"}],
+}
+"""One of the schemas is a tagged union that has the tag itself, too."""
+MANY_PATHS = {
+    "$ref": "#/$defs/d4",
+    "$defs": {
+        "d0": {"anyOf": [True] * 250},
+        **{f"d{at}": {"allOf": [{"$ref": f"#/$defs/d{at - 1}"}] * 250} for at in range(1, 5)},
+    },
+}
+"""In more ways than a number of any size could say."""
 
 ENFORCED: list[tuple[Any, list[str], list[str]]] = [
     (True, ["1", "{}", '["a", null]'], ["{", "nul"]),
@@ -81,6 +105,7 @@ ENFORCED: list[tuple[Any, list[str], list[str]]] = [
         ['{"kind": "Cat", "next": {"kind": "Dog"}}', '{"kind": "Dog"}'],
         ["{}", '{"kind": "Cow"}', '{"next": {}}'],
     ),
+    (NESTED_TAGS, ['{"kind": "Cat", "x": 1}', '{"kind": "Cow"}'], ["{}", '{"kind": "Horse"}']),
     (PETS, ['{"kind": "Cat"}', '{"kind": "Dog", "x": 1}'], ['{"kind": "Cow"}']),
     ({"type": "integer", "format": "int64", "minimum": -(2**63), "maximum": 9}, ["9", "-1"], ["10"]),
     ({"type": "string", "format": "password", "maxLength": 2}, ['"ab"'], ['"abc"']),
@@ -303,6 +328,11 @@ def test_strings_that_do_not_end_are_read_once() -> None:
     with pytest.raises(ConstraintError, match="is not JSON"):
         grammar_of(JsonSchema('"\\' * 100_000))
     assert time.thread_time() - began < 1
+
+
+def test_ways_are_counted_no_further_than_the_limit() -> None:
+    with pytest.raises(ConstraintError, match="allows more than 475"):
+        grammar_of(JsonSchema(json.dumps({"allOf": [MANY_PATHS, WIDE["branches"]]} | {"$defs": MANY_PATHS["$defs"]})))
 
 
 def test_white_space() -> None:
