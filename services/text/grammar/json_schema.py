@@ -333,3 +333,4 @@ class _Rewriter:
 
         for reference, name in self._names.items():
             resolve(self._definitions[name], tuple(reference[2:].split("/")) if len(reference) > 1 else ())
+        tags.settle()

@@ -24,6 +24,11 @@ class Tags:
             if keyword in schema:
                 schema[keyword] = [self._tagged(branch, tag) for branch in schema[keyword]]
 
+    def settle(self) -> None:
+        """Make the copies again, of definitions that have become what they stay."""
+        for (name, tag), copy in list(self._copies.items()):
+            self._definitions[copy] = self._tagged(self._definitions[name], tag)
+
     def _tagged(self, branch: Schema, tag: str) -> Schema:
         if isinstance(branch, bool):
             return branch
