@@ -173,7 +173,7 @@ class ToolCalls(google.protobuf.message.Message):
     """At most one call. Default: false."""
     @property
     def tools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallableTool]:
-        """The tools that may be called, 1 to 128."""
+        """The tools that may be called, 1 to 512."""
 
     @property
     def form(self) -> global___Constraint:
