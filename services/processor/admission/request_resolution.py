@@ -225,6 +225,8 @@ def _arguments(text: str) -> dict[str, Any] | str:
         return {}
     try:
         value = json.loads(text, strict=False)  # models write line breaks within strings
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # no prompt can have half a surrogate pair but as an escape
     except (ValueError, RecursionError):
         return text
     if value is None:

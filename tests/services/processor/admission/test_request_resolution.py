@@ -239,6 +239,8 @@ def test_chats_are_rendered_with_tools_arguments_and_calls() -> None:
         pytest.param("[" * 10_000, '"' + "[" * 10_000 + '"', id="deep"),
         ('{"a": 1}{"a": 1}', '"{\\"a\\": 1}{\\"a\\": 1}"'),
         ('{"pet": "a\nb"}', '{"pet": "a\\nb"}'),
+        (r'{"pet": "\ud83d"}', r'"{\"pet\": \"\\ud83d\"}"'),
+        (r'{"pet": "\ud83d\ude00"}', '{"pet": "\U0001f600"}'),
         ("null", "{}"),
         (" ", "{}"),
     ],
