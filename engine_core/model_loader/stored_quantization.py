@@ -21,8 +21,9 @@ def with_quantization(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
     for name, method in QUANTIZATION_FILES.items():
         fields = read_object(path / name, optional=True)
         if method == "modelopt":
-            fields = fields.get("quantization") or {}
-            fields = fields if fields.get("quant_algo") else {}  # without one, it is about the KV cache alone
+            said = fields.get("quantization")
+            # without quant_algo, it is about the KV cache alone
+            fields = said if isinstance(said, dict) and said.get("quant_algo") else {}
         if fields:
             return {**raw, "quantization_config": {"quant_method": method, **fields}}
     return raw

@@ -122,6 +122,7 @@ GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
         ("quant_config.json", AWQ, "AWQ, 4 bits in groups"),
         ("quantize_config.json", GPTQ, "GPTQ, 4 bits in groups"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, None),
+        ("hf_quant_config.json", {"quantization": ["NVFP4"]}, "bfloat16"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, "bfloat16"),
     ],
 )
