@@ -64,6 +64,10 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
         _CHAT,
         lambda: ("{" + _HI + ',"structured_outputs":{"structural_tag":{' + _TAGS + "}}}").encode(),
     ),
+    "chat: structural_tag, a text": (
+        _CHAT,
+        lambda: _filled("{" + _HI + ',"structured_outputs":{"structural_tag":"[', "[]", ']"}}'),
+    ),
     "chat: a text": (_CHAT, lambda: ('{"messages":[{"role":"user","content":"' + "a,{" * 1_390_000 + '"}]}').encode()),
     "completions: ids": (_TEXT, lambda: _filled('{"prompt":[', "123", "]}")),
     "completions: texts": (_TEXT, lambda: _filled('{"prompt":[', '"a"', "]}")),
@@ -88,6 +92,10 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
             f'{{"function":{{"name":"a","parameters":{{"type":"object","properties":{{{_PROPERTIES}}}}}}}}}',
             "]}",
         ),
+    ),
+    "completions: a prompt in many choices": (
+        _TEXT,
+        lambda: b'{"prompt":[%b],"n":128,"max_tokens":1,"echo":true,"logprobs":20}' % b",".join([b"5"] * 1900),
     ),
     "completions: many log probabilities": (
         _TEXT,
