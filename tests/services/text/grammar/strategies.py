@@ -47,6 +47,8 @@ PATTERNS = (
     r"\S",
     "e?n$",
 )
+NAMED: tuple[Schema, ...] = ({"type": "string"}, {"pattern": r"^[a-z]\w*$"}, {"minLength": 2, "maxLength": 4}, True)
+"""Schemas of names of properties."""
 FORMATTED = {
     "date": ("2024-02-29", "1999-12-31"),
     "date-time": ("2024-02-29T23:59:59Z", "2001-01-01T00:00:00.125+02:00"),
@@ -254,6 +256,8 @@ def _map(draw: st.DrawFn, depth: int) -> Schema:
         schema["maxProperties"] = draw(st.integers(1, 3))
     if draw(st.booleans()):
         schema["patternProperties"] = {r"^[a-z]$": draw(_within(depth))}
+    elif draw(st.booleans()):
+        schema["propertyNames"] = draw(st.sampled_from(NAMED))
     return schema
 
 
