@@ -8,7 +8,7 @@ import pytest
 
 from services.common.config.options import SettingError
 from services.common.config.settings import DetokenizerSettings, TelemetrySettings
-from services.common.telemetry.tracing import Tracing, WallClock, carrier_of, start_tracing
+from services.common.telemetry.tracing import Tracing, WallClock, carrier_of, collector_options, start_tracing
 from tests.programs import python
 
 
@@ -30,7 +30,7 @@ def test_where_opentelemetry_is_not_installed_it_is_named() -> None:
 import sys
 sys.modules["opentelemetry"] = None
 from services.common.config.settings import DetokenizerSettings, TelemetrySettings
-from services.common.telemetry.tracing import start_tracing
+from services.common.telemetry.tracing import start_tracing, collector_options
 start_tracing(DetokenizerSettings(telemetry=TelemetrySettings(otlp_traces_endpoint="http://127.0.0.1:1")))
 """
     result = python(code)
@@ -42,6 +42,19 @@ start_tracing(DetokenizerSettings(telemetry=TelemetrySettings(otlp_traces_endpoi
 def test_an_endpoint_says_whether_it_is_tls(endpoint: str) -> None:
     with pytest.raises(SettingError, match="http://host:port"):
         TelemetrySettings(otlp_traces_endpoint=endpoint)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "proxied"),
+    [
+        ("http://127.0.0.1:4317", 0),
+        ("http://LOCALHOST:4317/", 0),
+        ("https://[::1]:4317", 0),
+        ("http://collector:4317", 1),
+    ],
+)
+def test_a_collector_on_this_machine_is_dialled_without_a_proxy(endpoint: str, proxied: int) -> None:
+    assert collector_options(endpoint) == (("grpc.enable_http_proxy", proxied),)
 
 
 @pytest.fixture
