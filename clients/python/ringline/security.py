@@ -146,7 +146,8 @@ def is_local(address: str) -> bool:
     """Whether the address is on this machine."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
-    host = address.rstrip("/").rpartition("/")[2].lower().removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
+    host = address.rstrip("/").rpartition("/")[2].lower()
+    host = host.removeprefix("ipv4:").removeprefix("ipv6:").removeprefix("dns:")
     if host.count(":") == 1 or host.startswith("["):
         host = host.rpartition(":")[0]
     host = host.strip("[]")

@@ -30,7 +30,7 @@ def test_where_opentelemetry_is_not_installed_it_is_named() -> None:
 import sys
 sys.modules["opentelemetry"] = None
 from services.common.config.settings import DetokenizerSettings, TelemetrySettings
-from services.common.telemetry.tracing import start_tracing, collector_options
+from services.common.telemetry.tracing import start_tracing
 start_tracing(DetokenizerSettings(telemetry=TelemetrySettings(otlp_traces_endpoint="http://127.0.0.1:1")))
 """
     result = python(code)
