@@ -63,11 +63,17 @@ class ModelLimits:
         return BASE_TEXT_BYTES + BYTES_PER_TOKEN * self.max_model_len
 
     @property
+    def context(self) -> str:
+        """What these limits are for, as errors say it: by this a gateway knows a prompt that is too long."""
+        return f"for a context of {self.max_model_len} tokens"
+
+    @property
     def lookup(self) -> MessageLimits:
         """For a message to ``Tokenize`` or ``Detokenize``: a text or ids, and tools."""
         return MessageLimits(
             max_bytes=BASE_MESSAGE_BYTES + 2 * BYTES_PER_TOKEN * self.max_model_len + 4 * self.vocab_size,
             max_fields=min(MIN_FIELDS + self.max_model_len, MAX_FIELDS),
+            reason=self.context,
         )
 
     @property
@@ -75,7 +81,7 @@ class ModelLimits:
         """For a message with a request: lists as long as the vocabulary, resumed ids of every choice, a constraint."""
         resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
         max_bytes = self.lookup.max_bytes + resumed + CONSTRAINT_BYTES
-        return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS)
+        return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS, self.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,4 +271,5 @@ def find_model(name: str, models: Sequence[ServedModel]) -> ServedModel | None:
 def _widest(limits: Iterable[MessageLimits]) -> MessageLimits:
     """The maximum of each limit; the limits of an unknown model if there are none."""
     known = list(limits) or [UNKNOWN_MODEL]
-    return MessageLimits(max(each.max_bytes for each in known), max(each.max_fields for each in known))
+    largest = max(known, key=lambda each: each.max_bytes)
+    return replace(largest, max_fields=max(each.max_fields for each in known))

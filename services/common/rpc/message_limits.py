@@ -37,6 +37,8 @@ class MessageLimits:
     max_fields: int
     """Limit on the fields of the message and all its sub-messages. Each entry of a repeated field counts; a packed
     array counts as one."""
+    reason: str = ""
+    """What ``max_bytes`` is the most for, as errors say it."""
 
 
 SMALL_MESSAGE = MessageLimits(max_bytes=64 << 10, max_fields=1024)
@@ -50,9 +52,8 @@ def parse(kind: type[_M], data: bytes, limits: MessageLimits) -> _M:
     ``MalformedMessage``.
     """
     if len(data) > limits.max_bytes:
-        raise invalid_field(
-            "message", f"{len(data)} bytes: expected at most {limits.max_bytes}", reason=Reason.TOO_LARGE
-        )
+        most = f"{limits.max_bytes}, {limits.reason}" if limits.reason else str(limits.max_bytes)
+        raise invalid_field("message", f"{len(data)} bytes: expected at most {most}", reason=Reason.TOO_LARGE)
     if len(data) > limits.max_fields * _MIN_FIELD_BYTES:
         _check_fields(data, cast("Descriptor", kind.DESCRIPTOR), limits.max_fields)
     try:

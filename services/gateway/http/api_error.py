@@ -133,10 +133,10 @@ def api_error_from(error: RingError, name_of: Callable[[str], str]) -> ApiError:
             failed.code = _INVALID_FIELD
         failed.param = name_of(error.field)
         failed.message = failed.message.replace(error.field, failed.param, 1)
-        if too_long := _TOO_LONG.search(failed.message):
-            context = int(too_long[1]) + 1 if too_long[1] else int(too_long[2])
-            failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
-            failed.message += f". This model's maximum context length is {context} tokens."  # clients look for that
+    if isinstance(error, InvalidRequest) and (too_long := _TOO_LONG.search(failed.message)):
+        context = int(too_long[1]) + 1 if too_long[1] else int(too_long[2])
+        failed.status, failed.code = HTTPStatus.BAD_REQUEST, "context_length_exceeded"
+        failed.message += f". This model's maximum context length is {context} tokens."  # clients look for that
     if error.code is grpc.StatusCode.NOT_FOUND and reason in ("", "MODEL_NOT_FOUND"):
         failed.code, failed.param = "model_not_found", "model"
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):

@@ -131,7 +131,7 @@ def _json(body: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-_TOKENIZE_DIALECT = openai_dialect({"text": "prompt"}, TokenizeRequest)
+_TOKENIZE_DIALECT = openai_dialect({"text": "prompt", "chat": "messages"}, TokenizeRequest)
 _DETOKENIZE_DIALECT = openai_dialect({"token_ids": "tokens"}, DetokenizeRequest)
 
 ENDPOINTS = (

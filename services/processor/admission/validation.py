@@ -84,8 +84,7 @@ def check_text_size(field: str, text: str, limits: ModelLimits) -> None:
 
 def text_too_large(field: str, size: str, limits: ModelLimits) -> Refused:
     """The error of a text that no context could hold; ``size``: its bytes, or words for them."""
-    context = f"for a context of {limits.max_model_len} tokens"
-    return refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {context}")
+    return refuse(field, f"{size} bytes: expected at most {limits.max_text_bytes}, {limits.context}")
 
 
 def check_prompt_length(length: int, limits: ModelLimits) -> None:

@@ -123,6 +123,18 @@ def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for(proble
     assert error.message.startswith("my_prompt: ")
 
 
+def test_so_is_one_that_is_too_large_for_a_message() -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field="message")
+    details = error_details_pb2.BadRequest(field_violations=[violation])
+    problem = "message: 400000 bytes: expected at most 395264, for a context of 64 tokens"
+    error = error_of(Code.INVALID_ARGUMENT, Reason.TOO_LARGE, details, message=problem)
+    assert (error.status, error.param, error.code) == (400, None, "context_length_exceeded")
+    assert error.message == (
+        "the request: 400000 bytes: expected at most 395264, for a context of 64 tokens. "
+        "This model's maximum context length is 64 tokens."
+    )
+
+
 LONG = "x" * 5000
 TOOL = {"type": "function", "function": {"name": "f"}}
 

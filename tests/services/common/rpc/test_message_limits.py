@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -32,6 +33,8 @@ def test_bytes_are_counted() -> None:
     with pytest.raises(Refused, match="message: 10003 bytes: expected at most 10000") as refusal:
         parse(inference_pb2.TokenizeRequest, request.SerializeToString(), LIMITS)
     assert refusal.value.status.code is Code.INVALID_ARGUMENT
+    with pytest.raises(Refused, match=r"message: 10003 bytes: expected at most 10000, for two$"):
+        parse(inference_pb2.TokenizeRequest, request.SerializeToString(), replace(LIMITS, reason="for two"))
 
 
 def test_fields_are_counted_and_the_list_that_has_too_many_is_named() -> None:

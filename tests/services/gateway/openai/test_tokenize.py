@@ -48,6 +48,20 @@ def test_errors(ring: Ring, path: str, body: dict[str, object], param: str) -> N
     assert (refused.status, refused.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+def test_a_text_that_no_context_holds_is_too_long_whatever_its_size(ring: Ring, native: Client, field: str) -> None:
+    model = native.models()[0]
+    for size in (12 * model.max_model_len + (128 << 10), 16 * model.max_model_len + 4 * model.vocab_size + (300 << 10)):
+        body = {"prompt": "a " * (size // 2), "messages": [{"role": "user", "content": "a " * (size // 2)}]}
+        refused = post(f"{ring.http}/tokenize", {field: body[field]})
+        error = refused.json()["error"]
+        assert (refused.status, error["code"]) == (400, "context_length_exceeded"), error
+        assert error["param"] in (field, None)
+        counted = post(f"{ring.http}/v1/messages/count_tokens", {"messages": body["messages"]})
+        assert counted.status == 400
+        assert counted.json()["error"]["message"].startswith("prompt is too long: ")
+
+
 def test_models(door: openai.OpenAI, native: Client) -> None:
     (model,) = door.models.list().data
     assert model.id == native.models()[0].name
