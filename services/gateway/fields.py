@@ -115,7 +115,7 @@ _LEAST_TOP_P = 1e-7
 
 
 def options_of(request: msgspec.Struct) -> dict[str, Any]:
-    """What goes to the ring as it is, under the ring's names; and 0 as ``top_p``, which the ring does not take.
+    """What goes to the ring as it is, under the ring's names, and what it does not take as what OpenAI means by it.
 
     Raises ``ApiError`` for the -1 that stands for no limit elsewhere.
     """
@@ -125,6 +125,8 @@ def options_of(request: msgspec.Struct) -> dict[str, Any]:
     options = {name: value for of, name in _options(type(request)) if (value := getattr(request, of)) is not None}
     if options.get("top_p") == 0:
         options["top_p"] = _LEAST_TOP_P
+    if options.get("stop") == "":
+        del options["stop"]
     return options
 
 

@@ -145,8 +145,6 @@ class SamplingFields(Body):
 def sampling_options(request: SamplingFields) -> dict[str, Any]:
     """The ring's options that the shared fields give."""
     options = options_of(request)
-    if request.stop == "":
-        del options["stop"]
     if request.top_k is not None:
         options["top_k"] = 0 if request.top_k == -1 else request.top_k
     if request.seed is not None:

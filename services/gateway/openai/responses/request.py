@@ -29,7 +29,8 @@ class ItemPart(msgspec.Struct):
 class Item(msgspec.Struct):
     """An item of the input, of any type."""
 
-    type: str = "message"
+    type: str | None = None
+    """None: of a message, as the SDK writes the short form of one."""
     role: str | None = None
     content: str | list[ItemPart] | None = None
     summary: list[ItemPart] | None = None
@@ -125,7 +126,9 @@ class ResponseRequest(OtherForms):
     presence_penalty: Annotated[float | None, passed()] = None
     repetition_penalty: Annotated[float | None, passed()] = None
     seed: Annotated[int | None, passed()] = None
-    stop: Annotated[str | list[str] | None, passed("At most 64 strings.")] = None
+    stop: Annotated[
+        str | list[str] | None, passed("At most 64 strings. An empty string instead of a list is none.")
+    ] = None
     stop_in_reasoning: Annotated[bool | None, passed("Default: false, `stop` counts behind the reasoning.")] = None
     ignore_eos: Annotated[bool | None, passed()] = None
     priority: Annotated[int | None, passed("Lower runs first.")] = None
@@ -168,7 +171,7 @@ def messages_of(request: ResponseRequest) -> Sequence[Message]:
 
 
 def _add_item(turns: Turns, item: Item, path: str) -> None:
-    if item.type == "message":
+    if item.type in ("message", None):
         _add_message(turns, item, path)
     elif item.type == "function_call":
         if item.call_id is None or item.name is None:

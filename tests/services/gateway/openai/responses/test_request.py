@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.types.responses import EasyInputMessage
 
 from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError
@@ -59,6 +60,17 @@ def test_items_of_every_kind() -> None:
 def test_an_empty_input_is_an_empty_message(empty: object) -> None:
     """Clients try with one whether the endpoint is there."""
     assert messages_of(request_of(input=empty)) == [{"role": "user", "content": ""}]
+
+
+def test_an_item_without_a_type_is_a_message() -> None:
+    item = EasyInputMessage(role="user", content="Hi").model_dump()
+    assert item["type"] is None
+    assert messages_of(request_of(input=[item])) == [{"role": "user", "content": "Hi"}]
+
+
+def test_an_empty_stop_is_none() -> None:
+    assert "stop" not in all_options(request_of(stop=""))
+    assert all_options(request_of(stop=["x"]))["stop"] == ["x"]
 
 
 def test_options() -> None:
