@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "chat: stop": (_CHAT, lambda: _filled("{" + _HI + ',"stop":[', '"a"', "]}")),
     "chat: stop_token_ids": (_CHAT, lambda: _filled("{" + _HI + ',"stop_token_ids":[', "1", "]}")),
     "chat: chat_template_kwargs": (_CHAT, lambda: _filled("{" + _HI + ',"chat_template_kwargs":{"a":[', "{}", "]}}")),
+    "chat: numbers that are slow to read": (_CHAT, lambda: _filled("{" + _HI + ',"metadata":[', "9e300", "]}")),
     "chat: json_schema": (
         _CHAT,
         lambda: _filled("{" + _HI + ',"structured_outputs":{"json":{"enum":[', "123456", "]}}}"),

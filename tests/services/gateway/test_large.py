@@ -33,12 +33,13 @@ HI = {"role": "user", "content": "Hi"}
 
 
 def values_in(value: Any) -> tuple[int, int]:
-    """What is counted: names, and values that are no numbers; and entries of lists and objects."""
+    """What is counted: names, and values that are no whole numbers; and entries of lists and objects."""
     names = entries = 0
     values, todo = 0, [value]
     while todo:
         one = todo.pop()
         values += isinstance(one, bool) or not isinstance(one, int | float)
+        values += ("." in repr(one)) + 32 * ("e" in repr(one)) if isinstance(one, float) else 0
         if isinstance(one, dict | list):
             entries += len(one)
             names += len(one) if isinstance(one, dict) else 0
@@ -51,7 +52,7 @@ TRICKY = ['a"b', "\\", '\\"', '\\\\"', "[,{", "tfn", "", 'x\\\\\\"', "é\u2028"]
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_values_are_counted_as_they_are_decoded(monkeypatch: pytest.MonkeyPatch, indent: int | None) -> None:
-    body = {text: [text, 1.5e3, True, False, None, {"n": [text, -1]}] for text in TRICKY}
+    body = {text: [text, 1.5e3, 9e300, -1.5e-7, True, False, None, {"n": [text, -1]}] for text in TRICKY}
     data = json.dumps(body, indent=indent).encode()
     assert msgspec.json.decode(data) == body
     values, entries = values_in(body)
@@ -72,6 +73,21 @@ def test_texts_and_ids_are_not_limited_by_what_is_in_them() -> None:
         check_values(b'{"prompt":[%b""]}' % (b'"",' * MAX_VALUES))
     with pytest.raises(ApiError, match=f"{MAX_ENTRIES} entries in all"):
         check_values(b'{"prompt":[%b7]}' % (b"7," * MAX_ENTRIES))
+    with pytest.raises(ApiError, match="fractions"):
+        check_values(b'{"prompt":[%b7]}' % (b"0.5," * MAX_VALUES))
+
+
+@pytest.mark.parametrize("number", [b"9e300", b"9E+300", b"4.9e-324"])
+def test_numbers_that_take_the_decoder_long_are_few(number: bytes) -> None:
+    """One of them takes msgspec 20 µs, so those of 4 MiB would end the gateway."""
+    check_values(b'{"metadata":[%b7]}' % (b"true,false,7,0.5," * 2000 + (number + b",") * 3500))
+    with pytest.raises(ApiError, match="numbers with an exponent"):
+        check_values(b'{"metadata":[%b7]}' % ((number + b",") * 5000))
+    assert is_small(b'{"metadata":[%b7]}' % ((number + b",") * 60))
+    assert not is_small(b'{"metadata":[%b7]}' % ((number + b",") * 70))
+
+
+def test_bodies_that_are_small() -> None:
     assert is_small(json.dumps(CHAT).encode())
     assert not is_small(b" " * (65 << 10))
     assert not is_small(json.dumps({"messages": [HI] * 600}).encode())
