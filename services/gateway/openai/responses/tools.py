@@ -125,7 +125,7 @@ def _chosen(functions: list[Function], choice: dict[str, Any]) -> dict[str, Any]
 
 
 def _ambiguous(choice: dict[str, Any], meant: list[Function]) -> ApiError:
-    names = ", ".join(function.ring_name for function in meant[:8])
+    names = ", ".join(shown(function.ring_name) for function in meant[:8])
     return invalid("tool_choice.name", f"{shown(choice.get('name'))} is in several namespaces: expected one of {names}")
 
 

@@ -216,5 +216,9 @@ def test_a_namespace_that_cannot_be_read(tools: list[object], param: str) -> Non
 
 def test_a_name_in_several_namespaces_is_not_guessed() -> None:
     spaces = [{"type": "namespace", "name": name, "tools": [LOOK]} for name in "ab"]
-    with pytest.raises(ApiError, match="is in several namespaces: expected one of a__look, b__look"):
+    with pytest.raises(ApiError, match="is in several namespaces: expected one of 'a__look', 'b__look'"):
         all_options(request_of(tools=spaces, tool_choice={"type": "function", "name": "look"}))
+    spaces = [{"type": "namespace", "name": name * 7000, "tools": [LOOK]} for name in "abcdefgh"]
+    with pytest.raises(ApiError) as refused:
+        all_options(request_of(tools=spaces, tool_choice={"type": "function", "name": "look"}))
+    assert len(refused.value.message) < 1000
