@@ -6,20 +6,22 @@ from typing import Annotated, Any
 
 from services.gateway.fields import Body, refused
 
-_INSTEAD = "the form of an answer is text.format in Responses, output_config.format in Messages"
+INSTEAD = "the form of an answer is text.format in Responses, output_config.format in Messages"
 
 
 class OtherForms(Body):
     """Fields of chats and completions, and of the servers that neighbours run."""
 
-    response_format: Annotated[Any, refused(_INSTEAD, {"type": "text"})] = None
-    structured_outputs: Annotated[Any, refused(_INSTEAD, {})] = None
-    guided_json: Annotated[Any, refused(_INSTEAD)] = None
-    guided_regex: Annotated[Any, refused(_INSTEAD)] = None
-    guided_choice: Annotated[Any, refused(_INSTEAD)] = None
-    guided_grammar: Annotated[Any, refused(_INSTEAD)] = None
-    json_schema: Annotated[Any, refused(_INSTEAD)] = None
-    regex: Annotated[Any, refused(_INSTEAD)] = None
-    ebnf: Annotated[Any, refused(_INSTEAD)] = None
-    grammar: Annotated[Any, refused(_INSTEAD, "")] = None
-    format: Annotated[Any, refused(_INSTEAD, "")] = None
+    response_format: Annotated[Any, refused(INSTEAD, {"type": "text"})] = None
+    structured_outputs: Annotated[Any, refused(INSTEAD, {})] = None
+    guided_json: Annotated[Any, refused(INSTEAD)] = None
+    guided_regex: Annotated[Any, refused(INSTEAD)] = None
+    guided_choice: Annotated[Any, refused(INSTEAD)] = None
+    guided_grammar: Annotated[Any, refused(INSTEAD)] = None
+    guided_json_object: Annotated[Any, refused(INSTEAD, False)] = None
+    json_schema: Annotated[Any, refused(INSTEAD)] = None
+    regex: Annotated[Any, refused(INSTEAD)] = None
+    ebnf: Annotated[Any, refused(INSTEAD)] = None
+    grammar: Annotated[Any, refused(INSTEAD, "")] = None
+    format: Annotated[Any, refused(INSTEAD, "")] = None
+    nvext: Annotated[Any, refused(INSTEAD, {})] = None

@@ -15,6 +15,7 @@ from services.gateway.openai.response_format import response_format_form
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
+_FORM = "the form of an answer is response_format in chats and completions"
 
 
 class StreamOptions(Body):
@@ -107,6 +108,10 @@ class SamplingFields(Body):
     format: Annotated[
         str | dict[str, Any] | None, supported("Ollama's: `json`, or a JSON Schema. An empty string is none.")
     ] = None
+    text: Annotated[Any, refused(_FORM, {}, {"format": {"type": "text"}})] = None
+    output_config: Annotated[Any, refused(_FORM, {})] = None
+    output_format: Annotated[Any, refused(_FORM)] = None
+    nvext: Annotated[Any, refused(_FORM, {})] = None
     grammar_lazy: Annotated[Any, refused("a form holds from the answer's beginning; see structural tags", False)] = None
     grammar_triggers: Annotated[Any, refused("structural tags have triggers", [])] = None
     guided_decoding_backend: Annotated[Any, ignored("There is one.")] = None

@@ -5,9 +5,13 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
+from services.gateway.anthropic.request import CountRequest, MessageRequest
 from services.gateway.fields import Body, Support, checked, declared, ignored, naming, options_of, passed, refused
 from services.gateway.fields import supported as worked_with
 from services.gateway.http.api_error import ApiError
+from services.gateway.openai.chat import ChatRequest
+from services.gateway.openai.completions import CompletionRequest
+from services.gateway.openai.responses.request import ResponseRequest
 
 
 class Request(Body):
@@ -40,6 +44,39 @@ def test_options_are_the_fields_that_are_passed_and_given() -> None:
         "max_tokens": 3
     }
     assert options_of(read('{"top_k": 0}')) == {"top_k": 0}
+
+
+FORMS = {
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"json_object": True},
+    "text": {"format": {"type": "json_object"}},
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+    "nvext": {"guided_json": {"type": "object"}},
+    "guided_json": {"type": "object"},
+    "guided_json_object": True,
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+    "json_schema": {"type": "object"},
+    "regex": "a",
+    "ebnf": 'root ::= "a"',
+    "grammar": 'root ::= "a"',
+    "format": "json",
+}
+"""Where requests to one endpoint or another, or to other servers, have the form of an answer."""
+BODIES = (ChatRequest, CompletionRequest, ResponseRequest, MessageRequest, CountRequest)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("name", FORMS)
+def test_no_endpoint_drops_a_form(body: type[msgspec.Struct], name: str) -> None:
+    field = declared(body)[name]
+    assert field.support is not Support.IGNORED
+    given = msgspec.convert({name: FORMS[name]}, body)
+    if field.support is Support.REFUSED:
+        with pytest.raises(ApiError, match=f"{name}: not supported: the form of an answer is "):
+            checked(given)
 
 
 def test_declarations_are_told_in_their_order() -> None:
