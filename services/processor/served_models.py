@@ -81,7 +81,7 @@ class ModelLimits:
         """For a message with a request: lists as long as the vocabulary, resumed ids of every choice, a constraint."""
         resumed = MAX_CHOICES * BYTES_PER_ID * self.max_model_len
         max_bytes = self.lookup.max_bytes + resumed + CONSTRAINT_BYTES
-        return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS, self.context)
+        return MessageLimits(max_bytes, self.lookup.max_fields + CONSTRAINT_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
