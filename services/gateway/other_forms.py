@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
+
 from services.gateway.fields import Body, refused
 
 INSTEAD = "the form of an answer is text.format in Responses, output_config.format in Messages"
+
+
+class Within(msgspec.Struct, omit_defaults=True):
+    """``text`` or ``output_config`` at an endpoint without it: proxies send what else they hold, such as ``effort``."""
+
+    format: Any = None
+
+
+NO_FORM = (Within(), Within({"type": "text"}))
 
 
 class OtherForms(Body):

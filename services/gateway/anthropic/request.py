@@ -10,7 +10,7 @@ from ringline.options import Message, Options, TokenizeOptions
 
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import invalid, shown
-from services.gateway.other_forms import INSTEAD, OtherForms
+from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.turns import Turns
 
 _BILLING = "x-anthropic-billing-header"
@@ -128,7 +128,7 @@ class CountRequest(OtherForms):
         supported("`format` is enforced; `effort` is `reasoning_effort` for the model's template, at most `high`."),
     ] = None
     output_format: Annotated[OutputFormat | None, supported("Older form of `output_config.format`.")] = None
-    text: Annotated[Any, refused(INSTEAD, {}, {"format": {"type": "text"}})] = None
+    text: Annotated[Within | None, refused(INSTEAD, *NO_FORM)] = None
 
     cache_control: Annotated[Any, ignored("Prefixes are cached without it.")] = None
     context_management: Annotated[Any, ignored("The conversation is used as it is.")] = None

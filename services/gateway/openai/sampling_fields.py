@@ -12,6 +12,7 @@ from services.gateway.http.api_error import invalid, shown
 from services.gateway.http.call import REQUEST_ID, Call
 from services.gateway.openai.answer_form import Form, StructuredOutputs, form_options, structured_options
 from services.gateway.openai.response_format import response_format_form
+from services.gateway.other_forms import NO_FORM, Within
 
 _SEEDS = 2**64
 _LEAST_SEED = -(2**63)
@@ -108,8 +109,8 @@ class SamplingFields(Body):
     format: Annotated[
         str | dict[str, Any] | None, supported("Ollama's: `json`, or a JSON Schema. An empty string is none.")
     ] = None
-    text: Annotated[Any, refused(_FORM, {}, {"format": {"type": "text"}})] = None
-    output_config: Annotated[Any, refused(_FORM, {})] = None
+    text: Annotated[Within | None, refused(_FORM, *NO_FORM)] = None
+    output_config: Annotated[Within | None, refused(_FORM, *NO_FORM)] = None
     output_format: Annotated[Any, refused(_FORM)] = None
     nvext: Annotated[Any, refused(_FORM, {})] = None
     grammar_lazy: Annotated[Any, refused("a form holds from the answer's beginning; see structural tags", False)] = None

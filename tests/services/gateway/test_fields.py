@@ -79,6 +79,13 @@ def test_no_endpoint_drops_a_form(body: type[msgspec.Struct], name: str) -> None
             checked(given)
 
 
+@pytest.mark.parametrize("body", BODIES)
+def test_what_proxies_send_beside_a_form_is_none(body: type[msgspec.Struct]) -> None:
+    """Those that turn one API into another forward what they do not know."""
+    given = {"output_config": {"effort": "high"}, "text": {"verbosity": "low", "format": {"type": "text"}}}
+    checked(msgspec.convert(given, body))
+
+
 def test_declarations_are_told_in_their_order() -> None:
     fields = declared(Request)
     assert list(fields) == ["top_k", "limit", "stream", "user", "beams"]

@@ -11,7 +11,7 @@ from ringline import Message, Options
 from services.gateway.fields import ignored, options_of, passed, refused, supported
 from services.gateway.http.api_error import ApiError, invalid, shown
 from services.gateway.openai.responses.tools import Function, functions_of, ring_name, tool_options
-from services.gateway.other_forms import INSTEAD, OtherForms
+from services.gateway.other_forms import INSTEAD, NO_FORM, OtherForms, Within
 from services.gateway.turns import Turns
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
@@ -147,7 +147,7 @@ class ResponseRequest(OtherForms):
     prompt_cache_options: Annotated[Any, ignored("Prefixes are cached without it.")] = None
     prompt_cache_retention: Annotated[Any, ignored("Prefixes are cached without it.")] = None
 
-    output_config: Annotated[Any, refused(INSTEAD, {})] = None
+    output_config: Annotated[Within | None, refused(INSTEAD, *NO_FORM)] = None
     output_format: Annotated[Any, refused(INSTEAD)] = None
     previous_response_id: Annotated[Any, refused("nothing is stored: send the whole conversation as input")] = None
     conversation: Annotated[Any, refused("nothing is stored: send the whole conversation as input")] = None
