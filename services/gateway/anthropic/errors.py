@@ -41,10 +41,19 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     return msgspec.json.encode({"type": "error", "error": body, "request_id": request_id})
 
 
+_NAME_OF = naming_turns(
+    naming([MessageRequest], {"json_schema": "output_config.format.schema", "chat": "messages"}), "messages"
+)
+_IN_TOOLS = re.compile(r"^(tools\[\d+\])\.parameters(_json)?\b")
+
+
+def _name_of(field: str) -> str:
+    """What Anthropic calls a field of the ring."""
+    return _IN_TOOLS.sub(r"\1.input_schema", _NAME_OF(field))
+
+
 ANTHROPIC = Dialect(
     error_body,
-    naming_turns(
-        naming([MessageRequest], {"json_schema": "output_config.format.schema", "chat": "messages"}), "messages"
-    ),
+    _name_of,
     id_headers=("x-request-id", "request-id"),
 )

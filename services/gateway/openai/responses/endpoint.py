@@ -13,11 +13,11 @@ from ringline import Delta, Event, RingError
 from starlette.responses import Response
 
 from services.gateway.answer import Answer, Ask
-from services.gateway.fields import checked
+from services.gateway.fields import checked, naming
 from services.gateway.http.api_error import ApiError, api_error_from
 from services.gateway.http.call import Call, Dialect, Endpoint, parse
 from services.gateway.http.event_stream import EventStream
-from services.gateway.openai.errors import error_body, openai_naming
+from services.gateway.openai.errors import error_body
 from services.gateway.openai.logprobs import TokenNames, loaded_chat_logprobs
 from services.gateway.openai.responses.events import Logprobs, ResponseEvents
 from services.gateway.openai.responses.request import (
@@ -64,7 +64,7 @@ async def _stream(answer: Answer, events: ResponseEvents, names: TokenNames | No
                 if written := events.add(event, await _logprobs(event, names)):
                     yield written
         except RingError as error:
-            yield events.fail(api_error_from(error, _NAMING))
+            yield events.fail(api_error_from(error, _name_of))
         else:
             yield events.end(answer.usage)
 
@@ -120,8 +120,15 @@ _NAMES = {
     "json_object": "text.format",
     "logprobs": "top_logprobs",
 }
-_NAMING = naming_turns(openai_naming(_NAMES, ResponseRequest), "input")
-_DIALECT = Dialect(_error_body, _NAMING)
+_NAME_OF = naming_turns(naming([ResponseRequest], _NAMES), "input")
+
+
+def _name_of(field: str) -> str:
+    """What this API calls a field of the ring; a tool is no object within another here, as it is in a chat."""
+    return _NAME_OF(field).replace(".parameters_json", ".parameters")
+
+
+_DIALECT = Dialect(_error_body, _name_of)
 _STORED = (
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),

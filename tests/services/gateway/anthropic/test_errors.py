@@ -56,3 +56,5 @@ def test_names_of_fields() -> None:
     assert ANTHROPIC.name_of("chat.messages[1].role") == "messages"  # the ring numbers them otherwise
     assert ANTHROPIC.name_of("stopping.stop") == "stop_sequences"
     assert ANTHROPIC.name_of("constraint.json_schema") == "output_config.format.schema"
+    assert ANTHROPIC.name_of("chat.tools[2].parameters_json") == "tools[2].input_schema"
+    assert ANTHROPIC.name_of("chat.tools[2].name") == "tools[2].name"

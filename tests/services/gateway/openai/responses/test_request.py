@@ -10,7 +10,7 @@ from openai.types.responses import EasyInputMessage
 
 from services.gateway.fields import checked
 from services.gateway.http.api_error import ApiError
-from services.gateway.openai.responses.endpoint import _NAMING
+from services.gateway.openai.responses.endpoint import _name_of
 from services.gateway.openai.responses.request import ResponseRequest, all_options, messages_of
 
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}
@@ -22,7 +22,9 @@ def request_of(**fields: Any) -> ResponseRequest:
 
 
 def test_errors_of_the_conversation_name_the_input() -> None:
-    assert _NAMING("chat.messages[1].tool_calls[0].arguments_json") == "input"  # the ring numbers them otherwise
+    assert _name_of("chat.messages[1].tool_calls[0].arguments_json") == "input"  # the ring numbers them otherwise
+    assert _name_of("chat.tools[2].parameters_json") == "tools[2].parameters"
+    assert _name_of("tools[2].name") == "tools[2].name"
 
 
 def test_items_of_every_kind() -> None:
