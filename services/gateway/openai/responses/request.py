@@ -187,6 +187,9 @@ def _add_item(turns: Turns, item: Item, path: str) -> None:
         content, name = (item.content, "content") if item.content else (item.summary, "summary")
         for text in _texts(content, f"{path}.{name}"):
             turns.reasoning(text)
+    elif item.type == "item_reference":
+        what = "a reference, for nothing is stored: expected the item itself, which the AI SDK sends with store: false"
+        raise _unsupported(f"{path}.type", what)
     elif item.type != "additional_tools":  # whose functions are read elsewhere
         expected = "expected message, function_call, function_call_output, reasoning or additional_tools"
         raise _unsupported(f"{path}.type", f"an item of type {shown(item.type)}: {expected}")

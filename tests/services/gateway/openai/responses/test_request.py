@@ -224,3 +224,9 @@ def test_a_name_in_several_namespaces_is_not_guessed() -> None:
     with pytest.raises(ApiError) as refused:
         all_options(request_of(tools=spaces, tool_choice={"type": "function", "name": "look"}))
     assert len(refused.value.message) < 1000
+
+
+def test_a_reference_to_an_item_says_how_to_send_the_item_itself() -> None:
+    with pytest.raises(ApiError, match="nothing is stored: expected the item itself") as refused:
+        messages_of(request_of(input=[{"type": "item_reference", "id": "msg_1"}]))
+    assert (refused.value.param, refused.value.code) == ("input[0].type", "unsupported_parameter")
