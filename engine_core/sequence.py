@@ -162,8 +162,8 @@ class Sequence:
     """Number of drafts that equalled the tokens in their places, since the last one that did not; None if all did."""
     is_drafted: bool = False
     """Whether a step in flight computes drafts of it; until its results arrive, no other step can be planned."""
-    has_slow_grammar: bool = False
-    """Whether its grammar took long in its last step (``scheduling.pacing``)."""
+    grammar_seconds: float = 0.0
+    """What its grammar took of its last step, if that was long, or may take of its first (``scheduling.pacing``)."""
 
     def __post_init__(self) -> None:
         self.output = list(self.group.request.resume.get(self.choice, ()))

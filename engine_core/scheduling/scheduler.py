@@ -153,7 +153,7 @@ class Scheduler:
             self._tenants.begin_step(now)
             self._schedule_running(step)
         if self._queue and not step.short_of_blocks:
-            self._schedule_waiting(step, now)
+            self._schedule_waiting(step, now, others_only)
         if others_only and not step.sequences:
             self._schedule_running(step)
         if not step.sequences:
@@ -222,9 +222,7 @@ class Scheduler:
     def _schedule_running(self, step: StepInFlight, others_only: bool = False) -> None:
         """``others_only``: without sequences that have slow grammars."""
         # In order of rank, so that none is preempted after it was planned.
-        sequences = self._lifecycle.running
-        if others_only:
-            sequences = [seq for seq in sequences if not seq.has_slow_grammar]
+        sequences = self._pacing.in_turn(self._lifecycle.running, others_only=others_only)
         if self._stages > 1:
             sequences = self._sequences_in_turn(sequences)
         index = 0
@@ -339,7 +337,7 @@ class Scheduler:
             for seq, end in zip(flight.sequences, flight.ends, strict=True)
         )
 
-    def _schedule_waiting(self, step: StepInFlight, now: float) -> None:
+    def _schedule_waiting(self, step: StepInFlight, now: float, others_only: bool) -> None:
         running = Counter(seq.group.tenant for seq in self._lifecycle.running)
         passed: set[str] = set()  # tenants that have their share: skip them
         while step.budget > 0 and (free := self._config.max_num_seqs - running.total()) > 0:
@@ -359,6 +357,9 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
+            held = self._pacing.holds_back(seq, others_only=others_only)
+            if held and missing == 1:
+                return
             kept = self._blocks_kept(tenant, running)
             if not self._admit(seq, prefix, kept):
                 if not kept:
@@ -369,7 +370,7 @@ class Scheduler:
             self._lifecycle.start(seq, now)
             running[tenant] += 1
             step.introduce(seq)
-            wanted = min(missing, room)
+            wanted = min(missing - held, room)
             step.add(seq, wanted)
             self._tenants.plan_prompt(tenant, wanted)
 

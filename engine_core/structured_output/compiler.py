@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine_core.errors import InvalidRequestError
+from engine_core.request import WRITTEN_GRAMMAR
 from engine_core.structured_output.matcher import Matcher
 from engine_core.structured_output.tokenizer import load_tokenizer
 
@@ -37,6 +38,9 @@ LEAST_ENTRIES = 50_000
 MAX_ITEMS = 2_000
 """Ways in which a grammar may go on at one point of an output, and to which it may go back. A text of n nested or
 right-recursive parts has n of them; an optional property of an object has four."""
+WRITTEN_ITEMS = 1_100
+"""The same of a grammar whose rules a client wrote. They may be ambiguous: then a token takes time in proportion to the
+square of the items, up to 25 ms, and an output of which each token has one more item takes 3 s to take in again."""
 MAX_LEXER_STATES = 150_000
 """Of a grammar: 0.3 to 3 kB each. A text of 16,384 characters that are counted takes up to three for each."""
 LIMITS = 2
@@ -76,7 +80,7 @@ class GrammarCompiler:
         """``eos_token_ids`` are those of ``tokenizer``."""
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._limits = _limits(tokenizer.vocab_size)
+        self._limits = {items: _limits(tokenizer.vocab_size, items) for items in (MAX_ITEMS, WRITTEN_ITEMS)}
         self._lock = threading.Lock()
         self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By digest. The last one was used last."""
@@ -140,7 +144,8 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+            limits = self._limits[WRITTEN_ITEMS if WRITTEN_GRAMMAR in grammar else MAX_ITEMS]
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
             if matcher.is_error():
                 raise InvalidRequestError("grammar", matcher.get_error().removesuffix("<non-verbose/>").strip())
         except BaseException as error:
@@ -179,7 +184,7 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
-def _limits(vocab_size: int) -> LLParserLimits:
+def _limits(vocab_size: int, items: int) -> LLParserLimits:
     """Bounds of time and memory, in steps that llguidance counts: of a mask, in proportion to the vocabulary.
 
     Those of parsing are reached by certain tokens. Those of the lexer are also reached by the other sequences that
@@ -192,7 +197,7 @@ def _limits(vocab_size: int) -> LLParserLimits:
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,  # about 20 ms
         step_lexer_fuel=4 * entries,  # of a mask: about 0.3 ms for 1,000 entries; forms that people write take a tenth
-        max_items_in_row=MAX_ITEMS,
+        max_items_in_row=items,
         step_max_items=entries,
         max_lexer_states=MAX_LEXER_STATES,
         max_grammar_size=200_000,

@@ -26,6 +26,8 @@ MAX_ALTERNATIVES = 1_000
 MAX_GBNF_CHARS = 64 << 10
 """The converter is slow."""
 MAX_REPETITIONS = 100_000
+MARK = "// a client's grammar"
+"""Begins what is read here. Rules may be ambiguous: engines hold them to fewer ways (``request.WRITTEN_GRAMMAR``)."""
 
 _HEAD = re.compile(
     r"^[ \t]*[?!]*(?P<name>[A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?P<options>\[[^\]\n]*\])?[ \t]*:(?!:)", re.MULTILINE
@@ -106,7 +108,7 @@ class _Reader:
         self._check_depth()
         self._check_sizes()
         self._check_ends()
-        return "".join(self._parts)
+        return "\n".join([MARK, "".join(self._parts).lstrip()])
 
     def _refuse(self, problem: str) -> NoReturn:
         line = self._lark.count("\n", 0, self._position) + 1

@@ -7,7 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from .harness import Harness
+from engine_core.scheduling import pacing
+
+from .audit import expected_output
+from .harness import Harness, make_request
 
 
 class SlowGrammars(Harness):
@@ -48,15 +51,32 @@ def test_several_slow_grammars_have_no_more_together():
     for name in ("slow 1", "slow 2", "a"):
         engine.add(name, 4, max_tokens=50)
     steps = [engine.names() for _ in range(26)]
-    assert [len(step) for step in steps[:13]] == [3] + [1] * 8 + [3] + [1] * 3
+    assert [len(step) for step in steps[:17]] == [3] + [1] * 8 + [2] + [1] * 4 + [2] + [1] * 2
     assert all("a" in step for step in steps)
 
 
-def test_slow_grammars_go_on_at_once_where_there_are_no_others():
+def test_slow_grammars_go_on_one_after_the_other():
+    """A step has as many as take a twentieth of a second together, or one."""
     engine = SlowGrammars()
-    engine.add("slow", 4, max_tokens=10)
-    engine.step(10)
-    assert not engine.scheduler.has_work()
-    engine.add("slow", 4, max_tokens=3)
-    engine.add("a", 4, max_tokens=1)
-    assert [engine.names() for _ in range(3)] == [["slow", "a"], ["slow"], ["slow"]]
+    for name in ("slow 1", "slow 2", "slow 3"):
+        engine.add(name, 4, max_tokens=50)
+    steps = [engine.names() for _ in range(7)]
+    assert len(steps[0]) == 3
+    assert all(len(step) == 1 for step in steps[1:])
+    assert sorted(name for (name,) in steps[1:]) == ["slow 1"] * 2 + ["slow 2"] * 2 + ["slow 3"] * 2
+
+
+def test_few_outputs_are_taken_in_again_in_one_step(monkeypatch):
+    """By a grammar, after a resume: as many as take a twentieth of a second, or one."""
+    monkeypatch.setattr(pacing, "REPLAYED_SECONDS", 0.01)
+    engine = Harness()
+    for number in range(3):
+        name = f"resumed {number}"
+        output, _ = expected_output(make_request(name, max_tokens=20), 0, engine.model)
+        engine.add(name, max_tokens=20, grammar="g", resume={0: tuple(output[:4])})
+    engine.add("fresh", max_tokens=20, grammar="g")
+    steps = []
+    for _ in range(4):
+        engine.step()
+        steps.append([count for *_, count in engine.batch])
+    assert steps == [[8, 8, 7, 4], [1] * 4, [1] * 4, [1] * 4]

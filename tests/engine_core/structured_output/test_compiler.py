@@ -9,8 +9,10 @@ import llguidance
 import pytest
 
 from engine_core.errors import InvalidRequestError
+from engine_core.request import WRITTEN_GRAMMAR
 from engine_core.structured_output import compiler as module
-from tests.engine_core.structured_output.grammars import PERSON, VOCAB, new_compiler
+from services.text.grammar.context_free import MARK
+from tests.engine_core.structured_output.grammars import PERSON, VOCAB, ids_of, new_compiler
 
 
 class Counted:
@@ -106,7 +108,21 @@ def test_grammars_that_cannot_be_used(grammar: str, problem: str) -> None:
 
 
 def test_limits_of_a_mask_grow_with_the_vocabulary() -> None:
-    small, large = module._limits(VOCAB), module._limits(260_000)
+    small, large = module._limits(VOCAB, module.MAX_ITEMS), module._limits(260_000, module.WRITTEN_ITEMS)
     assert (small.step_lexer_fuel, small.step_max_items) == (200_000, 50_000)
     assert (large.step_lexer_fuel, large.step_max_items) == (1_040_000, 260_000)
     assert small.max_lexer_states == large.max_lexer_states
+    assert (small.max_items_in_row, large.max_items_in_row) == (2_000, 1_100)
+
+
+def test_a_grammar_that_a_client_wrote_may_be_less_ambiguous() -> None:
+    """Its rules may make every token slower than the one before, which a schema's do not."""
+    assert MARK == WRITTEN_GRAMMAR
+    rules, ways = 'start: s\ns: s s | "a"\n', []
+    for grammar in (rules, f"{MARK}\n{rules}"):
+        matcher = new_compiler().matcher(grammar)
+        matcher.advance(ids_of("a" * 600))
+        ways.append(matcher.failed_at)
+    assert ways[0] is None
+    assert ways[1] is not None
+    assert ways[1] > 500

@@ -28,6 +28,7 @@ from services.ring.errors import Code, Refused, Status
 from services.ring.events import FinishReason
 from services.ring.identity import PeerId
 from services.text.grammar.constraints import Grammar
+from services.text.grammar.context_free import MARK
 from services.text.grammar.grammar_text import grammar_of
 from services.text.grammar.lark import literal
 from tests.services.ring.attach_harness import submission
@@ -135,7 +136,7 @@ async def test_a_request_that_is_superseded_while_it_waits_for_its_grammar_never
     await world.until(lambda: world.loop.added)
     [(core_id, request)] = world.loop.added.items()
     assert core_id.startswith("1-1@2#")
-    assert request.params.grammar == 'start: "fine"\n'
+    assert request.params.grammar == f'{MARK}\nstart: "fine"\n'
     assert not world.loop.cancelled
 
 
