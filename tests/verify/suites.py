@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PRODUCT = ("engine_core", "services", "clients/python", "protos", "checkpoints", "pyproject.toml", "constraints.txt")
-_FLEET = (*_PRODUCT, "tests/chaos", ":(glob)tests/*.py")
+_HELPERS = (":(glob)tests/*.py", "benchmarks/guard.py")
+_FLEET = (*_PRODUCT, "tests/chaos", *_HELPERS)
 """Of suites that start services, which share the fleet, the load and the ring."""
 _PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 _TESTS = {
@@ -50,7 +51,7 @@ SUITES = (
         what="kernels in all their shapes",
         arguments=(*_PYTEST, "--wide"),
         minutes=4,
-        inputs=(*_PRODUCT, "tests"),
+        inputs=(*_PRODUCT, "tests", "benchmarks/guard.py"),
         figures=_TESTS,
     ),
     Suite(
@@ -58,7 +59,7 @@ SUITES = (
         what="every family of models, beside transformers",
         arguments=(*_PYTEST, "--models"),
         minutes=12,
-        inputs=(*_PRODUCT, "tests/engine_core", ":(glob)tests/*.py"),
+        inputs=(*_PRODUCT, "tests/engine_core", *_HELPERS),
         figures=_TESTS,
     ),
     Suite(
@@ -66,7 +67,7 @@ SUITES = (
         what="engines of several processes, and their ranks killed",
         arguments=("-m", "pytest", "--distributed"),
         minutes=25,
-        inputs=(*_PRODUCT, "tests/engine_core", "tests/services", "tests/chaos", ":(glob)tests/*.py"),
+        inputs=(*_PRODUCT, "tests/engine_core", "tests/services", "tests/chaos", *_HELPERS),
         figures=_TESTS,
     ),
     Suite(
@@ -74,7 +75,7 @@ SUITES = (
         what="JSON Schemas by the thousand, beside jsonschema",
         arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar", "tests/engine_core/structured_output"),
         minutes=8,
-        inputs=(*_PRODUCT, "tests/services/text/grammar", "tests/engine_core/structured_output", ":(glob)tests/*.py"),
+        inputs=(*_PRODUCT, "tests/services/text/grammar", "tests/engine_core/structured_output", *_HELPERS),
         figures=_TESTS,
     ),
     Suite(
@@ -89,7 +90,7 @@ SUITES = (
             "tests/contract",
             "tests/services/processor",
             ":(glob)tests/services/*.py",
-            ":(glob)tests/*.py",
+            *_HELPERS,
         ),
         figures={"answers": r"compiled, and answered", "generated": r"  generated$"},
     ),
@@ -98,7 +99,7 @@ SUITES = (
         what="stock clients of the HTTP door",
         arguments=("-m", "tests.doors"),
         minutes=12,
-        inputs=(*_PRODUCT, "tests/doors", ":(glob)tests/*.py"),
+        inputs=(*_PRODUCT, "tests/doors", *_HELPERS),
         figures={**_TESTS, **_PROBLEMS},
     ),
     Suite(
@@ -154,7 +155,7 @@ SUITES = (
         what="mutated messages to every service",
         arguments=("-m", "tests.fuzz", "--inputs", "30000"),
         minutes=10,
-        inputs=(*_PRODUCT, "tests/fuzz", ":(glob)tests/*.py"),
+        inputs=(*_PRODUCT, "tests/fuzz", *_HELPERS),
         figures={"inputs": r"(\d+) inputs in"},
     ),
 )
