@@ -357,9 +357,11 @@ class Scheduler:
             missing = seq.num_tokens - prefix.num_blocks * self._kv.block_size
             if room < missing and not self._config.enable_chunked_prefill:
                 return
-            held = self._pacing.holds_back(seq, others_only=others_only)
+            # Where one token is missing, nothing can be computed before it: it waits only for room in the step.
+            held = self._pacing.holds_back(seq, others_only=others_only and missing > 1)
             if held and missing == 1:
-                return
+                passed.add(tenant)
+                continue
             kept = self._blocks_kept(tenant, running)
             if not self._admit(seq, prefix, kept):
                 if not kept:

@@ -80,3 +80,21 @@ def test_few_outputs_are_taken_in_again_in_one_step(monkeypatch):
         engine.step()
         steps.append([count for *_, count in engine.batch])
     assert steps == [[8, 8, 7, 4], [1] * 4, [1] * 4, [1] * 4]
+
+
+def test_who_waits_to_take_in_an_output_keeps_no_other_tenant_waiting(monkeypatch):
+    """Where all but one of its tokens are in the prefix cache, nothing of it can be computed before that."""
+    monkeypatch.setattr(pacing, "REPLAYED_SECONDS", 1.0)
+    engine = Harness(prefix_caching=True)
+    prompt = [7, 8, 9, 10]
+    output, _ = expected_output(make_request("", prompt, max_tokens=20), 0, engine.model)
+    engine.add("first", prompt, max_tokens=20)
+    engine.step(22)
+    assert not engine.scheduler.has_work()
+    for number in range(2):
+        engine.add(f"resumed {number}", prompt, tenant="a", max_tokens=20, grammar="g", resume={0: tuple(output[:5])})
+    engine.add("fresh", 40, tenant="b", max_tokens=20)
+    engine.step()
+    assert sorted(engine.batch) == [("fresh", 0, 16), ("resumed 0", 0, 1)]
+    engine.step()
+    assert ("resumed 1", 0, 1) in engine.batch
