@@ -248,14 +248,15 @@ class ChatTemplates:
         short, marks = marked(chat)
         few_tools = {**variables, "tools": variables["tools"] and variables["tools"][:1]}
         end = time.monotonic() + TIME_LIMIT_S  # for all together; each rendering has its own limit, too
-        for arranged in takewhile(lambda _: time.monotonic() < end, ARRANGEMENTS):
+        for arranged in ARRANGEMENTS:
+            if time.monotonic() > end:  # to go on as it stands would be another prompt on a busy machine
+                raise ChatTemplateError(f"no place for the system's messages in {TIME_LIMIT_S:g} s: put them first")
             try:
                 probe = few_tools | {"messages": list(map(_with_object_arguments, arranged(short)))}
-                shown = self._render(name, probe, MAX_RENDERED_CHARS)
+                if shows_all(self._render(name, probe, MAX_RENDERED_CHARS), marks):
+                    return arranged(chat)
             except ChatTemplateError:
                 continue
-            if shows_all(shown, marks):
-                return arranged(chat)
         return chat
 
     def _render(self, name: str, variables: Mapping[str, Any], max_chars: int) -> str:

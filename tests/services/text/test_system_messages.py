@@ -91,3 +91,11 @@ def test_a_template_that_takes_no_chat_like_this_says_why() -> None:
     templates = ChatTemplates({"default": TemplateSource(IN_TURNS)})
     with pytest.raises(ChatTemplateError, match="take turns"):
         templates.render([user("Hi"), user("So"), ANSWER, system("A")])
+
+
+def test_a_chat_is_never_another_prompt_because_time_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = ChatTemplates({"default": TemplateSource(OTHERS_DROPPED)})
+    monkeypatch.setattr("services.text.chat_templates.TIME_LIMIT_S", -1)
+    with pytest.raises(ChatTemplateError, match="put them first"):
+        templates.render(REMINDED)
+    assert templates.render(REMINDED[:3], add_generation_prompt=False) == "<system>A<user>Hi<assistant>Hm"
