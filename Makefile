@@ -28,7 +28,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu clean
+.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,9 +133,12 @@ bench: $(FULL)  ## measure, beside the peers in the environment PEERS, and write
 bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are there; GPU="--parts decode-1" to choose
 	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
 
+gpu-wheels: check-python  ## gather what a GPU machine without a network lacks into .gpu-wheels; WHEELS="--python 3.13" to choose
+	$(BASE_PYTHON) -m benchmarks.gpu_wheels gather .gpu-wheels $(WHEELS)
+
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
-	rm -rf .venv-doors tests/doors/node/*/node_modules
+	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
 	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
