@@ -64,8 +64,9 @@ class GptOssForCausalLM(CausalLM):
             read_experts(config, fields, num_experts="num_local_experts", intermediate_size="intermediate_size"),
             activation=Activation.CLAMPED_SWIGLU,
             bias=True,
-            swiglu_limit=positive_number(config, "swiglu_limit"),
-            swiglu_alpha=positive_number(config, "swiglu_alpha"),
+            # Older transformers know neither, and compute with these numbers.
+            swiglu_limit=positive_number(config, "swiglu_limit", 7.0),
+            swiglu_alpha=positive_number(config, "swiglu_alpha", 1.702),
         )
         return GptOssConfig(
             **fields,

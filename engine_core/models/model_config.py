@@ -372,9 +372,9 @@ def positive(config: PretrainedConfig, name: str, most: int = _MOST) -> int:
     return value
 
 
-def positive_number(config: PretrainedConfig, name: str) -> float:
-    """A finite number above 0. Raises ``CheckpointError``."""
-    value = getattr(config, name)
+def positive_number(config: PretrainedConfig, name: str, default: float | None = None) -> float:
+    """A finite number above 0; ``default``, if given, where there is none. Raises ``CheckpointError``."""
+    value = getattr(config, name) if default is None else getattr(config, name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
         raise CheckpointError(f"{name}={value!r} is not usable: expected a positive number")
     return float(value)

@@ -117,5 +117,6 @@ class GpuQuantizedLinear(LinearOp):
             codes = torch.stack([codes & 15, codes >> 4], 2).flatten(1)
         offsets = None if self._offsets is None else self._offsets[indices]
         zeros, minima = (offsets, None) if self._kept.offset is Offset.ZERO else (None, offsets)
-        rows = QuantizedWeight(self._kept, codes, self._scales[indices], zeros=zeros, minima=minima).dequantized()
+        kept = QuantizedWeight(self._kept, codes, self._scales[indices], zeros=zeros, minima=minima)
+        rows = kept.dequantized(self._codebook)
         return (rows if self._input_order is None else rows[:, self._input_order.argsort()]).to(self._dtype)

@@ -83,9 +83,13 @@ class QuantizedWeight:
         assert scales is not None
         return QuantizedWeight(self.format, codes, scales, *others)
 
-    def dequantized(self) -> torch.Tensor:
-        """[N, K] float32, on the device of the codes."""
-        codebook = torch.tensor(self.format.codebook, device=self.codes.device)
+    def dequantized(self, codebook: torch.Tensor | None = None) -> torch.Tensor:
+        """[N, K] float32, on the device of the codes.
+
+        ``codebook``: the format's, where it is on the device already: what is captured takes nothing from the host.
+        """
+        if codebook is None:
+            codebook = torch.tensor(self.format.codebook, device=self.codes.device)
         numbers = codebook[self.codes.int()]
         if self.zeros is not None:
             numbers -= self._of_inputs(self.zeros.float())

@@ -18,9 +18,9 @@ from engine_core.llm import LLM
 from engine_core.request import SamplingParams
 from tests.engine_core.attention.sequences import Geometry, Run, assert_right, make_sequences
 from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
+from tests.gpu.device import DEVICE, needs_card
 
-pytestmark = pytest.mark.gpu
-GPU = torch.device("cuda", 0)
+pytestmark = [pytest.mark.gpu, needs_card]
 HERE = {"varlen": varlen_function() is not None, "flashinfer": importlib.util.find_spec("flashinfer") is not None}
 BLOCKS = {"varlen": 256, "flashinfer": 16}
 NAMES = [pytest.param(name, marks=pytest.mark.skipif(not here, reason="not here")) for name, here in HERE.items()]
@@ -31,7 +31,7 @@ def backend_of(name: str, geometry: Geometry, dtype: torch.dtype) -> AttentionBa
     if name == "varlen":
         return FlashAttention(varlen_function())
     heads = HeadsOfModel(geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, dtype)
-    return FlashInferAttention(importlib.import_module("flashinfer"), heads, geometry.block_size, 64, GPU)
+    return FlashInferAttention(importlib.import_module("flashinfer"), heads, geometry.block_size, 64, DEVICE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,7 +40,7 @@ def backend_of(name: str, geometry: Geometry, dtype: torch.dtype) -> AttentionBa
 def test_random_steps(name: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     geometry = Geometry(*heads, BLOCKS[name])
     sequences = make_sequences([1, 30, 700], geometry, dtype, seed=1)
-    run = Run(backend_of(name, geometry, dtype), geometry, sequences, seed=2, device=GPU)
+    run = Run(backend_of(name, geometry, dtype), geometry, sequences, seed=2, device=DEVICE)
     assert_right(run.in_random_steps(random.Random(3)), sequences, TOLERANCE[dtype])
 
 

@@ -1,20 +1,26 @@
-"""Kernels as they are compiled: against float64, and bit for bit over chunks and batches."""
+"""Every kernel against its torch form, at three shapes; and bit for bit over chunks and batches.
+
+A configuration takes a compiler seconds: by default there are few types, and the rest is wide.
+"""
 
 from __future__ import annotations
 
 import random
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from engine_core.attention import triton as triton_attention
 from engine_core.attention.base import Angles, KVCacheSpec
 from engine_core.attention.triton import TritonAttention
 from engine_core.kv_cache_interface import AttentionSpec
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsShape, ExpertWeights, HeadNorms, HeadsShape
 from engine_core.ops.gpu import GpuBackend
+from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat
 from engine_core.ops.torch import TorchBackend
 from engine_core.sampling import noise
 from tests.engine_core.attention.sequences import (
@@ -27,142 +33,275 @@ from tests.engine_core.attention.sequences import (
     make_sequences,
 )
 from tests.engine_core.ops.experts import chosen, load, numbers, weights_of
+from tests.engine_core.ops.quantized_weights import random_weight
+from tests.gpu.device import DEVICE, ON_CARD, PROCESSORS, WIDE, sized
 
 pytestmark = pytest.mark.gpu
-GPU = torch.device("cuda")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-GEOMETRIES = [
-    Geometry(32, 8, 128, 16),
-    Geometry(16, 8, 128, 32),
-    Geometry(28, 4, 128, 16),
-    Geometry(14, 2, 64, 64),
-    Geometry(8, 8, 80, 16),
-    Geometry(16, 1, 256, 16),
-]
-PROCESSORS = 132
+DTYPES = [torch.bfloat16, *(pytest.param(dtype, marks=WIDE) for dtype in (torch.float32, torch.float16))]
+ONE_TYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+TWO_TYPES = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float32, pytest.param(torch.float16, marks=WIDE)], ids=str
+)
+OPS = GpuBackend(PROCESSORS, deterministic=True, device=DEVICE)
+LIBRARY = GpuBackend(PROCESSORS, deterministic=False, device=DEVICE)
+REFERENCE = TorchBackend()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
-@pytest.mark.parametrize(("uniform", "window"), [(False, None), (True, None), (False, 200), (True, 33)])
-def test_attention_in_random_steps(geometry: Geometry, dtype: torch.dtype, uniform: bool, window: int | None) -> None:
-    sequences = make_sequences([1, 17, 130, 300, 700], geometry, dtype, seed=1)
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(actual, expected.to(actual.dtype), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def on_device(*shape: int, dtype: torch.dtype, seed: int = 0, size: float = 1.0) -> torch.Tensor:
+    return numbers(*shape, dtype=dtype, seed=seed, size=size).to(DEVICE)
+
+
+@pytest.fixture(autouse=True)
+def _short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an interpreter's short sequences have several."""
+    if not ON_CARD:
+        monkeypatch.setattr(triton_attention, "_SHORTEST_SPLIT", 32)
+
+
+GEOMETRIES = sized(
+    [
+        (Geometry(32, 8, 128, 16), torch.bfloat16),
+        (Geometry(14, 2, 64, 64), torch.bfloat16),
+        (Geometry(8, 8, 80, 16), torch.float32),
+        *(pytest.param(Geometry(32, 8, 128, 16), dtype, marks=WIDE) for dtype in (torch.float32, torch.float16)),
+        *(
+            pytest.param(geometry, dtype, marks=WIDE)
+            for geometry in (Geometry(16, 8, 128, 32), Geometry(28, 4, 128, 16), Geometry(16, 1, 256, 16))
+            for dtype in TOLERANCE
+        ),
+    ],
+    [(Geometry(2, 1, 32, 16), torch.float32), (Geometry(7, 1, 80, 32), torch.bfloat16)],
+)
+LENGTHS = sized([1, 17, 130, 300, 700], [1, 40])
+LIMITED: dict[str, Any] = {"window": sized(200, 20), "softcap": 5.0}
+WAYS = [(False, {}), (True, LIMITED), pytest.param(True, {}, marks=WIDE), pytest.param(False, LIMITED, marks=WIDE)]
+
+
+@pytest.mark.parametrize(("geometry", "dtype"), GEOMETRIES, ids=str)
+@pytest.mark.parametrize(("uniform", "limits"), WAYS, ids=["plain", "uniform-limited", "uniform", "limited"])
+def test_attention_in_random_steps(
+    geometry: Geometry, dtype: torch.dtype, uniform: bool, limits: dict[str, Any]
+) -> None:
+    """Chunks, single rows and joined splits; in a window, with sinks and capped scores; and writes to the cache."""
+    sequences = make_sequences(LENGTHS, geometry, dtype, seed=1)
+    sinks = torch.linspace(-20, 20, geometry.num_heads) if limits else None
     backend = TritonAttention(1024, PROCESSORS, uniform)
-    run = Run(backend, geometry, sequences, seed=2, device=GPU, window=window)
-    assert_right(run.in_random_steps(random.Random(3)), sequences, TOLERANCE[dtype], window=window)
+    run = Run(
+        backend, geometry, sequences, seed=2, device=DEVICE, sinks=None if sinks is None else sinks.to(DEVICE), **limits
+    )
+    assert_right(run.in_random_steps(random.Random(3)), sequences, TOLERANCE[dtype], sinks=sinks, **limits)
 
 
-@pytest.mark.parametrize("window", [None, 300])
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, pytest.param(300, marks=WIDE)])
+@ONE_TYPE
 def test_uniform_attention_gives_equal_bits_however_rows_are_cut_and_batched(
     dtype: torch.dtype, window: int | None
 ) -> None:
-    geometry = Geometry(16, 4, 128, 16)
-    sequences = make_sequences([5, 600, 1000], geometry, dtype, seed=3)
+    geometry = sized(Geometry(16, 4, 128, 16), Geometry(2, 1, 32, 16))
+    sequences = make_sequences(sized([5, 600, 1000], [3, 40]), geometry, dtype, seed=3)
     backend = TritonAttention(1024, PROCESSORS, uniform=True)
-    expected = Run(backend, geometry, sequences, device=GPU, window=window).at_once()
-    run = Run(backend, geometry, sequences, seed=1, device=GPU, window=window)
+    expected = Run(backend, geometry, sequences, device=DEVICE, window=window).at_once()
+    run = Run(backend, geometry, sequences, seed=1, device=DEVICE, window=window)
     assert_equal(run.in_random_steps(random.Random(4)), expected)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 4096), (28672, 4096), (4096, 14336), (1000, 1000)])
+LATENTS = sized(
+    [Sizes(16, 512, 64, 16), pytest.param(Sizes(20, 512, 64, 64), marks=WIDE), Sizes(4, 128, 32, 16)],
+    [Sizes(4, 32, 16, 16), Sizes(3, 48, 32, 8)],
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=WIDE)], ids=str)
+@pytest.mark.parametrize("sizes", LATENTS, ids=str)
+def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
+    sequences = make_latents(sized([1, 17, 300, 700], [1, 36]), sizes, dtype)
+    backend = TritonAttention(1024, PROCESSORS, uniform=True)
+    alone = Run(backend, sizes, sequences, device=DEVICE).at_once()
+    assert_right(alone, sequences, TOLERANCE[dtype], TOLERANCE[dtype])
+    assert_equal(Run(backend, sizes, sequences, seed=1, device=DEVICE).in_random_steps(random.Random(2)), alone)
+
+
+PRODUCTS = sized(
+    [(4096, 4096), (1000, 1000), (18000, 512), pytest.param(28672, 4096, marks=WIDE)],
+    [(96, 128), (70, 72)],
+)
+
+
+@TWO_TYPES
+@pytest.mark.parametrize(("outputs", "inputs"), PRODUCTS)
 def test_own_products(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    weight = (numbers(outputs, inputs, dtype=dtype, seed=1) / inputs**0.5).to(GPU)
-    x, residual = numbers(300, inputs, dtype=dtype, seed=2).to(GPU), numbers(300, outputs, dtype=dtype, seed=3).to(GPU)
-    layer = GpuBackend(PROCESSORS, deterministic=True).linear(weight)
+    """With a residual, and bit for bit in any batch; with a bias, into float32."""
+    rows, own = sized(300, 70), sized(((0, 1), (7, 9), (299, 300), (0, 64), (100, 229)), ((0, 1), (60, 66)))
+    weight = on_device(outputs, inputs, dtype=dtype, seed=1, size=inputs**-0.5)
+    bias = on_device(outputs, dtype=dtype, seed=4)
+    x, residual = on_device(rows, inputs, dtype=dtype, seed=2), on_device(rows, outputs, dtype=dtype, seed=3)
+    layer, product = OPS.linear(weight), x.double() @ weight.double().T
     together = layer(x, residual=residual)
-    expected = (x.double() @ weight.double().T + residual.double()).to(dtype)
-    torch.testing.assert_close(together, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    for first, last in [(0, 1), (7, 9), (299, 300), (0, 64), (100, 229)]:
+    close(together, product + residual.double(), dtype)
+    close(OPS.linear(weight, bias)(x, dtype=torch.float32), product + bias.double(), dtype)
+    for first, last in own:
         assert torch.equal(layer(x[first:last], residual=residual[first:last]), together[first:last])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("sizes", [Sizes(16, 512, 64, 16), Sizes(20, 512, 64, 64), Sizes(4, 128, 32, 16)], ids=str)
-def test_latents(sizes: Sizes, dtype: torch.dtype) -> None:
-    sequences, backend = make_latents([1, 17, 300, 700], sizes, dtype), TritonAttention(1024, PROCESSORS, uniform=True)
-    alone = Run(backend, sizes, sequences, device=GPU).at_once()
-    assert_right(alone, sequences, TOLERANCE[dtype], TOLERANCE[dtype])
-    assert_equal(Run(backend, sizes, sequences, seed=1, device=GPU).in_random_steps(random.Random(2)), alone)
+@TWO_TYPES
+def test_products_by_the_library(dtype: torch.dtype) -> None:
+    """In all ways in which layers ask for them; a residual is overwritten."""
+    weight, bias = on_device(96, 128, dtype=dtype, seed=4, size=0.1), on_device(96, dtype=dtype, seed=5)
+    x, residual = on_device(50, 128, dtype=dtype), on_device(50, 96, dtype=dtype, seed=6)
+    product = x.double() @ weight.double().T
+    layer = LIBRARY.linear(weight, bias)
+    close(layer(x), product + bias, dtype)
+    close(layer(x, dtype=torch.float32, scale=0.5), (product + bias) / 2, dtype)
+    close(layer(x, residual=residual.clone(), scale=0.5), (product + bias) / 2 + residual, dtype)
+    close(layer(x, into=torch.empty_like(residual)), product + bias, dtype)
+    groups, inputs = on_device(3, 40, 32, dtype=dtype, seed=7, size=0.2), on_device(6, 3, 48, dtype=dtype)[..., :32]
+    for layers in (OPS, LIBRARY):
+        close(layers.grouped_linear(groups)(inputs), REFERENCE.grouped_linear(groups)(inputs), dtype)
 
 
-EXPERTS = [
-    ExpertsShape(128, 8, 2048, 768, Activation.SILU),
-    ExpertsShape(32, 4, 720, 360, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702),
-]
+FLOAT8 = tuple(torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().tolist())
+FORMATS = {
+    "AWQ": QuantFormat(UNSIGNED4, 128, torch.float16, offset=Offset.ZERO),
+    "8 bits": QuantFormat(SIGNED8, 128, torch.float32),
+    "FP8": QuantFormat(FLOAT8, 128, torch.float32),
+    "MXFP4": QuantFormat(FP4, 32, torch.bfloat16),
+    "Q4_K": QuantFormat(UNSIGNED4, 32, torch.float16, outer_size=256, offset=Offset.MINIMUM),
+    "Q6_K": QuantFormat(SIGNED8, 16, torch.float16, outer_size=256),
+}
+QUANTIZED = sized([(512, 1024), (1000, 1000), (4096, 4096)], [(70, 200)])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(each, marks=WIDE) for each in (torch.float16, torch.float32))], ids=str
+)
+@pytest.mark.parametrize("kept", FORMATS.values(), ids=FORMATS)
+def test_what_stays_quantized_is_multiplied_as_the_expanded_weight(kept: QuantFormat, dtype: torch.dtype) -> None:
+    for outputs, inputs in QUANTIZED:
+        size, order = inputs**-0.5, torch.randperm(inputs, generator=torch.Generator().manual_seed(3))
+        weight = random_weight(kept, outputs, inputs)
+        parts = [weight.each(lambda tensor: tensor[:40]), weight.each(lambda tensor: tensor[40:])]
+        bias = on_device(outputs, dtype=dtype, seed=1)
+        x, residual = on_device(9, inputs, dtype=dtype, size=size), on_device(9, outputs, dtype=dtype, seed=2)
+        made = OPS.quantized_linear(kept, outputs, inputs, dtype, iter(parts), bias, order)
+        expanded = weight.dequantized().to(dtype).to(DEVICE)
+        product = x[:, order.to(DEVICE)].double() @ expanded.double().T + bias
+        y = made(x, residual=residual)
+        close(y, product + residual, dtype)
+        assert torch.equal(made(x[3:4], residual=residual[3:4]), y[3:4])
+        some = torch.tensor([outputs - 1, 0, 40], device=DEVICE)
+        assert torch.equal(made.weight_rows(some), expanded[some][:, order.argsort().to(DEVICE)])
+
+
+EXPERTS = sized(
+    [
+        ExpertsShape(16, 4, 1024, 768, Activation.SILU),
+        ExpertsShape(32, 4, 720, 360, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=7.0, swiglu_alpha=1.702),
+        ExpertsShape(37, 5, 80, 96, Activation.GELU_TANH),
+        pytest.param(ExpertsShape(128, 8, 2048, 768, Activation.SILU), marks=WIDE),
+    ],
+    [ExpertsShape(6, 3, 48, 40, Activation.CLAMPED_SWIGLU, bias=True, swiglu_limit=1.5, swiglu_alpha=1.7)],
+)
+
+
+@ONE_TYPE
 @pytest.mark.parametrize("shape", EXPERTS, ids=lambda shape: str(shape.num_experts))
 def test_experts(shape: ExpertsShape, dtype: torch.dtype) -> None:
-    made = load(GpuBackend(PROCESSORS, True).experts(shape, dtype), shape, dtype)
-    reference = TorchBackend().experts(shape, torch.float32)
-    weights = [weights_of(shape, expert, dtype) for expert in range(shape.num_experts)]
-    reference.load(ExpertWeights(iter([each.float() for each in tensors]), biases) for tensors, biases in weights)
-    x, (ids, shares) = numbers(300, shape.hidden_size, dtype=dtype, seed=1), chosen(shape, 300, seed=2)
-    expected = reference(x.float(), ids, shares, x.float())
-    on_gpu = [each.to(GPU) for each in (x, ids, shares)]
-    y = made(*on_gpu, on_gpu[0])
-    torch.testing.assert_close(y.cpu().float(), expected, atol=4 * TOLERANCE[dtype], rtol=4 * TOLERANCE[dtype])
-    for first, last in ((0, 1), (7, 90)):
-        part = [each[first:last] for each in on_gpu]
+    rows = sized(300, 7)
+    made = load(OPS.experts(shape, dtype), shape, dtype)
+    reference = REFERENCE.experts(shape, torch.float32)
+    weights = (weights_of(shape, expert, dtype) for expert in range(shape.num_experts))
+    reference.load(
+        ExpertWeights(
+            iter([each.float().to(DEVICE) for each in tensors]),
+            biases and (biases[0].to(DEVICE), biases[1].to(DEVICE), biases[2].to(DEVICE)),
+        )
+        for tensors, biases in weights
+    )
+    x = on_device(rows, shape.hidden_size, dtype=dtype, seed=1)
+    ids, shares = (each.to(DEVICE) for each in chosen(shape, rows, seed=2))
+    y = made(x, ids, shares, x)
+    expected, most = reference(x.float(), ids, shares, x.float()), 4 * TOLERANCE[dtype]
+    torch.testing.assert_close(y.float(), expected, atol=most, rtol=most)
+    for first, last in ((0, 1), (rows // 3, rows // 2)):
+        part = [each[first:last] for each in (x, ids, shares)]
         assert torch.equal(made(*part, part[0]), y[first:last])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_layers(dtype: torch.dtype, deterministic: bool) -> None:
-    layers, reference = GpuBackend(PROCESSORS, deterministic), TorchBackend()
-    close = partial(torch.testing.assert_close, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    weight, bias, x = (numbers(*shape, dtype=dtype, seed=4) for shape in ((96, 128), (96,), (50, 128)))
-    residual = numbers(50, 96, dtype=dtype, seed=5)
-    made = layers.linear(weight.to(GPU) / 8, bias.to(GPU))(x.to(GPU), residual=residual.to(GPU))
-    product = x.double() @ weight.double().T / 8
-    close(made.cpu(), (product + bias + residual).to(dtype))
-    wide = layers.linear(weight.to(GPU) / 8)(x.to(GPU), dtype=torch.float32)
-    close(wide.cpu(), product.float())
-    norm = numbers(128, dtype=dtype, seed=6).float()
-    normed = layers.norm(norm.to(GPU), None, 1e-5, 128)(x.to(GPU))
-    close(normed.cpu(), reference.norm(norm, None, 1e-5, 128)(x))
-    close(layers.act_and_mul(x.to(GPU), Activation.SILU).cpu(), reference.act_and_mul(x, Activation.SILU))
-    heads, angles = numbers(50, 8, 128, dtype=dtype, seed=7), angles_of(50)
-    weight, shape = numbers(128, dtype=torch.float32, seed=6), HeadsShape(4, 2, 128, 128)
-    on_gpu = HeadNorms(weight.to(GPU), weight.to(GPU), None, 1e-6)
-    made = layers.rotary(shape, on_gpu)(heads.to(GPU), Angles(angles.cos.to(GPU), angles.sin.to(GPU)))
-    for one, other in zip(made, reference.rotary(shape, HeadNorms(weight, weight, None, 1e-6))(heads, angles)):  # noqa: B905
-        close(one.cpu(), other)
+@ONE_TYPE
+@pytest.mark.parametrize("width", sized([128, 1000, 4096], [64, 200]))
+def test_norms(width: int, dtype: torch.dtype) -> None:
+    x, residual = (on_device(sized(50, 3), width, dtype=dtype, seed=seed) for seed in (0, 3))
+    weight, bias = (on_device(width, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    for arguments in ((weight, None), (weight, bias)):
+        made, expected = (layers.norm(*arguments, 1e-5, width) for layers in (OPS, REFERENCE))
+        close(made(x, residual=residual), expected(x, residual=residual), dtype)
+        close(made(x.clone(), in_place=True), expected(x), dtype)
 
 
-def angles_of(rows: int) -> Angles:
-    angles = numbers(rows, 1, 64, dtype=torch.float32, seed=8)
-    return Angles(angles.cos(), angles.sin())
+@ONE_TYPE
+@pytest.mark.parametrize("activation", [each for each in Activation if each is not Activation.CLAMPED_SWIGLU])
+def test_activations(activation: Activation, dtype: torch.dtype) -> None:
+    for width in sized((1100, 64, 14336), (1100,)):
+        x = 3 * on_device(sized(50, 2), 2 * width, dtype=dtype)
+        close(OPS.act_and_mul(x, activation), REFERENCE.act_and_mul(x, activation), dtype)
+        close(OPS.activate(x, activation), REFERENCE.activate(x, activation), dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("normalized", [False, True])
-def test_rotation_into_the_cache(dtype: torch.dtype, normalized: bool) -> None:
-    heads, on_host = numbers(50, 16, 128, dtype=dtype, seed=7), angles_of(50)
-    angles = Angles(on_host.cos.to(GPU), on_host.sin.to(GPU))
-    query_norm, key_norm = (numbers(128, dtype=torch.float32, seed=seed).to(GPU) for seed in (1, 2))
-    norms = HeadNorms(query_norm, key_norm, None, 1e-6) if normalized else None
-    rotation = GpuBackend(PROCESSORS, False).rotary(HeadsShape(8, 4, 128, 128), norms)
-    query, key, value = rotation(heads.to(GPU), angles)
-    [cache] = TritonAttention.allocate(KVCacheSpec((AttentionSpec(4, 128),), 16, dtype), 8, GPU)
+HEADS = {
+    "plain": HeadsShape(*sized((8, 4, 128, 128), (4, 2, 64, 64))),
+    "partial": HeadsShape(3, 1, 80, 24),
+    "interleaved": HeadsShape(2, 2, 64, 32, interleaved=True),
+    "unrotated": HeadsShape(4, 2, 64, 0),
+}
+
+
+def angles_of(shape: HeadsShape, rows: int) -> Angles | None:
+    if shape.rotary_dim == 0:
+        return None
+    angles = on_device(rows, 1, shape.rotary_dim // 2, dtype=torch.float32, seed=8)
+    scales = 1 + on_device(rows, 1, 1, dtype=torch.float32, seed=5).abs() if shape.interleaved else None
+    return Angles(angles.cos(), angles.sin(), scales)
+
+
+@ONE_TYPE
+@pytest.mark.parametrize("normalized", ["", "values too", pytest.param("queries and keys", marks=WIDE)])
+@pytest.mark.parametrize("shape", HEADS.values(), ids=HEADS)
+def test_rotation(shape: HeadsShape, normalized: str, dtype: torch.dtype) -> None:
+    """In place, and into the cache: there are the same bits, and nothing else is written."""
+    rows, blocks, norm = sized(50, 4), 8, partial(on_device, shape.head_dim, dtype=torch.float32)
+    heads = on_device(rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim, dtype=dtype, seed=7)
+    value_norm = norm(seed=3) if normalized == "values too" else None
+    norms = HeadNorms(norm(seed=1), norm(seed=2), value_norm, 1e-6) if normalized else None
+    angles, rotation = angles_of(shape, rows), OPS.rotary(shape, norms)
+    query, key, value = rotation(heads.clone(), angles)
+    expected = REFERENCE.rotary(shape, norms)(heads.clone(), angles)
+    for one, other in zip((query, key, value), expected, strict=True):
+        close(one, other, dtype)
+    spec = KVCacheSpec((AttentionSpec(shape.num_kv_heads, shape.head_dim),), 16, dtype)
+    [cache] = TritonAttention.allocate(spec, blocks, DEVICE)
     cache.fill_(torch.nan)
-    slots = torch.randperm(8 * 16, generator=torch.Generator().manual_seed(9))[:50]
-    slots[::7] = -1
-    assert torch.equal(rotation.into_cache(heads.to(GPU), angles, cache, slots.to(GPU)), query)
-    kept = slots[slots >= 0]
+    slots = torch.randperm(blocks * 16, generator=torch.Generator().manual_seed(9))[:rows]
+    slots[::3] = -1
+    assert torch.equal(rotation.into_cache(heads.clone(), angles, cache, slots.to(DEVICE)), query)
+    is_kept = slots >= 0
+    kept = slots[is_kept].to(DEVICE)
     places = cache[:, kept // 16, :, kept % 16].transpose(0, 1)  # [2, rows, Hkv, D]
-    assert torch.equal(places.cpu(), torch.stack([key, value])[:, (slots >= 0).to(GPU)].cpu())
-    assert (~cache.isnan()).sum() == 2 * len(kept) * 4 * 128
+    assert torch.equal(places, torch.stack([key, value])[:, is_kept.to(DEVICE)])
+    assert (~cache.isnan()).sum() == 2 * len(kept) * shape.num_kv_heads * shape.head_dim
 
 
-def test_integers_of_noise_are_the_same() -> None:
+def test_noise_is_the_same() -> None:
+    """Integers bit for bit; logarithms nearly."""
     keys = np.random.default_rng(0).integers(0, 2**64, 9, np.uint64, endpoint=False)[:, np.newaxis]
-    ids = np.arange(150_000)
-    made = noise.torch_random_bits(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
-    assert np.array_equal(made.cpu().numpy().view(np.uint64), noise.random_bits(keys, ids))
-    gumbel = noise.torch_gumbel(torch.from_numpy(keys.view(np.int64)).to(GPU), torch.from_numpy(ids).to(GPU))
-    np.testing.assert_allclose(gumbel.cpu().numpy(), noise.gumbel(keys, ids), rtol=1e-4, atol=1e-5)
+    of_torch = torch.from_numpy(keys.view(np.int64)).to(DEVICE)
+    for count in (1, 199, 150_000):
+        ids = np.arange(count)
+        made = noise.torch_random_bits(of_torch, torch.from_numpy(ids).to(DEVICE))
+        assert np.array_equal(made.cpu().numpy().view(np.uint64), noise.random_bits(keys, ids))
+        gumbel = noise.torch_gumbel(of_torch, torch.from_numpy(ids).to(DEVICE))
+        np.testing.assert_allclose(gumbel.cpu().numpy(), noise.gumbel(keys, ids), rtol=1e-4, atol=1e-5)

@@ -17,7 +17,8 @@ def assert_greedy(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequenc
 
     One forward pass of all of them, without a cache: by induction, these are the tokens of ``generate``.
     """
-    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].float()
+    ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1].float().cpu()
     best = logits.topk(2).values
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     wrong = (best[:, 0] - chosen >= NEAR).nonzero().flatten().tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine_core.errors import CheckpointError, ConfigError, UnsupportedModelError
-from engine_core.models.model_config import require_like_layers
+from engine_core.models.model_config import positive_number, require_like_layers
 from tests.engine_core.model_loader.test_checkpoint import LLAMA, open_config
 
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -272,3 +272,8 @@ def test_the_longest_sequence(config: dict[str, Any], longest: int, tmp_path: Pa
     assert open_config(tmp_path, config).spec.max_model_len == longest
     with pytest.raises(ConfigError, match=rf"={longest + 1} .*at most {longest}, .*max_position_embeddings 256"):
         open_config(tmp_path, config, max_model_len=longest + 1)
+
+
+def test_a_number_that_the_installed_transformers_does_not_know_has_its_default() -> None:
+    assert positive_number(SimpleNamespace(), "swiglu_limit", 7.0) == 7.0
+    assert positive_number(SimpleNamespace(swiglu_limit=1.5), "swiglu_limit", 7.0) == 1.5

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -26,12 +23,7 @@ def _poisoned_memory() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _products_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter multiplies by numpy, whose library gives a row other bits in another place of a tile on some
-    processors, as no GPU does.
-    """
+def _mended_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine_core.kernels.interpreted_device import mend_interpreter
 
-    def matmul(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        return np.einsum("ij,jk->ik", a.astype(dtype), b.astype(dtype))
-
-    monkeypatch.setattr(np, "matmul", matmul)
+    mend_interpreter(monkeypatch)

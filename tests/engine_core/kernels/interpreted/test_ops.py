@@ -225,3 +225,13 @@ def test_what_stays_quantized_is_multiplied_as_the_expanded_weight(kept: QuantFo
     assert_same_bits(made(x[3:4], dtype=torch.float32), made(x, dtype=torch.float32)[3:4])
     some = torch.tensor([69, 0, 40])
     assert_same_bits(made.weight_rows(some), expanded.weight_rows(some)[:, order.argsort()])
+
+
+def test_rows_of_what_stays_quantized_take_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step has them, where the table of embeddings stays quantized."""
+    kept = FORMATS["FP4"]
+    weight = random_weight(kept, 70, 200)
+    made, some = OPS.quantized_linear(kept, 70, 200, torch.float32, iter([weight])), torch.tensor([69, 0, 40])
+    expected = weight.dequantized()[some]
+    monkeypatch.delattr(torch, "tensor")
+    assert torch.equal(made.weight_rows(some), expected)
