@@ -28,7 +28,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench bench-gpu gpu-wheels clean
+.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,11 +130,14 @@ proto-baseline: $(FULL)  ## take the protos as they are for what later ones must
 bench: $(FULL)  ## measure, beside the peers in the environment PEERS, and write benchmarks/RESULTS.md; about an hour
 	.venv/bin/python -m benchmarks.compare --peers "$(PEERS)" --report
 
-bench-gpu:  ## measure an NVIDIA GPU, with the PYTHON and the packages that are there; GPU="--parts decode-1" to choose
-	PYTHONPATH="$(CURDIR):$(CURDIR)/clients/python" $(PYTHON) -m benchmarks.gpu $(GPU)
+# Installs nothing outside this folder; see test-gpu for PYTHON.
+MINUTES ?= 8
+OUT ?= gpu-run
+gpu-run:  ## prove and measure an NVIDIA GPU part by part, within MINUTES=8, into OUT=gpu-run; GPU="--list" shows the parts, GPU="--device cpu" rehearses
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m benchmarks.gpu_run --minutes "$(MINUTES)" --out "$(OUT)" $(GPU)
 
 gpu-wheels: check-python  ## gather what a GPU machine without a network lacks into .gpu-wheels; WHEELS="--python 3.13" to choose
-	$(BASE_PYTHON) -m benchmarks.gpu_wheels gather .gpu-wheels $(WHEELS)
+	$(BASE_PYTHON) -m benchmarks.gpu.wheels gather .gpu-wheels $(WHEELS)
 
 clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules

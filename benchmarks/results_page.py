@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_targets import gpu_table
+from benchmarks.gpu.goals import gpu_table
 from benchmarks.report import Row, aligned
 from benchmarks.targets import Parts, verdicts
 
@@ -42,21 +42,24 @@ def write_page(results: Path, page: Path) -> None:
         lines += ["", f"## {_TITLES[name]}", "", _circumstances(part)]
         for title, rows in part["figures"].items():
             lines += ["", f"### {title}", "", *aligned(rows)] if len(part["figures"]) > 1 else ["", *aligned(rows)]
-    lines += _on_a_gpu(results / "gpu.json")
+    lines += _on_gpus(sorted(results.glob("gpu-*.json")))
     for picture in draw(parts, results):
         lines += ["", f"![{picture.stem}]({picture.relative_to(page.parent.resolve())})"]
     page.write_text("\n".join(lines) + "\n")
     print(f"wrote {page}")
 
 
-def _on_a_gpu(path: Path) -> list[str]:
-    """The section on GPU results, from the JSON file of ``make bench-gpu`` at ``path``; without it, only the goals."""
-    lines = ["", "## On an NVIDIA GPU", ""]
-    if path.exists():
-        part = json.loads(path.read_text())
-        return [*lines, _circumstances(part), "", *aligned(gpu_table(part["figures"]))]
-    told = "Not measured: no GPU was at hand. [docs/gpu.md](../docs/gpu.md) says what to run on one."
-    return [*lines, told, "", *aligned(gpu_table([]))]
+def _on_gpus(paths: Sequence[Path]) -> list[str]:
+    """The section on GPUs, with a column for each card's results of ``make gpu-run``; without any, only the goals."""
+    lines = ["", "## On NVIDIA GPUs", ""]
+    parts = {path.stem.removeprefix("gpu-"): json.loads(path.read_text()) for path in paths}
+    for card, part in parts.items():
+        if (part["device"], part["scale"]) != ("cuda", "full"):
+            raise SystemExit(f"gpu-{card}.json is of a rehearsal ({part['device']}, {part['scale']}): remove it")
+        lines += [f"{card}: {_circumstances(part)}", ""]
+    if not parts:
+        lines += ["Not measured: no GPU was at hand. [docs/gpu.md](../docs/gpu.md) says what to run on one.", ""]
+    return [*lines, *aligned(gpu_table({card: part["figures"] for card, part in parts.items()}))]
 
 
 def _circumstances(part: Mapping[str, Any]) -> str:

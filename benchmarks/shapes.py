@@ -154,17 +154,25 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
     "deepseek-v2-lite": _deepseek_v2_lite,
 }
 
-WITHOUT_WEIGHTS: dict[str, Callable[[], PretrainedConfig]] = {"llama-3.1-8b": _llama_8b, "qwen3-0.6b": _qwen3_600m}
+WITHOUT_WEIGHTS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama-3.1-8b": _llama_8b,
+    "qwen3-0.6b": _qwen3_600m,
+    "tiny-llama": _tiny_llama,
+}
 """Shapes that ``describe_model`` knows."""
 
 
-def describe_model(name: str, directory: Path) -> Path:
-    """Write a checkpoint of a shape without weights to ``directory``, for engines that make random weights."""
+def describe_model(name: str, directory: Path, *, tokenizer: bool = True) -> Path:
+    """Write a checkpoint of a shape without weights to ``directory``, for engines that make random weights.
+
+    ``tokenizer``: with one, which takes seconds; who sends token ids needs none.
+    """
     config, arch = WITHOUT_WEIGHTS[name](), {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     config.architectures = [arch[config.model_type]]
     config.dtype = torch.bfloat16
     config.save_pretrained(directory)
-    _write_tokenizer(directory)
+    if tokenizer:
+        _write_tokenizer(directory)
     return directory
 
 

@@ -115,7 +115,8 @@ def run_client(interpreter: str, wire: str, address: str, model: str, traffic: T
 
 def run(command: Sequence[str]) -> str:
     """The last line that a client prints. Raises ``ServerError`` if it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "clients" / "python")))}
+    path = [str(_ROOT), str(_ROOT / "clients" / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=_CLIENT_TIMEOUT, env=environment)
     if done.returncode:
         raise ServerError(f"the client failed: {done.stderr.strip()[-500:]}")

@@ -20,10 +20,11 @@ class RinglineEngine(Engine):
         from engine_core.progress import Stage, StartupProgress
 
         class Clock:
-            """Records when each stage of the start is finished."""
+            """Records the stages of the start, and when each is finished."""
 
             def __init__(self) -> None:
                 self.milestones = [Milestone("imports", time.monotonic())]
+                self.stages: list[Stage] = []
 
             def stage_started(self, stage: Stage) -> None:
                 return
@@ -33,10 +34,12 @@ class RinglineEngine(Engine):
 
             def stage_finished(self, stage: Stage) -> None:
                 self.milestones.append(Milestone(stage.name, time.monotonic()))
+                self.stages.append(stage)
 
         clock = Clock()
         self.llm = LLM(model, progress=StartupProgress(clock), **options)
         self.milestones = clock.milestones
+        self.stages = clock.stages
 
     def run(self, work: Work) -> Outcome:
         from engine_core.llm import SamplingParams

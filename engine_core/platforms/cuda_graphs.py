@@ -43,7 +43,7 @@ class CudaGraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def record(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Call ``function`` once so that its kernels are compiled and loaded, then capture a call."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engine, overlap
-from benchmarks.gpu import line as gpu_line
-from benchmarks.gpu_parts import PARTS
-from benchmarks.gpu_targets import GOALS, gpu_table, verdict
 from benchmarks.limits import Limits
 from benchmarks.overlap import Steps
 from benchmarks.report import document, write_json
@@ -150,19 +147,3 @@ def test_shapes_without_weights_are_what_they_are_called(tmp_path: Path) -> None
     cost = ModelCost.of(directory)
     assert cost.body + 2 * cost.head == pytest.approx(8.03e9, rel=1e-3)
     assert cost.kv_bytes == 2 * 2 * 32 * 8 * 128
-
-
-def test_lines_of_the_gpu_table() -> None:
-    row = {"what": "decode", "measured": 0.812, "target": 0.8, "of": "bandwidth", "step ms": 4.5}
-    assert verdict(row) is True
-    assert gpu_line(row) == "- decode: 0.812 (≥ 0.8) reached; step ms 4.5"
-    assert verdict(row | {"at most": True}) is False
-    assert "MISSED" in gpu_line(row | {"measured": 0.7})
-    assert verdict(row | {"target": None}) is None
-    told = gpu_table([GOALS["decode-1"].reached(0.81), GOALS["memory"].reached(1.1)])
-    assert [row["verdict"] for row in told if row["is"] is not None] == ["reached", "short"]
-    assert {row["verdict"] for row in told if row["is"] is None} == {"not measured"}
-    assert len(told) == len(GOALS) == len(PARTS)
-    failed = {"what": "served", "measured": None, "problem": "no module"}
-    assert verdict(failed) is None
-    assert gpu_line(failed) == "- served: not measured: no module"

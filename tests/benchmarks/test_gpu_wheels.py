@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_wheels
-from benchmarks.gpu_wheels import PackagesMissingError, gather, install, name_of, platform_tags, requirements
-from benchmarks.gpu_wheels import _choose as choose
-from benchmarks.gpu_wheels import _replace as replace
-from benchmarks.gpu_wheels import _ResolutionError as ResolutionError
+from benchmarks.gpu import wheels as gpu_wheels
+from benchmarks.gpu.wheels import PackagesMissingError, gather, install, name_of, platform_tags, requirements
+from benchmarks.gpu.wheels import _choose as choose
+from benchmarks.gpu.wheels import _replace as replace
+from benchmarks.gpu.wheels import _ResolutionError as ResolutionError
 from tests.ring import ROOT
 
 
@@ -126,5 +126,5 @@ def test_refuses_more_than_may_travel(tmp_path: Path, wheels: Path, monkeypatch:
 
 
 def test_needs_nothing_but_the_standard_library() -> None:
-    code = "import benchmarks.gpu_wheels as wheels; assert wheels.requirements()"
+    code = "import benchmarks.gpu.wheels as wheels; assert wheels.requirements()"
     subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, env={}, check=True)

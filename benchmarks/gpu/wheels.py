@@ -1,7 +1,7 @@
 """Wheels for a machine with a GPU and no network: gathered where there is one, installed there into a folder.
 
-    python -m benchmarks.gpu_wheels gather .gpu-wheels           # or `make gpu-wheels`
-    python -m benchmarks.gpu_wheels install .gpu-wheels TARGET   # on the machine with the GPU
+    python -m benchmarks.gpu.wheels gather .gpu-wheels           # or `make gpu-wheels`
+    python -m benchmarks.gpu.wheels install .gpu-wheels TARGET   # on the machine with the GPU
     PYTHONPATH=TARGET:.:clients/python python -m services.cli serve checkpoints/tiny
 
 ``gather`` downloads what ringline-server and its engine need, by pyproject.toml and in the versions of constraints.txt,
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 _RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
 _IN_TREE = frozenset({"ringline", "ringline-server"})
 NOT_CARRIED = frozenset(
@@ -104,7 +104,7 @@ def _replace(folder: Path, new: Sequence[Path]) -> list[Path]:
     """Move wheels into the folder in place of those that it has, unless they are too large."""
     mebibytes = _mebibytes(new)
     if mebibytes > LIMIT_MIB:
-        advice = "add what such a machine has to NOT_CARRIED in benchmarks/gpu_wheels.py"
+        advice = "add what such a machine has to NOT_CARRIED in benchmarks/gpu/wheels.py"
         raise RuntimeError(f"the wheels take {mebibytes:.1f} MiB, which is above {LIMIT_MIB:g} MiB: {advice}")
     for old in folder.glob("*.whl"):
         old.unlink()
@@ -224,7 +224,7 @@ def _python(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m benchmarks.gpu_wheels", description=__doc__, formatter_class=as_written)
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu.wheels", description=__doc__, formatter_class=as_written)
     commands = parser.add_subparsers(dest="command", required=True)
     gatherer = commands.add_parser("gather", help=f"download the wheels: needs a network; at most {LIMIT_MIB:g} MiB")
     gatherer.add_argument("wheels", type=Path, metavar="WHEELS", help="the folder; other wheels in it are removed")

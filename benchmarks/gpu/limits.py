@@ -1,6 +1,6 @@
 """A GPU's present limits: the rate of a copy, and that of a large matrix product.
 
-python -m benchmarks.gpu_limits
+python -m benchmarks.gpu.limits
 """
 
 from __future__ import annotations

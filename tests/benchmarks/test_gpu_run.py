@@ -1,0 +1,179 @@
+"""The run on a GPU, on a machine without one: nothing stops it, all is kept, and every figure has its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_run
+from benchmarks.gpu import memory, parts, sampling, speed, traces
+from benchmarks.gpu.goals import GOALS, gpu_table, verdict
+from benchmarks.gpu.parts import PARTS, Cost, Part
+from benchmarks.gpu.place import SCALES, Place
+from benchmarks.gpu_run import Run, line, run_parts
+from benchmarks.limits import Limits
+from benchmarks.results_page import write_page
+from tests.ring import ROOT
+
+TRIED = {
+    "good": Part("it works", "tried:good", Cost(1)),
+    "bad": Part("it fails", "tried:bad", Cost(1)),
+    "stuck": Part("it hangs", "tried:stuck", Cost(1)),
+    "last": Part("it works, too", "tried:good", Cost(1)),
+    "long": Part("there is no time for it", "tried:good", Cost(10_000)),
+}
+OF_PARTS = """
+import subprocess, sys, time
+
+def good(place):
+    yield {"what": "speed", "measured": 2.0, "target": 1.0}
+
+def bad(place):
+    yield from good(place)
+    raise RuntimeError("this one fails")
+
+def stuck(place):
+    yield from good(place)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left behind"])
+    time.sleep(600)
+"""
+OF_EVERY_PROCESS = """
+import sys, types
+from benchmarks.gpu import parts
+from benchmarks.gpu.parts import Cost, Part
+
+runs = {"good": "good", "bad": "bad", "stuck": "stuck", "last": "good"}
+parts.PARTS = {name: Part("", f"tried:{function}", Cost(1)) for name, function in runs.items()}
+sys.modules["benchmarks.gpu.place"] = types.SimpleNamespace(SCALES={"tiny": None}, Place=lambda *_: None)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Of parts that were made for it."""
+    (tmp_path / "tried.py").write_text(OF_PARTS)
+    (tmp_path / "sitecustomize.py").write_text(OF_EVERY_PROCESS)
+    monkeypatch.setattr(gpu_run, "PARTS", TRIED)
+    monkeypatch.setattr(parts, "_LEAST_BOUND", 2.0)
+    path = os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "clients" / "python")))
+    return Run(tmp_path, "cpu", "tiny", {**os.environ, "PYTHONPATH": path})
+
+
+def outcomes(results: Mapping[str, Any]) -> dict[str, str]:
+    return {name: re.split("[ :]", result["outcome"])[0] for name, result in results.items()}
+
+
+def left_behind() -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found += [str(process)] if b"left behind" in words else []
+    return found
+
+
+def test_a_part_that_fails_or_hangs_stops_no_other_and_is_run_again(run: Run) -> None:
+    names = ["good", "bad", "stuck", "last"]
+    results = run_parts(run, names, 1.0, {})
+    assert outcomes(results) == {"good": "done", "bad": "failed", "stuck": "hung", "last": "done"}
+    kept = json.loads(run.results.read_text())
+    assert kept["parts"] == results
+    assert len(kept["figures"]) == 4, "also of what came before the fault"
+    assert "RuntimeError: this one fails" in results["bad"]["output"]
+    assert len(results["stuck"]["output"]) <= 60
+    assert "===== stuck: hung" in run.log.read_text()
+    end = time.monotonic() + 20
+    while left_behind() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not left_behind()
+    known = gpu_run._known(run)
+    assert known == results
+    assert gpu_run._known(Run(run.out, "cuda", "full", {})) == {}, "of another device"
+    again = [name for name in names if known[name]["outcome"] != "done"]
+    assert again == ["bad", "stuck"]
+
+
+def test_what_does_not_fit_into_the_time_is_left_out(run: Run) -> None:
+    on_gpu = Run(run.out, "cuda", "tiny", run.environment)
+    results = run_parts(on_gpu, ["long", "good"], 0.5, {})
+    assert outcomes(results) == {"long": "left", "good": "done"}
+    assert results["long"]["outcome"] == "left out: 10000 s are needed, 30 s are left"
+
+
+def test_eight_minutes_are_enough_for_all_that_comes_first() -> None:
+    assert parts.left_out_by(8) == ["launches", "generate"]
+    assert [row["part"] for row in parts.table()] == list(PARTS)
+    files = {part.runs for part in PARTS.values() if part.runs.endswith(".py")}
+    assert all((ROOT / "tests" / "gpu" / file).exists() for file in files)
+    told = (ROOT / "docs" / "gpu.md").read_text()
+    for name, part in PARTS.items():
+        assert f"| `{name}` | {part.proves} | {part.cost.fixed:g} | {part.cost.terabytes:g} " in told
+        assert f"| {part.cost.petaflops:g} | {part.cost.seconds:.0f} |" in told
+
+
+PLACE = Place("cpu", SCALES["tiny"], Path())
+
+
+@pytest.mark.parametrize(
+    ("measure", "goals"),
+    [
+        (speed.measure, ["decode-1", "decode-64", "decode-256", "prefill-2048", "prefill-8192"]),
+        (sampling.measure, ["sampled", "penalized"]),
+        (memory.measure, ["memory", "allocated"]),
+    ],
+)
+def test_parts_measure_what_their_goals_say(measure: Any, goals: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "limits", lambda _: Limits(1e10, 1e11))  # taking them is the slow part
+    rows = {row["what"]: row for row in measure(PLACE)}
+    assert all(rows[GOALS[name].what]["measured"] >= 0 for name in goals)
+    assert all(line(row).startswith(f"  {what}: ") for what, row in rows.items())
+    json.dumps(list(rows.values()))
+
+
+def test_a_trace_is_small_and_tells_the_longest_kernels(tmp_path: Path) -> None:
+    rows = list(traces.measure(Place("cpu", SCALES["tiny"], tmp_path)))
+    assert [(tmp_path / row["file"]).stat().st_size < 1 << 20 for row in rows] == [True, True]
+    assert all(row["longest"][0][2] >= row["longest"][1][2] > 0 for row in rows)
+
+
+def test_lines_and_tables_say_what_was_reached() -> None:
+    row = {"what": "decode", "measured": 0.812, "target": 0.8, "of": "bandwidth", "step ms": 4.5}
+    assert verdict(row) is True
+    assert line(row) == "  decode: 0.812 (≥ 0.8) reached; step ms 4.5"
+    assert verdict(row | {"at most": True}) is False
+    assert "SHORT" in line(row | {"measured": 0.7})
+    assert verdict(row | {"target": None}) is None
+    assert line({"what": "imports", "measured": None, "problem": "none"}) == "  imports: problem none"
+    told = gpu_table({"h100": [GOALS["decode-1"].reached(0.81)], "h200": [GOALS["memory"].reached(1.1)]})
+    assert len(told) == len(GOALS)
+    assert [(row["h100"], row["h200"]) for row in told if row["what"] == GOALS["decode-1"].what] == [
+        ("0.81", "not measured")
+    ]
+    assert "1.1, short" in [row["h200"] for row in told]
+
+
+def test_the_page_has_a_column_for_each_card_and_none_for_a_rehearsal(run: Run, tmp_path: Path) -> None:
+    run_parts(run, ["good"], 1.0, {})
+    whole = json.loads(run.results.read_text())
+    (results := tmp_path / "results").mkdir()
+    starts = whole | {"figures": {"warm": [{"stage": "all", "seconds": 1.0}]}}
+    (results / "starts.json").write_text(json.dumps(starts))
+    measured = whole | {"device": "cuda", "scale": "full", "figures": [GOALS["decode-1"].reached(0.9)]}
+    (results / "gpu-h100.json").write_text(json.dumps(measured))
+    write_page(results, page := tmp_path / "RESULTS.md")
+    [decode] = [
+        each for each in page.read_text().splitlines() if GOALS["decode-1"].what in each and "determ" not in each
+    ]
+    assert decode.split("|")[-2].strip() == "0.9"
+    (results / "gpu-h200.json").write_text(json.dumps(whole))
+    with pytest.raises(SystemExit, match=r"gpu-h200\.json is of a rehearsal"):
+        write_page(results, page)
