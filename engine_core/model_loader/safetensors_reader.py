@@ -4,13 +4,11 @@ read.
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import mmap
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine_core.errors import CheckpointError
+from engine_core.garbage import no_garbage_collected
 from engine_core.layers.weights import ProgressCallback, Staging, TensorRows
 from engine_core.model_loader.digest import Digest, RankDigest, TakenBytes
 from engine_core.model_loader.expected import ExpectedTensors, check_tensors, some
@@ -83,7 +82,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(
                 f"{directory / _INDEX} names {shard!r}, which is not a file beside it: download the checkpoint again"
             )
-        with _no_garbage_collected():
+        with no_garbage_collected():  # a few hundred of the new objects would have it look at all there are
             tensors = _tensors_of(directory / shard)
         if twice := found.keys() & tensors.keys():
             raise CheckpointError(f"{directory}: tensors in more than one file: {some(twice)}")
@@ -328,18 +327,6 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
         for name, entry in header.items()
         for start, end in [entry["data_offsets"]]
     }
-
-
-@contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """For making thousands of objects that stay: each few hundred of them would have the collector look at all."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _wrong_type(tensor: StoredTensor, types: Iterable[str]) -> CheckpointError:

@@ -16,6 +16,7 @@ import torch
 from engine_core.async_copy import offsets_of, upload
 from engine_core.attention.base import AttentionBackend, AttentionMetadata
 from engine_core.forward_context import ForwardContext
+from engine_core.garbage import no_garbage_collected
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.base import Greatest
 from engine_core.worker.forward import PendingTokens, Rows
@@ -51,7 +52,8 @@ class CudaGraphRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Garbage may hold graphs of an engine that was closed, and to destroy one makes a capture invalid.
+        with no_garbage_collected(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             function()
         return graph
 

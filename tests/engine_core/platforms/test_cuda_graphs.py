@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,7 +15,13 @@ import torch
 from engine_core.attention.base import AttentionMetadata
 from engine_core.forward_context import ForwardContext
 from engine_core.kv_cache_interface import group_layers
-from engine_core.platforms.cuda_graphs import DeviceForward, DeviceInputs, GraphInputBuffers, graph_sizes
+from engine_core.platforms.cuda_graphs import (
+    CudaGraphRecorder,
+    DeviceForward,
+    DeviceInputs,
+    GraphInputBuffers,
+    graph_sizes,
+)
 from engine_core.request import SamplingParams
 from engine_core.step import NewSequence, StepPlan
 from engine_core.worker.forward import PendingTokens
@@ -198,3 +207,13 @@ def test_tokens_that_the_host_does_not_know_are_taken_on_the_device(replayed: bo
     hidden = forward(inputs, caches if replayed else [caches[0].clone()], pending, None)
     assert hidden[:, 0].tolist() == [53, float(inputs.input_ids[1]), 51]
     assert recorder.replayed == int(replayed)
+
+
+def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might hold another graph, whose end would make the capture invalid."""
+    cuda = MagicMock(stream=lambda _: nullcontext(), graph=lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch, "cuda", cuda)
+    seen: list[bool] = []
+    CudaGraphRecorder().record(lambda: seen.append(gc.isenabled()))
+    assert seen == [True, False], "the first call compiles"
+    assert gc.isenabled()
