@@ -38,6 +38,8 @@ _LAST_LINES = 60
 _LEAST_SECONDS = 5.0
 """Less time than that is not worth a start."""
 _END_TIMEOUT = 10.0
+_FLOAT32_AS_IT_IS = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE": "0"}
+"""Some images have cuBLAS round it to TF32, and then no tokens are those of a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,13 @@ def _environment(device: str, wheels: Path) -> dict[str, str]:
     more = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive"}
     more["PYTHONDONTWRITEBYTECODE"] = ""  # or every process compiles the sources of torch again
     more |= {} if device == "cuda" else {"TRITON_INTERPRET": "1"}
-    return {**os.environ, **more, "HF_HUB_OFFLINE": "1"}
+    return {**_caches(), **os.environ, **more, **_FLOAT32_AS_IT_IS, "HF_HUB_OFFLINE": "1"}
+
+
+def _caches() -> dict[str, str]:
+    """Where compilers keep what they make: in the tree, as there may be no home that can be written to."""
+    kept = _ROOT / "build" / "gpu-caches"
+    return {"TRITON_CACHE_DIR": str(kept / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor")}
 
 
 def main() -> None:

@@ -29,6 +29,11 @@ from engine_core.platforms.cuda_graphs import CudaGraphRecorder
 _MAX_MODEL_LEN = 16_384
 """On a GPU: twice the longest prompt here."""
 
+_CONTEXTS = 3 << 30
+"""Bytes of a GPU's memory that processes without an engine may take."""
+_RETURN_TIMEOUT = 20.0
+"""The children of a part that was killed are given ten seconds to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -106,6 +111,12 @@ class Place:
         """Bytes that torch's allocator holds on a GPU."""
         return torch.cuda.memory_reserved() if self.is_gpu else 0
 
+    def wait_for_memory(self) -> None:
+        """Wait until processes that have ended have given theirs back: a driver takes a while for that."""
+        end = time.monotonic() + _RETURN_TIMEOUT
+        while self.is_gpu and self.taken() - self.reserved() > _CONTEXTS and time.monotonic() < end:
+            time.sleep(0.1)
+
     @contextmanager
     def profiled(self, host: bool) -> Iterator[torch.profiler.profile]:
         """Record the kernels of all threads; with ``host``, and in a rehearsal, what torch does on the CPU."""
@@ -147,6 +158,7 @@ class Place:
         known |= {"max_model_len": _MAX_MODEL_LEN} if self.is_gpu else {"kv_cache_memory_bytes": 64 << 20}
         with tempfile.TemporaryDirectory() as directory:
             describe_model(model, Path(directory), tokenizer=False)
+            self.wait_for_memory()
             started = RinglineEngine(directory, **(known | options))
             try:
                 yield started

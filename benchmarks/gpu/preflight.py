@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,9 +43,9 @@ def look(place: Place) -> Iterator[Row]:
     for group, problems in missing.items():
         yield {"what": f"imports: {group}", "measured": float(not problems), "of": "all", "target": None, **problems}
     yield {"what": "native kernels of the CPU", "of": "seconds", "target": None} | _native_kernels()
+    yield limits_row(place.limits())
     if place.is_gpu:
         yield _first_kernel()
-    yield limits_row(place.limits())
     if any(problems for group, problems in missing.items() if group != "if there"):
         raise RuntimeError(f"not everything can be imported: {missing}")
 
@@ -54,10 +55,12 @@ def _versions(place: Place) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "CUDA of torch": torch.version.cuda,
+        "float32": torch.get_float32_matmul_precision(),
         "cores": len(os.sched_getaffinity(0)),
         "memory GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "disk free GiB": round(shutil.disk_usage(Path.cwd()).free / 2**30, 1),
         **{name: shutil.which(name) for name in ("gcc", "g++", "nvcc", "nvidia-smi")},
+        "Python.h": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),  # Triton compiles with it
     }
     wanted = ("triton", "transformers", "numpy", "grpcio", "protobuf", "llguidance", "pytest")
     found |= {dist.name: dist.version for name in wanted for dist in importlib.metadata.distributions(name=name)}
@@ -70,7 +73,9 @@ def _versions(place: Place) -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "GPU memory GiB": round(total / 2**30, 2),
             "GPU memory free GiB": round(free / 2**30, 2),
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "driver, processes": _output(
+                "nvidia-smi", "--query-gpu=driver_version,compute_mode", "--format=csv,noheader"
+            ),
         }
     return found
 

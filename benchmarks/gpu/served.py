@@ -28,7 +28,9 @@ def measure(place: Place) -> Iterator[Row]:
     scale = place.scale
     with tempfile.TemporaryDirectory() as directory:
         model, logs = describe_model(scale.large, Path(directory) / "model"), Path(directory)
+        place.wait_for_memory()
         rate = _offline(place, model, logs)
+        place.wait_for_memory()
         with ring.serve(model, [*_flags(_options(place)), "--device", place.device], logs) as served:
             traffic = Traffic(scale.streams, scale.streams, _PROMPT, scale.answer, warmup=min(16, scale.streams))
             found = [ring.load(served, traffic) for _ in range(scale.rounds)]

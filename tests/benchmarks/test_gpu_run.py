@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_run
-from benchmarks.gpu import memory, parts, sampling, speed, traces
+from benchmarks.gpu import layers, memory, parts, place, sampling, speed, traces
 from benchmarks.gpu.goals import GOALS, gpu_table, verdict
 from benchmarks.gpu.parts import PARTS, Cost, Part
 from benchmarks.gpu.place import SCALES, Place
@@ -143,6 +143,47 @@ def test_a_trace_is_small_and_tells_the_longest_kernels(tmp_path: Path) -> None:
     rows = list(traces.measure(Place("cpu", SCALES["tiny"], tmp_path)))
     assert [(tmp_path / row["file"]).stat().st_size < 1 << 20 for row in rows] == [True, True]
     assert all(row["longest"][0][2] >= row["longest"][1][2] > 0 for row in rows)
+
+
+def test_a_library_that_fails_leaves_the_figures_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_a_compiler(*_: object) -> float:
+        raise RuntimeError("Could not find nvcc")
+
+    monkeypatch.setattr(layers, "_attend", lambda *_: 2.0)
+    libraries = {"one": without_a_compiler, "other": lambda *_: 1.0, "not here": lambda *_: None}
+    monkeypatch.setattr(layers, "_LIBRARIES", libraries)
+    rows = list(layers._attention_beside(PLACE))
+    assert [(row["measured"], row["other ms"]) for row in rows] == [(0.5, 1e3), (0.5, 1e3)]
+    assert "one is left out: RuntimeError: Could not find nvcc" in capsys.readouterr().out
+
+
+def test_products_are_of_weights_that_come_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(layers, "_seconds", lambda _, layer, nbytes, x: float(not seen.append(nbytes)))
+    assert layers._products(PLACE)["measured"] == 1.0
+    assert seen == [2 * 128 * 128] * 4 + [2 * 256 * 128] * 4, "each beside cuBLAS, for both numbers of rows"
+
+
+def test_an_engine_waits_for_memory_that_a_killed_one_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [70 << 30, 70 << 30, 2 << 30, 0]
+    monkeypatch.setattr(Place, "taken", lambda _: taken.pop(0))
+    monkeypatch.setattr(Place, "reserved", lambda _: 1 << 30)
+    Place("cuda", SCALES["tiny"], Path()).wait_for_memory()
+    assert taken == [0], "and no longer"
+    monkeypatch.setattr(place, "_RETURN_TIMEOUT", 0.1)
+    monkeypatch.setattr(Place, "taken", lambda _: 70 << 30)
+    Place("cuda", SCALES["tiny"], Path()).wait_for_memory()
+
+
+def test_float32_is_not_rounded_and_caches_need_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/kept")
+    environment = gpu_run._environment("cuda", tmp_path / "none")
+    assert environment["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == "0"
+    assert environment["TRITON_CACHE_DIR"] == str(ROOT / "build" / "gpu-caches" / "triton")
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == "/kept"
 
 
 def test_lines_and_tables_say_what_was_reached() -> None:
