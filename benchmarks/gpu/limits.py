@@ -15,13 +15,19 @@ from benchmarks.limits import Limits
 _COPIED_BYTES = 1 << 32
 _PRODUCT = 8192
 _ROUNDS = 10
+_AHEAD_CYCLES = 1_000_000
+"""Half a millisecond: longer than a launch takes, of a large graph too."""
 
 
 def seconds_of(run: Callable[[], object], rounds: int = _ROUNDS) -> float:
-    """Median time by the GPU's own clock, after a few warm-up rounds."""
+    """Median time by the GPU's own clock, after a few warm-up rounds.
+
+    The GPU is kept waiting before each, or a short ``run`` would seem to take as long as its launch from the host.
+    """
     taken: list[float] = []
     for number in range(rounds + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         begin.record()
         run()
         end.record()

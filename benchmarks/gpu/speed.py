@@ -74,16 +74,16 @@ def _prefill(place: Place, engine: RinglineEngine, limits: Limits, name: str, to
 def launches(place: Place) -> Iterator[Row]:
     """How much of a step is spent on launching, where steps are short."""
     taken: dict[bool, float] = {}
-    for eager in (False, True):
+    for eager in (True, False):
         options = {"enforce_eager": eager, "max_num_seqs": 8, "gpu_memory_utilization": 0.3}  # of each of two
         with place.engine(place.scale.small, **options) as engine:
             taken[eager] = decoding_seconds(engine.llm, 1, 128, place.scale.step_tokens)
             if not eager:
-                own = _kernel_seconds(place, engine)
+                extra = {"step ms": 1e3 * taken[False], "eager step ms": 1e3 * taken[True]}
+                yield GOALS["eager"].reached(taken[True] / taken[False], **extra)
+                own = _kernel_seconds(place, engine)  # last: not every machine lets a profiler see its GPU
                 extra = {"step ms": 1e3 * taken[False], "kernels ms": 1e3 * own}
                 yield GOALS["busy"].reached(taken[False] / own, **extra)
-    extra = {"step ms": 1e3 * taken[False], "eager step ms": 1e3 * taken[True]}
-    yield GOALS["eager"].reached(taken[True] / taken[False], **extra)
 
 
 def _kernel_seconds(place: Place, engine: RinglineEngine) -> float:

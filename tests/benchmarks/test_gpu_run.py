@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_is_run_again(run: Run) ->
     assert gpu_run._known(Run(run.out, "cuda", "full", {})) == {}, "of another device"
     again = [name for name in names if known[name]["outcome"] != "done"]
     assert again == ["bad", "stuck"]
+    without_time = run_parts(Run(run.out, "cuda", "tiny", run.environment), ["stuck"], 0.0, known)
+    assert outcomes(without_time)["stuck"] == "left"
+    assert without_time["stuck"]["rows"] == known["stuck"]["rows"] != [], "figures are not lost"
+
+
+def test_parts_that_are_not_chosen_keep_their_results(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_parts(run, ["good", "bad"], 1.0, {})
+    monkeypatch.setattr(gpu_run, "_environment", lambda *_: run.environment)
+    monkeypatch.setattr(sys, "argv", ["gpu_run", "--device", "cpu", "--out", str(run.out), "--parts", "last"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_run.main()
+    assert not ended.value.code, "what failed earlier is told by its own run"
+    kept = json.loads(run.results.read_text())["parts"]
+    assert outcomes(kept) == {"good": "done", "bad": "failed", "last": "done"}
 
 
 def test_what_does_not_fit_into_the_time_is_left_out(run: Run) -> None:
