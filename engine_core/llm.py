@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from engine_core.config import ModelSpec
+from engine_core.config import EngineConfig, ModelSpec
 from engine_core.engine import EngineCore
 from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, QueueFullError
 from engine_core.logprobs import Logprobs
@@ -34,6 +34,7 @@ from engine_core.offline.options import configure
 from engine_core.offline.prompts import Prompt, PromptInput, read_prompts
 from engine_core.offline.sampling_params import SamplingParams, read_params
 from engine_core.offline.text import ChoiceText, CustomText, Text, Tokenizer
+from engine_core.platforms.selector import is_for_cpu
 from engine_core.progress import StartupProgress, WarningsOnly
 from engine_core.request import Finish, FinishReason, Request
 from engine_core.request import SamplingParams as EngineSamplingParams
@@ -150,7 +151,7 @@ class LLM:
         else:
             raise ConfigError("tokenizer", tokenizer, "a directory, a hub id or an object with encode and decode")
         self._config = configure(model=model, **options)
-        self._engine = start_engine(self._config, progress or StartupProgress(WarningsOnly()))
+        self._engine = _start(self._config, progress or StartupProgress(WarningsOnly()))
         self._stats = self._engine.core.stats()
         self._thread = CallThread("offline")
         self._end = weakref.finalize(self, _end, self._thread, self._engine)
@@ -365,6 +366,26 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _start(config: EngineConfig, progress: StartupProgress) -> StartedEngine:
+    """On a GPU, in a thread that ends before calls are computed: cuBLAS has a handle and a workspace for each thread
+    that lives, so that the calls' thread would have others, beyond the memory that was measured.
+    """
+    if is_for_cpu(config.device) or config.parallel.backend != "uni":
+        return start_engine(config, progress)
+
+    def start(call: Call) -> StartedEngine:
+        engine = start_engine(config, progress)
+        if call.interrupted:
+            engine.close()
+        return engine
+
+    thread = CallThread("start")
+    try:
+        return thread.call(start)
+    finally:
+        thread.close()
 
 
 def _end(thread: CallThread, engine: StartedEngine) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine_core import llm
+from engine_core.llm import LLM
 from engine_core.platforms import cuda
 from engine_core.request import SamplingParams
+from engine_core.startup import StartedEngine
 from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted_device import FlashInferDevice, InterpretedDevice, Replayed, install
 from tests.engine_core.models.families import configuration
@@ -52,3 +57,27 @@ def test_tokens_equal_those_of_the_cpu_engine(
     assert tokens == expected
     assert is_stable == (device is not FlashInferDevice)
     assert Replayed.replays >= 3
+
+
+def test_the_thread_that_starts_an_engine_ends_before_calls_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that live would have two handles and workspaces of cuBLAS."""
+    model = save_model(make_model(configuration("qwen3-tied-head-dim")), tmp_path)
+    install(monkeypatch)
+    threads: list[threading.Thread] = []
+    start = llm.start_engine
+
+    def observed(*arguments: Any) -> StartedEngine:
+        threads.append(threading.current_thread())
+        return start(*arguments)
+
+    monkeypatch.setattr(llm, "start_engine", observed)
+    options = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "max_model_len": 64, "kv_cache_memory_bytes": 2 << 20}
+    for device in ("cuda", "cpu"):
+        with LLM(str(model), device=device, dtype="float32", **options):
+            pass
+    on_gpu, on_cpu = threads
+    assert on_gpu.name == "start"
+    assert not on_gpu.is_alive()
+    assert on_cpu is threading.current_thread(), "which an interrupt can stop"
