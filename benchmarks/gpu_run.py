@@ -4,23 +4,24 @@
     make gpu-run MINUTES=15 OUT=/tmp/h100           # as much as fits into a quarter of an hour
     make gpu-run GPU="--parts speed sampling"       # some parts; --list shows all, with what they take
     make gpu-run GPU=--skip-done                    # what is missing or has failed in OUT
-    make gpu-run GPU="--device cpu --scale tiny"    # a rehearsal without a GPU: every part, small
+    make gpu-run GPU="--device cpu"                 # a rehearsal without a GPU: every part, small
 
 Each part runs in a process of its own, is killed where it hangs, and stops no other. OUT/gpu-run.json has the rows and
-the last lines of each part and is rewritten after each; OUT/output.log has all that they printed. Nothing is
-downloaded: weights are random, and packages that are missing are installed from .gpu-wheels, which `make gpu-wheels`
-fills.
+the last lines of each part and is rewritten after each; what it has of parts that do not run this time is kept.
+OUT/output.log gets what parts print, as they print it. Nothing is downloaded: weights are random, and packages that are
+missing are installed from .gpu-wheels, which `make gpu-wheels` fills.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.goals import verdict
+from benchmarks.gpu.goals import NOT_MEASURED, gpu_table, verdict
 from benchmarks.gpu.parts import PARTS, table
 from benchmarks.guard import end_with_this_program
 from benchmarks.report import Row, document, print_table, write_json
@@ -40,6 +41,11 @@ _LEAST_SECONDS = 5.0
 _END_TIMEOUT = 10.0
 _FLOAT32_AS_IT_IS = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "NVIDIA_TF32_OVERRIDE": "0"}
 """Some images have cuBLAS round it to TF32, and then no tokens are those of a CPU."""
+_SLOWER = 4.0
+"""How many times as long as a GPU a CPU may take for its small rehearsal of a part."""
+_UNITS = ("seconds", "MiB", "TFLOP/s")
+"""What figures are in that are no shares or multiples."""
+_NOT_TOLD = ("what", "measured", "target", "of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,11 @@ class Run:
     device: str
     scale: str
     environment: Mapping[str, str]
+
+    @property
+    def is_rehearsal(self) -> bool:
+        """Whether its figures say nothing about a GPU."""
+        return (self.device, self.scale) != ("cuda", "full")
 
     @property
     def results(self) -> Path:
@@ -65,38 +76,43 @@ class Run:
 def line(row: Row) -> str:
     """A row as one readable line."""
     if row.get("measured") is None:
-        told = ", ".join(f"{name} {value}" for name, value in row.items() if name not in ("what", "measured", "target"))
+        told = ", ".join(f"{name} {value}" for name, value in row.items() if name not in _NOT_TOLD)
         return f"  {row['what']}: {told}"
+    of = row.get("of", "")
+    measured = f"{row['measured']:.3g} {of if of in _UNITS else f'× {of}'}"
     reached = {True: " reached", False: " SHORT", None: ""}[verdict(row)]
-    extra = {name: value for name, value in row.items() if name not in ("measured", "target")}
-    told = ", ".join(f"{name} {value:.3g}" for name, value in extra.items() if isinstance(value, float))
+    extra = {name: value for name, value in row.items() if name not in (*_NOT_TOLD, "at most")}
+    told = ", ".join(f"{name} {value:.4g}" for name, value in extra.items() if isinstance(value, int | float))
     bound = "" if row.get("target") is None else f" ({'≤' if row.get('at most') else '≥'} {row['target']:g})"
-    return f"  {row['what']}: {row['measured']:.3g}{bound}{reached}" + (f"; {told}" if told else "")
+    return f"  {row['what']}: {measured}{bound}{reached}" + (f"; {told}" if told else "")
 
 
 def run_part(run: Run, name: str, bound: float) -> dict[str, Any]:
-    """Run a part for at most ``bound`` seconds; returns its result."""
+    """Run a part for at most ``bound`` seconds; returns its result. What it prints and measures is in files at once."""
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        rows, output = Path(directory) / "rows", Path(directory) / "output"
-        command = [sys.executable, "-m", "benchmarks.gpu.part", name, "--rows", str(rows), "--out", str(run.out)]
-        command += ["--device", run.device, "--scale", run.scale, "--bound", str(bound)]
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=_ROOT,
-                env=dict(run.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    rows = run.out / f"{name}.rows"
+    rows.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu.part", name, "--rows", str(rows), "--out", str(run.out)]
+    command += ["--device", run.device, "--scale", run.scale, "--bound", str(bound)]
+    with run.log.open("ab") as log:
+        log.write(f"\n===== {name}\n".encode())
+        log.flush()
+        first = log.tell()
+        process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=dict(run.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         end_with_this_program(process)
         outcome = _outcome(process, bound)
-        told = output.read_text(errors="replace")
-        found = [json.loads(each) for each in rows.read_text().splitlines()] if rows.exists() else []
-    with run.log.open("a") as log:
-        log.write(f"\n===== {name}: {outcome}\n{told}")
+        told = run.log.read_bytes()[first:].decode(errors="replace")
+        log.write(f"===== {name}: {outcome}\n".encode())
+    found = [json.loads(each) for each in rows.read_text().splitlines()] if rows.exists() else []
+    rows.unlink(missing_ok=True)
     seconds = round(time.monotonic() - begun, 1)
     return {"outcome": outcome, "seconds": seconds, "rows": found, "output": told.splitlines()[-_LAST_LINES:]}
 
@@ -106,7 +122,7 @@ def _outcome(process: subprocess.Popen[bytes], bound: float) -> str:
     try:
         outcome = "done" if process.wait(bound) == 0 else f"failed with {process.returncode}"
     except subprocess.TimeoutExpired:
-        outcome = f"hung: killed after {bound:.0f} s"
+        outcome = f"hung or too slow: killed after {bound:.0f} s"
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # what hangs in a driver cannot be killed
@@ -114,21 +130,23 @@ def _outcome(process: subprocess.Popen[bytes], bound: float) -> str:
     return outcome
 
 
-def run_parts(run: Run, names: Sequence[str], minutes: float, known: dict[str, Any]) -> dict[str, Any]:
-    """Run parts, and write the results after each; ``known``: those of an earlier run, kept until they run again."""
+def run_parts(run: Run, names: Sequence[str], minutes: float, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Run parts, and write the results after each; ``known``: those of an earlier run, kept until a part runs again."""
     end = time.monotonic() + 60 * minutes
     results = dict(known)
-    for name in names:
-        left = end - time.monotonic()
-        expected = PARTS[name].cost.seconds if run.device == "cuda" else _LEAST_SECONDS
+    for number, name in enumerate(names, 1):
+        part, left = PARTS[name], end - time.monotonic()
+        expected, slower = (part.cost.seconds, 1.0) if run.device == "cuda" else (_LEAST_SECONDS, _SLOWER)
         if left < max(_LEAST_SECONDS, expected):
-            told = f"left out: {expected:.0f} s are needed, {left:.0f} s are left"
-            results[name] = {"outcome": told, "rows": known.get(name, {}).get("rows", [])}
+            outcome = f"left out: {expected:.0f} s are needed, {max(0.0, left):.0f} s are left"
+            print(f"[{number} of {len(names)}] {name}: {outcome}", flush=True)
+            results[name] = {"rows": [], **known.get(name, {}), "outcome": outcome}
         else:
-            print(f"{name}: {PARTS[name].proves}", flush=True)
-            results[name] = run_part(run, name, min(left, PARTS[name].bound))
+            about = f"about {expected:.0f} s, " if run.device == "cuda" else ""
+            print(f"[{number} of {len(names)}] {name} ({about}{left:.0f} s left): {part.proves}", flush=True)
+            results[name] = run_part(run, name, min(left, slower * part.bound))
+            _show(name, results[name])
         _write(run, results)
-        _show(run, name, results[name])
     return results
 
 
@@ -142,13 +160,41 @@ def _write(run: Run, results: Mapping[str, Any]) -> None:
     partial.replace(run.results)
 
 
-def _show(run: Run, name: str, result: Mapping[str, Any]) -> None:
+def _show(name: str, result: Mapping[str, Any]) -> None:
     for row in result["rows"]:
-        print(line(row if run.device == "cuda" else {**row, "target": None}))  # a rehearsal reaches nothing
-    seconds = f" in {result['seconds']:g} s" if "seconds" in result else ""
-    print(f"  {name}: {result['outcome']}{seconds}", flush=True)
-    if result["outcome"].startswith(("failed", "hung")):
-        print("\n".join(f"    {each}" for each in result["output"][-_LAST_LINES:]), flush=True)
+        print(line(row))
+    print(f"  {name}: {result['outcome']} in {result['seconds']:g} s", flush=True)
+    if _is_fault(result):
+        print("\n".join(f"    {each}" for each in result["output"]), flush=True)
+
+
+def _is_fault(result: Mapping[str, Any]) -> bool:
+    return str(result["outcome"]).startswith(("failed", "hung"))
+
+
+def _conclude(run: Run, results: Mapping[str, Any]) -> None:
+    """Print the targets with what was measured, and what there is still to do."""
+    table = gpu_table({"here": [row for result in results.values() for row in result["rows"]]})
+    measured = [row for row in table if row["here"] != NOT_MEASURED]  # nothing in a rehearsal: no row is a goal's
+    if measured:
+        print_table(measured, "Figures and their targets")
+    missing = {name: result["outcome"] for name, result in results.items() if result["outcome"] != "done"}
+    print(f"\n{len(results) - len(missing)} of {len(results)} parts done; results are in {run.results}")
+    for name, outcome in missing.items():
+        print(f"  {name}: {outcome}")
+    if missing:
+        print(f"Why: see above, or {run.log}. The same command with --skip-done, and OUT, runs only these parts.")
+
+
+def _require(device: str) -> None:
+    """Nothing can run without these. Raises ``SystemExit``."""
+    if importlib.util.find_spec("torch") is None:
+        raise SystemExit(f"{sys.executable} has no torch: name a Python that has it, `make gpu-run PYTHON=…`")
+    if device == "cuda":
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise SystemExit(f"there is no NVIDIA driver here ({error}): --device cpu rehearses without") from None
 
 
 def _environment(device: str, wheels: Path) -> dict[str, str]:
@@ -176,7 +222,7 @@ def _caches() -> dict[str, str]:
 
 
 def main() -> None:
-    """Run parts. Ends with 1 where one of them failed, hung or was left out."""
+    """Run parts. Ends with 1 where one failed or hung."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -194,30 +240,36 @@ def main() -> None:
     if arguments.list:
         print_table(table())
         return
+    _require(arguments.device)
     arguments.out.mkdir(parents=True, exist_ok=True)
     scale = arguments.scale or ("full" if arguments.device == "cuda" else "tiny")
     environment = _environment(arguments.device, arguments.wheels)
     run = Run(arguments.out.resolve(), arguments.device, scale, environment)
+    if run.is_rehearsal:
+        print(f"A rehearsal ({run.device}, {scale}): models and work are small, and figures say nothing about a GPU.")
+    print(f"While a part runs, what it prints is in {run.log}", flush=True)
     known = _known(run)
     names = [name for name in PARTS if name in arguments.parts]
     if arguments.skip_done:
         names = [name for name in names if known.get(name, {}).get("outcome") != "done"]
-    if not arguments.skip_done:
-        known = {name: result for name, result in known.items() if name not in names}
-    results = run_parts(run, names, arguments.minutes, known)
-    done = sum(result["outcome"] == "done" for result in results.values())
-    print(f"{done} of {len(results)} parts done; results are in {run.results}")
-    raise SystemExit(any(results[name]["outcome"] != "done" for name in names))
+    try:
+        results = run_parts(run, names, arguments.minutes, known)
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted: {run.results} has the parts before; --skip-done goes on") from None
+    _conclude(run, results)
+    raise SystemExit(any(_is_fault(results[name]) for name in names))
 
 
 def _known(run: Run) -> dict[str, Any]:
-    """The results of an earlier run in the same folder, on the same device and at the same scale."""
+    """The results of an earlier run in the same folder. Those of another device or scale are put aside."""
     try:
         earlier = json.loads(run.results.read_text())
     except (OSError, ValueError):
         return {}
-    same = (earlier.get("device"), earlier.get("scale")) == (run.device, run.scale)
-    parts: dict[str, Any] = earlier["parts"] if same else {}
+    if (earlier["device"], earlier["scale"]) != (run.device, run.scale):
+        run.results.rename(run.out / f"gpu-run-{earlier['device']}-{earlier['scale']}.json")
+        return {}
+    parts: dict[str, Any] = earlier["parts"]
     return parts
 
 

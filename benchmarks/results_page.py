@@ -56,10 +56,16 @@ def _on_gpus(paths: Sequence[Path]) -> list[str]:
     for card, part in parts.items():
         if (part["device"], part["scale"]) != ("cuda", "full"):
             raise SystemExit(f"gpu-{card}.json is of a rehearsal ({part['device']}, {part['scale']}): remove it")
-        lines += [f"{card}: {_circumstances(part)}", ""]
+        lines += [f"{card}: {_gpu(part)}{_circumstances(part)}", ""]
     if not parts:
         lines += ["Not measured: no GPU was at hand. [docs/gpu.md](../docs/gpu.md) says what to run on one.", ""]
     return [*lines, *aligned(gpu_table({card: part["figures"] for card, part in parts.items()}))]
+
+
+def _gpu(part: Mapping[str, Any]) -> str:
+    """The card and its software, as the part ``preflight`` has found them."""
+    row: Row = next((row for row in part["figures"] if row["what"] == "machine"), {})
+    return "".join(f"{name}: {row[name]}; " for name in ("GPU", "driver, processes", "CUDA of torch") if row.get(name))
 
 
 def _circumstances(part: Mapping[str, Any]) -> str:

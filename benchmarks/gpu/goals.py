@@ -32,6 +32,7 @@ class Goal:
         return "–" if self.bound is None else f"{'≤' if self.at_most else '≥'} {self.bound:g}"
 
 
+NOT_MEASURED = "not measured"
 _READ = "(weights + KV read) ÷ copy bandwidth"
 _PRODUCTS = "measured rate of products"
 _TESTS = "tests"
@@ -89,13 +90,13 @@ def gpu_table(measured: Mapping[str, Sequence[Row]]) -> list[Row]:
     rows: list[Row] = []
     for goal in GOALS.values():
         cells = {card: _cell(goal, found) for card, found in measured.items()}
-        rows.append({"what": goal.what, "of": goal.of, "must be": goal.must_be} | (cells or {"is": "not measured"}))
+        rows.append({"what": goal.what, "of": goal.of, "must be": goal.must_be} | (cells or {"is": NOT_MEASURED}))
     return rows
 
 
 def _cell(goal: Goal, rows: Sequence[Row]) -> str:
     row = next((row for row in rows if row["what"] == goal.what and row.get("measured") is not None), None)
     if row is None:
-        return "not measured"
+        return NOT_MEASURED
     told = {True: "", False: ", short", None: ""}[verdict(row)]
     return f"{row['measured']:.3g}{told}"

@@ -116,16 +116,7 @@ PARTS: Mapping[str, Part] = {
         Cost(240),
     ),
 }
-"""In order. The last ones are those that need not fit into eight minutes."""
-
-
-def left_out_by(minutes: float) -> list[str]:
-    """The parts that are not expected to fit into ``minutes``, with all before them."""
-    names, taken = [], 0.0
-    for name, part in PARTS.items():
-        taken += part.cost.seconds
-        names += [name] if taken > 60 * minutes else []
-    return names
+"""In order. The last two need not fit into eight minutes."""
 
 
 def table() -> list[dict[str, object]]:

@@ -38,10 +38,10 @@ _MODULES = {
 
 def look(place: Place) -> Iterator[Row]:
     """What cannot be imported, built or allocated is in the rows, and fails the part where others need it."""
-    yield {"what": "machine", "measured": None, "problem": "", **_versions(place)}
+    yield {"what": "machine", "measured": None, **_versions(place)}
     missing = _imports()
     for group, problems in missing.items():
-        yield {"what": f"imports: {group}", "measured": float(not problems), "of": "all", "target": None, **problems}
+        yield {"what": f"imports: {group}", "measured": None, "missing": len(problems), **problems}
     yield {"what": "native kernels of the CPU", "of": "seconds", "target": None} | _native_kernels()
     yield limits_row(place.limits())
     if place.is_gpu:

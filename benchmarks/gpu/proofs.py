@@ -24,7 +24,7 @@ def run_tests(name: str, file: str, device: str) -> Iterator[Row]:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-c", "tests/gpu/pytest.ini", "--rootdir", ".", "--durations=5"]
         command += ["--confcutdir", "tests/gpu", f"tests/gpu/{file}", "--device", device, f"--junitxml={report}"]
-        command += ["-p", "no:cacheprovider", "--tb=short", "-q", "-o", "faulthandler_timeout=40"]
+        command += ["--tb=short", "-q", "-o", "faulthandler_timeout=40"]
         if device == "cuda" and importlib.util.find_spec("xdist") is not None:
             command += ["-n", str(_PROCESSES)]
         code = subprocess.run(command, cwd=_ROOT, check=False).returncode

@@ -34,7 +34,7 @@ def measure(place: Place) -> Iterator[Row]:
             yield GOALS[name].reached(taken / greedy, **{"step ms": 1e3 * taken, "greedy step ms": 1e3 * greedy})
         for kind, params in _OTHERS.items():
             taken = seconds(params)
-            what = f"Qwen3-0.6B, {batch} sequences: {kind}"
+            what = f"{place.scale.small}, {batch} sequences: {kind}"
             yield {
                 "what": what,
                 "measured": taken / greedy,

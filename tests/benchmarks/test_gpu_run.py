@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_run
-from benchmarks.gpu import layers, memory, parts, place, sampling, speed, traces
+from benchmarks.gpu import layers, memory, part, parts, place, sampling, speed, traces
 from benchmarks.gpu.goals import GOALS, gpu_table, verdict
 from benchmarks.gpu.parts import PARTS, Cost, Part
 from benchmarks.gpu.place import SCALES, Place
@@ -99,6 +100,7 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_is_run_again(run: Run) ->
     known = gpu_run._known(run)
     assert known == results
     assert gpu_run._known(Run(run.out, "cuda", "full", {})) == {}, "of another device"
+    assert json.loads((run.out / "gpu-run-cpu-tiny.json").read_text()) == kept, "but nothing is lost"
     again = [name for name in names if known[name]["outcome"] != "done"]
     assert again == ["bad", "stuck"]
     without_time = run_parts(Run(run.out, "cuda", "tiny", run.environment), ["stuck"], 0.0, known)
@@ -124,15 +126,34 @@ def test_what_does_not_fit_into_the_time_is_left_out(run: Run) -> None:
     assert results["long"]["outcome"] == "left out: 10000 s are needed, 30 s are left"
 
 
+def test_what_is_known_of_other_parts_is_kept(run: Run) -> None:
+    earlier = {"rows": [{"what": "speed", "measured": 1.0}], "output": [], "seconds": 1.0}
+    known = {name: earlier | {"outcome": outcome} for name, outcome in (("bad", "failed with 1"), ("long", "done"))}
+    on_gpu = Run(run.out, "cuda", "tiny", run.environment)
+    results = run_parts(on_gpu, ["good", "long"], 0.5, known)
+    assert outcomes(results) == {"bad": "failed", "good": "done", "long": "left"}
+    assert results["long"]["rows"] == results["bad"]["rows"] == earlier["rows"]
+    assert len(json.loads(run.results.read_text())["figures"]) == 3
+
+
+def test_rows_of_a_rehearsal_name_no_model_that_did_not_run() -> None:
+    row = GOALS["decode-1"].reached(0.9)
+    rehearsed = part._told(row, Namespace(device="cpu", scale="tiny"))
+    assert (rehearsed["what"], rehearsed["target"]) == (f"rehearsal of: {row['what']}", None)
+    assert part._told(row, Namespace(device="cuda", scale="full")) == row
+    start = {"what": "start of tiny-llama", "measured": 1.0, "target": None}
+    assert part._told(start, Namespace(device="cpu", scale="tiny")) == start
+
+
 def test_eight_minutes_are_enough_for_all_that_comes_first() -> None:
-    assert parts.left_out_by(8) == ["launches", "generate"]
+    assert [row["part"] for row in parts.table() if row["so far, min"] > 8] == ["launches", "generate"]
     assert [row["part"] for row in parts.table()] == list(PARTS)
-    files = {part.runs for part in PARTS.values() if part.runs.endswith(".py")}
+    files = {one.runs for one in PARTS.values() if one.runs.endswith(".py")}
     assert all((ROOT / "tests" / "gpu" / file).exists() for file in files)
     told = (ROOT / "docs" / "gpu.md").read_text()
-    for name, part in PARTS.items():
-        assert f"| `{name}` | {part.proves} | {part.cost.fixed:g} | {part.cost.terabytes:g} " in told
-        assert f"| {part.cost.petaflops:g} | {part.cost.seconds:.0f} |" in told
+    for name, one in PARTS.items():
+        assert f"| `{name}` | {one.proves} | {one.cost.fixed:g} | {one.cost.terabytes:g} " in told
+        assert f"| {one.cost.petaflops:g} | {one.cost.seconds:.0f} |" in told
 
 
 PLACE = Place("cpu", SCALES["tiny"], Path())
@@ -204,11 +225,11 @@ def test_float32_is_not_rounded_and_caches_need_no_home(monkeypatch: pytest.Monk
 def test_lines_and_tables_say_what_was_reached() -> None:
     row = {"what": "decode", "measured": 0.812, "target": 0.8, "of": "bandwidth", "step ms": 4.5}
     assert verdict(row) is True
-    assert line(row) == "  decode: 0.812 (≥ 0.8) reached; step ms 4.5"
+    assert line(row) == "  decode: 0.812 × bandwidth (≥ 0.8) reached; step ms 4.5"
     assert verdict(row | {"at most": True}) is False
     assert "SHORT" in line(row | {"measured": 0.7})
     assert verdict(row | {"target": None}) is None
-    assert line({"what": "imports", "measured": None, "problem": "none"}) == "  imports: problem none"
+    assert line({"what": "imports", "measured": None, "missing": 0}) == "  imports: missing 0"
     told = gpu_table({"h100": [GOALS["decode-1"].reached(0.81)], "h200": [GOALS["memory"].reached(1.1)]})
     assert len(told) == len(GOALS)
     assert [(row["h100"], row["h200"]) for row in told if row["what"] == GOALS["decode-1"].what] == [
