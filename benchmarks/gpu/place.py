@@ -128,10 +128,15 @@ class Place:
             self.synchronize()
 
     def kernels(self, profile: torch.profiler.profile) -> list[tuple[str, int, float]]:
-        """What was recorded: names, calls, and microseconds of the device in all of them; the longest first."""
+        """What was recorded: names, calls, and microseconds of the device in all of them; the longest first.
+
+        Raises ``RuntimeError`` if that is nothing of a GPU's.
+        """
         events: list[Any] = list(profile.key_averages())
         if self.is_gpu:  # operations on the host have the time of their kernels, too: it would count twice
             events = [event for event in events if event.device_type == DeviceType.CUDA]
+            if not events:
+                raise RuntimeError("the profiler has seen no kernel: torch's warnings tell why CUPTI is not at hand")
         own = "self_device_time_total" if self.is_gpu else "self_cpu_time_total"
         found = [(event.key, event.count, float(getattr(event, own))) for event in events]
         return sorted(found, key=lambda one: -one[2])

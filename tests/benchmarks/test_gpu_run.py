@@ -10,9 +10,11 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.autograd import DeviceType
 
 from benchmarks import gpu_run
 from benchmarks.gpu import layers, memory, part, parts, place, sampling, speed, traces
@@ -179,6 +181,12 @@ def test_a_trace_is_small_and_tells_the_longest_kernels(tmp_path: Path) -> None:
     rows = list(traces.measure(Place("cpu", SCALES["tiny"], tmp_path)))
     assert [(tmp_path / row["file"]).stat().st_size < 1 << 20 for row in rows] == [True, True]
     assert all(row["longest"][0][2] >= row["longest"][1][2] > 0 for row in rows)
+
+
+def test_a_profiler_that_sees_no_kernel_has_not_measured_zero() -> None:
+    on_host = SimpleNamespace(device_type=DeviceType.CPU, key="aten::mm", count=1)
+    with pytest.raises(RuntimeError, match="seen no kernel"):
+        Place("cuda", SCALES["tiny"], Path()).kernels(SimpleNamespace(key_averages=lambda: [on_host]))
 
 
 def test_a_library_that_fails_leaves_the_figures_of_the_others(
