@@ -81,19 +81,24 @@ def launches(place: Place) -> Iterator[Row]:
             if not eager:
                 extra = {"step ms": 1e3 * taken[False], "eager step ms": 1e3 * taken[True]}
                 yield GOALS["eager"].reached(taken[True] / taken[False], **extra)
-                own = _kernel_seconds(place, engine)  # last: not every machine lets a profiler see its GPU
-                extra = {"step ms": 1e3 * taken[False], "kernels ms": 1e3 * own}
+                kernels, own = _kernels_of_a_step(place, engine)  # last: not every machine lets a profiler see its GPU
+                extra = {"step ms": 1e3 * taken[False], "kernels ms": 1e3 * own, "kernels": kernels}
                 yield GOALS["busy"].reached(taken[False] / own, **extra)
 
 
-def _kernel_seconds(place: Place, engine: RinglineEngine) -> float:
-    """Seconds that the kernels of a decoding step take, by the profiler: of a long output less those of a short one."""
-    busy = []
+def _kernels_of_a_step(place: Place, engine: RinglineEngine) -> tuple[float, float]:
+    """How many kernels a decoding step has, by the profiler, and their seconds: of a long output less a short one.
+
+    There are several for each layer, unless the profiler does not see those of graphs.
+    """
+    counts, busy = [], []
     for output in (8, 40):
         with place.profiled(host=False) as profile:
             engine.run(Work(1, 128, output, seed=9))
-        busy.append(sum(micros for _, _, micros in place.kernels(profile)) / 1e6)
-    return (busy[1] - busy[0]) / 32
+        kernels = place.kernels(profile)
+        counts.append(sum(count for _, count, _ in kernels))
+        busy.append(sum(micros for _, _, micros in kernels) / 1e6)
+    return (counts[1] - counts[0]) / 32, (busy[1] - busy[0]) / 32
 
 
 def generate(place: Place) -> Iterator[Row]:
