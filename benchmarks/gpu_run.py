@@ -26,6 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from benchmarks.report import Row, document, print_table, write_json
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LAST_LINES = 60
+_LAST_BYTES = 1 << 18
+"""Of what a part has printed, no more is read: it may have printed gigabytes, or one line of them."""
+_LINE_LENGTH = 2000
 _LEAST_SECONDS = 5.0
 """Less time than that is not worth a start."""
 _END_TIMEOUT = 10.0
@@ -94,9 +98,8 @@ def run_part(run: Run, name: str, bound: float) -> dict[str, Any]:
     rows.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu.part", name, "--rows", str(rows), "--out", str(run.out)]
     command += ["--device", run.device, "--scale", run.scale, "--bound", str(bound)]
-    with run.log.open("ab") as log:
-        log.write(f"\n===== {name}\n".encode())
-        log.flush()
+    with run.log.open("ab", buffering=0) as log:
+        _note(log, f"\n===== {name}\n")
         first = log.tell()
         process = subprocess.Popen(
             command,
@@ -109,12 +112,35 @@ def run_part(run: Run, name: str, bound: float) -> dict[str, Any]:
         )
         end_with_this_program(process)
         outcome = _outcome(process, bound)
-        told = run.log.read_bytes()[first:].decode(errors="replace")
-        log.write(f"===== {name}: {outcome}\n".encode())
-    found = [json.loads(each) for each in rows.read_text().splitlines()] if rows.exists() else []
+        told = _last_lines(run.log, first)
+        _note(log, f"===== {name}: {outcome}\n")
+    found = _rows(rows)
     rows.unlink(missing_ok=True)
     seconds = round(time.monotonic() - begun, 1)
-    return {"outcome": outcome, "seconds": seconds, "rows": found, "output": told.splitlines()[-_LAST_LINES:]}
+    return {"outcome": outcome, "seconds": seconds, "rows": found, "output": told}
+
+
+def _note(log: FileIO, text: str) -> None:
+    """Add to the log, if the disk has room: a full one stops no part."""
+    with suppress(OSError):
+        log.write(text.encode())
+
+
+def _last_lines(log: Path, first: int) -> list[str]:
+    """The last lines of a log, none from before its byte ``first``, and no more of each than can be shown."""
+    with log.open("rb") as file:
+        file.seek(max(first, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        told = file.read(_LAST_BYTES).decode(errors="replace")
+    return [each[:_LINE_LENGTH] for each in told.splitlines()[-_LAST_LINES:]]
+
+
+def _rows(file: Path) -> list[Row]:
+    """The rows that a part has written whole: one that was killed, or had a full disk, may have cut off the last."""
+    found = []
+    for each in file.read_text(errors="replace").splitlines() if file.exists() else []:
+        with suppress(ValueError):
+            found.append(json.loads(each))
+    return [row for row in found if isinstance(row, dict) and "what" in row]
 
 
 def _outcome(process: subprocess.Popen[bytes], bound: float) -> str:
@@ -156,8 +182,11 @@ def _write(run: Run, results: Mapping[str, Any]) -> None:
     rows = [row for result in ordered.values() for row in result["rows"]]
     whole = document("gpu", rows) | {"device": run.device, "scale": run.scale, "parts": ordered}
     partial = run.results.with_suffix(".partial")
-    write_json(partial, whole)
-    partial.replace(run.results)
+    try:
+        write_json(partial, whole)
+        partial.replace(run.results)
+    except OSError as error:
+        print(f"  the results could not be written, the next parts run all the same: {error}", flush=True)
 
 
 def _show(name: str, result: Mapping[str, Any]) -> None:
@@ -240,8 +269,10 @@ def main() -> None:
     if arguments.list:
         print_table(table())
         return
+    if not arguments.minutes > 0:
+        parser.error(f"--minutes is {arguments.minutes:g}: it must be above 0")
     _require(arguments.device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    _prepare(arguments.out)
     scale = arguments.scale or ("full" if arguments.device == "cuda" else "tiny")
     environment = _environment(arguments.device, arguments.wheels)
     run = Run(arguments.out.resolve(), arguments.device, scale, environment)
@@ -260,16 +291,29 @@ def main() -> None:
     raise SystemExit(any(_is_fault(results[name]) for name in names))
 
 
+def _prepare(out: Path) -> None:
+    """Make the folder of results. Raises ``SystemExit`` where none can be written there."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with (out / "output.log").open("ab"):
+            pass
+    except OSError as error:
+        raise SystemExit(f"results cannot be written to {out} ({error}): name another folder, OUT=…") from None
+
+
 def _known(run: Run) -> dict[str, Any]:
     """The results of an earlier run in the same folder. Those of another device or scale are put aside."""
     try:
         earlier = json.loads(run.results.read_text())
-    except (OSError, ValueError):
+        of = (str(earlier["device"]), str(earlier["scale"]))
+        parts = {name: result for name, result in earlier["parts"].items() if {"rows", "outcome"} <= result.keys()}
+    except OSError:
         return {}
-    if (earlier["device"], earlier["scale"]) != (run.device, run.scale):
-        run.results.rename(run.out / f"gpu-run-{earlier['device']}-{earlier['scale']}.json")
+    except (ValueError, LookupError, TypeError, AttributeError):  # cut off, or of an older layout
+        of, parts = ("not", "read"), {}
+    if of != (run.device, run.scale):
+        run.results.rename(run.out / f"gpu-run-{'-'.join(of)}.json")
         return {}
-    parts: dict[str, Any] = earlier["parts"]
     return parts
 
 

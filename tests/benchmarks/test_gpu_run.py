@@ -110,6 +110,37 @@ def test_a_part_that_fails_or_hangs_stops_no_other_and_is_run_again(run: Run) ->
     assert without_time["stuck"]["rows"] == known["stuck"]["rows"] != [], "figures are not lost"
 
 
+def test_output_and_rows_of_any_kind_stop_no_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (rows := run.out / "of.rows").write_bytes(b'{"what": "a", "measured": NaN}\n[1]\n\xff\n{"what": "cut o')
+    assert [row["what"] for row in gpu_run._rows(rows)] == ["a"]
+    assert gpu_run._rows(run.out / "none.rows") == []
+    run.log.write_bytes(b"before\n" + b"\xff" * 3_000_000 + b"\nlast")
+    told = gpu_run._last_lines(run.log, 7)
+    assert (len(told), len(told[0]), told[1]) == (2, 2000, "last")
+    assert gpu_run._last_lines(run.log, 3_000_008) == ["last"]
+
+    def on_a_full_disk(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(gpu_run, "write_json", on_a_full_disk)
+    assert outcomes(run_parts(run, ["good"], 1.0, {})) == {"good": "done"}
+
+
+@pytest.mark.parametrize(
+    "earlier", ['{"device": "cpu"', "[]", "{}", '{"device": "cpu", "scale": "tiny", "parts": [1]}']
+)
+def test_results_that_cannot_be_read_are_put_aside(run: Run, earlier: str) -> None:
+    run.results.write_text(earlier)
+    assert gpu_run._known(run) == {}
+    assert (run.out / "gpu-run-not-read.json").read_text() == earlier
+
+
+def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+    (file := tmp_path / "a file").touch()
+    with pytest.raises(SystemExit, match="name another folder"):
+        gpu_run._prepare(file)
+
+
 def test_parts_that_are_not_chosen_keep_their_results(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run_parts(run, ["good", "bad"], 1.0, {})
     monkeypatch.setattr(gpu_run, "_environment", lambda *_: run.environment)
