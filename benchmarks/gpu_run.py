@@ -22,6 +22,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -232,7 +233,7 @@ def _environment(device: str, wheels: Path) -> dict[str, str]:
     if wheels.is_dir():
         from benchmarks.gpu.wheels import install
 
-        path.append(str(target := _ROOT / "build" / "gpu-packages"))
+        path.append(str(target := _kept() / "gpu-packages"))
         try:
             print("installed from wheels:", ", ".join(install(wheels, target)) or "nothing was missing", flush=True)
         except Exception as error:  # preflight says what is missing
@@ -244,9 +245,14 @@ def _environment(device: str, wheels: Path) -> dict[str, str]:
     return {**_caches(), **os.environ, **more, **_FLOAT32_AS_IT_IS, "HF_HUB_OFFLINE": "1"}
 
 
+def _kept() -> Path:
+    """Where what is made for a run is kept: in the tree, or among temporary files if the tree cannot be written to."""
+    return _ROOT / "build" if os.access(_ROOT, os.W_OK) else Path(tempfile.gettempdir()) / "ringline-gpu-run"
+
+
 def _caches() -> dict[str, str]:
-    """Where compilers keep what they make: in the tree, as there may be no home that can be written to."""
-    kept = _ROOT / "build" / "gpu-caches"
+    """Where compilers keep what they make: not at home, which may not be writable."""
+    kept = _kept() / "gpu-caches"
     return {"TRITON_CACHE_DIR": str(kept / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor")}
 
 

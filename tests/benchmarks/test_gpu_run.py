@@ -259,6 +259,8 @@ def test_float32_is_not_rounded_and_caches_need_no_home(monkeypatch: pytest.Monk
     assert environment["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == "0"
     assert environment["TRITON_CACHE_DIR"] == str(ROOT / "build" / "gpu-caches" / "triton")
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == "/kept"
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert not gpu_run._kept().is_relative_to(ROOT), "of a tree that cannot be written to"
 
 
 def test_lines_and_tables_say_what_was_reached() -> None:
