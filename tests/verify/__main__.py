@@ -1,8 +1,8 @@
 """``python -m tests.verify [SUITE …]``: every long suite, one after the other. Exits 1 if one of them failed.
 
-A suite that has passed is not run again until a file changes that it depends on: run the same command after an
-interruption, and it goes on. Results and output are kept in .verify/, by commit. Each suite gets a line when it ends:
-whether it passed, how long it took, and its figure.
+A suite that has passed is not run again until a file changes that it depends on, by its imports and the data that it
+reads: run the same command after an interruption, and it goes on. Results and output are kept in .verify/, by commit.
+Each suite gets a line when it ends: whether it passed, how long it took, and its figure.
 
 The suites:
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.guard import end_with_this_program
-from tests.verify.results import Result, Results
+from tests.verify.results import BusyError, Result, Results
 from tests.verify.suites import SUITES, Suite
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,8 +50,13 @@ def main() -> int:
         parser.error(f"no suite is called {', '.join(unknown)}; there are {', '.join(names)}")
     chosen = [suite for suite in SUITES if suite.name in (given.suites or names)]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    results = Results(ROOT)
     try:
-        return verify(chosen, Results(ROOT), again=given.again)
+        with results.held():
+            return verify(chosen, results, again=given.again)
+    except BusyError as error:
+        print(error)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", flush=True)
         return 130

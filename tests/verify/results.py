@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.verify.depends import Sources
 from tests.verify.suites import Suite
+
+
+class BusyError(Exception):
+    """Another run writes the same logs."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,22 @@ class Results:
         self.checkout = checkout
         self._kept = checkout / ".verify"
         self.commit = self._git("rev-parse", "--short=12", "HEAD").decode().strip()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep all others from writing here while the body runs. Raises ``BusyError`` if another does."""
+        self._kept.mkdir(exist_ok=True)
+        with (self._kept / "lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of at the end, however that comes
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip()
+                raise BusyError(f"process {holder} verifies this checkout: wait until it ends, or end it") from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
 
     def log(self, suite: Suite) -> Path:
         """Where a suite's output goes."""
@@ -57,11 +82,9 @@ class Results:
     def digest(self, suite: Suite) -> str:
         """Of the names and the contents of all files that a suite depends on, committed or not."""
         digest = hashlib.sha256()
-        listed = self._git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *suite.inputs)
-        for name in sorted(set(listed.decode().split("\0")) - {""}):
-            path = self.checkout / name
-            if path.is_file():  # a file that was removed is listed until that is committed
-                digest.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        for name in sorted(Sources(self.checkout).of(suite)):
+            content = (self.checkout / name).read_bytes()
+            digest.update(name.encode() + b"\0" + hashlib.sha256(content).digest())
         return digest.hexdigest()
 
     def _git(self, *arguments: str) -> bytes:

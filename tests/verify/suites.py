@@ -7,10 +7,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_PRODUCT = ("engine_core", "services", "clients/python", "protos", "checkpoints", "pyproject.toml", "constraints.txt")
-_HELPERS = (":(glob)tests/*.py", "benchmarks/guard.py")
-_FLEET = (*_PRODUCT, "tests/chaos", *_HELPERS)
-"""Of suites that start services, which share the fleet, the load and the ring."""
+_DATA = ("checkpoints", "engine_core/kernels/cpu", "engine_core/kernels/build.py", "constraints.txt", "pyproject.toml")
+"""What no module imports: models, the sources of kernels, and the versions of packages."""
+_COMMANDS = "services.cli.commands"
+_RING = ("services.cli.__main__", f"{_COMMANDS}.engine", f"{_COMMANDS}.processor", f"{_COMMANDS}.detokenizer")
+"""Services that a suite starts."""
+_STACK = (*_RING, f"{_COMMANDS}.serve")
+_GATEWAY = (*_STACK, f"{_COMMANDS}.gateway")
 _PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
 _TESTS = {
     "passed": r"(\d+) passed",
@@ -29,10 +32,14 @@ class Suite:
     """Of Python."""
     minutes: float
     """What it takes on two quiet cores. After three times as long it is ended, and has failed."""
-    inputs: tuple[str, ...]
-    """Git's path patterns of the files that its result depends on."""
+    begins: tuple[str, ...]
+    """The modules where its code begins, in its own process and in those that it starts."""
     figures: Mapping[str, str]
     """By name, a pattern: the figure is the sum of the numbers in its group, or how often it occurs."""
+    data: tuple[str, ...] = _DATA
+    """Git's path patterns of further files that its result depends on."""
+    mark: str | None = None
+    """That of pytest's tests which are part of it."""
 
     @property
     def command(self) -> list[str]:
@@ -51,7 +58,9 @@ SUITES = (
         what="kernels in all their shapes",
         arguments=(*_PYTEST, "--wide"),
         minutes=4,
-        inputs=(*_PRODUCT, "tests", "benchmarks/guard.py"),
+        begins=("tests.conftest", "tests.engine_core.kernels.compiled", *_STACK),
+        mark="wide",
+        data=(*_DATA, "tests/engine_core/kernels/interpreted"),
         figures=_TESTS,
     ),
     Suite(
@@ -59,7 +68,8 @@ SUITES = (
         what="every family of models, beside transformers",
         arguments=(*_PYTEST, "--models"),
         minutes=12,
-        inputs=(*_PRODUCT, "tests/engine_core", *_HELPERS),
+        begins=("tests.conftest",),
+        mark="models",
         figures=_TESTS,
     ),
     Suite(
@@ -67,7 +77,8 @@ SUITES = (
         what="engines of several processes, and their ranks killed",
         arguments=("-m", "pytest", "--distributed"),
         minutes=25,
-        inputs=(*_PRODUCT, "tests/engine_core", "tests/services", "tests/chaos", *_HELPERS),
+        begins=("tests.conftest", *_STACK),
+        mark="distributed",
         figures=_TESTS,
     ),
     Suite(
@@ -75,7 +86,9 @@ SUITES = (
         what="JSON Schemas by the thousand, beside jsonschema",
         arguments=(*_PYTEST, "--grammars", "tests/services/text/grammar", "tests/engine_core/structured_output"),
         minutes=8,
-        inputs=(*_PRODUCT, "tests/services/text/grammar", "tests/engine_core/structured_output", *_HELPERS),
+        begins=("tests.conftest",),
+        mark="grammars",
+        data=(*_DATA, "tests/services/text/grammar", "tests/engine_core/structured_output"),
         figures=_TESTS,
     ),
     Suite(
@@ -83,15 +96,8 @@ SUITES = (
         what="stubs of Go, Java and C#, against a ring",
         arguments=("-m", "tests.stubs"),
         minutes=2,
-        inputs=(
-            *_PRODUCT,
-            "tests/stubs",
-            "tests/clients",
-            "tests/contract",
-            "tests/services/processor",
-            ":(glob)tests/services/*.py",
-            *_HELPERS,
-        ),
+        begins=("tests.stubs.__main__", *_STACK),
+        data=(*_DATA, "protos", "tests/stubs", "tests/clients/node", "clients/python"),
         figures={"answers": r"compiled, and answered", "generated": r"  generated$"},
     ),
     Suite(
@@ -99,7 +105,9 @@ SUITES = (
         what="stock clients of the HTTP door",
         arguments=("-m", "tests.doors"),
         minutes=12,
-        inputs=(*_PRODUCT, "tests/doors", *_HELPERS),
+        begins=("tests.doors.__main__", *_GATEWAY),
+        mark="doors",
+        data=(*_DATA, "tests/doors"),
         figures={**_TESTS, **_PROBLEMS},
     ),
     Suite(
@@ -107,7 +115,7 @@ SUITES = (
         what="the model changes under load",
         arguments=("-m", "tests.rolling"),
         minutes=4,
-        inputs=(*_FLEET, "tests/rolling"),
+        begins=("tests.rolling.__main__", *_RING),
         figures={"requests": r"(\d+) requests in", "problems": r"(\d+) problems"},
     ),
     Suite(
@@ -115,7 +123,8 @@ SUITES = (
         what="services of two releases in one ring",
         arguments=("-m", "tests.mixed"),
         minutes=8,
-        inputs=(*_FLEET, "tests/mixed", "tests/contract"),
+        begins=("tests.mixed.__main__", *_RING),
+        data=(*_DATA, "protos", "clients/python"),
         figures={"requests": r"(\d+) requests  ", "refused": r"(\d+) refused", "problems": r"(\d+) problems"},
     ),
     Suite(
@@ -123,7 +132,8 @@ SUITES = (
         what="the scheduler's property test",
         arguments=("-m", "tests.engine_core.scheduling.soak", "--seconds", "300"),
         minutes=5,
-        inputs=("engine_core", "tests/engine_core/scheduling", ":(glob)tests/engine_core/*.py", "constraints.txt"),
+        begins=("tests.engine_core.scheduling.soak",),
+        data=("constraints.txt",),
         figures={"rounds of 200 examples": r"round \d+ .*no failure"},
     ),
     Suite(
@@ -131,7 +141,7 @@ SUITES = (
         what="services are killed, hung and cut off under load",
         arguments=("-m", "tests.chaos", "--seconds", "300"),
         minutes=9,
-        inputs=_FLEET,
+        begins=("tests.chaos.__main__", *_RING),
         figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
     ),
     Suite(
@@ -139,7 +149,7 @@ SUITES = (
         what="ranks of engines are killed, stopped and cut off, too",
         arguments=("-m", "tests.chaos", "--ranks", "--seconds", "300"),
         minutes=12,
-        inputs=_FLEET,
+        begins=("tests.chaos.__main__", *_RING),
         figures={"requests": r"(\d+) requests \(", **_PROBLEMS},
     ),
     Suite(
@@ -147,7 +157,7 @@ SUITES = (
         what="attacks beside clients that behave",
         arguments=("-m", "tests.abuse", "--seconds", "300"),
         minutes=7,
-        inputs=(*_FLEET, "tests/abuse"),
+        begins=("tests.abuse.__main__", *_RING),
         figures={"phases": r" s$", **_PROBLEMS},
     ),
     Suite(
@@ -155,7 +165,7 @@ SUITES = (
         what="mutated messages to every service",
         arguments=("-m", "tests.fuzz", "--inputs", "30000"),
         minutes=10,
-        inputs=(*_PRODUCT, "tests/fuzz", *_HELPERS),
+        begins=("tests.fuzz.__main__", *_GATEWAY),
         figures={"inputs": r"(\d+) inputs in"},
     ),
 )

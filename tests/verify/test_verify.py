@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fnmatch
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.report import Report
-from tests.house.pieces import imported
 from tests.processes import alive
 from tests.verify.__main__ import PATIENCE, ROOT, verify
-from tests.verify.results import Results
+from tests.verify.depends import Sources
+from tests.verify.results import BusyError, Results
 from tests.verify.suites import SUITES, Suite
 
 SAYS_SEVEN = "print('7 found')"
@@ -35,7 +36,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def suite(program: str, *, name: str = "some", minutes: float = 1.0) -> Suite:
-    return Suite(name, "", ("-c", program), minutes, ("engine",), {"found": r"(\d+) found", "words": "why"})
+    return Suite(name, "", ("-c", program), minutes, (), {"found": r"(\d+) found", "words": "why"}, data=("engine",))
 
 
 def test_what_has_passed_is_run_again_only_when_its_inputs_change(
@@ -122,6 +123,41 @@ time.sleep(60)
     assert not alive(int(results.log(stays).read_text().split()[0]))
 
 
+RUNS_ONE = """
+import os, pathlib, sys
+from tests.verify.__main__ import verify
+from tests.verify.results import BusyError, Results
+from tests.verify.suites import Suite
+
+print("begun", flush=True)
+sleeps = Suite("sleeps", "", ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"), 1.0, (), {}, ())
+results = Results(pathlib.Path(sys.argv[1]))
+with results.held():
+    verify([sleeps], results)
+"""
+
+
+def test_a_second_run_is_refused_and_a_killed_one_leaves_nothing_running(checkout: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", RUNS_ONE, str(checkout)], cwd=ROOT) as first:
+        results = Results(checkout)
+        log = checkout / ".verify" / results.commit / "sleeps.log"
+        assert until(lambda: log.exists() and log.read_text().strip() != "")
+        with pytest.raises(BusyError, match=f"process {first.pid} verifies this checkout"), results.held():
+            pass
+        first.kill()
+    pid = int(log.read_text())
+    assert until(lambda: not alive(pid))
+    with results.held():
+        pass
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
 @pytest.mark.parametrize(
     ("name", "output", "figure"),
     [
@@ -145,47 +181,56 @@ def test_figures(name: str, output: str, figure: str) -> None:
     assert chosen.figure(output) == figure
 
 
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
-def test_all_that_a_suite_imports_is_among_its_inputs(suite: Suite) -> None:
-    patterns = [pattern.removeprefix(":(glob)") for pattern in suite.inputs]
-    begun = [path for path in _modules(suite) if path.exists()]
-    assert begun
-    missed = {str(path.relative_to(ROOT)) for path in _closure(begun)}
-    missed = {name for name in missed if not any(_matches(name, pattern) for pattern in patterns)}
-    assert not missed
+@pytest.fixture(scope="module")
+def depended_on() -> Mapping[str, set[str]]:
+    """By suite, the files that its result depends on."""
+    sources = Sources(ROOT)
+    return {suite.name: sources.of(suite) for suite in SUITES}
 
 
-def _matches(name: str, pattern: str) -> bool:
-    if "*" in pattern:
-        return fnmatch.fnmatch(name, pattern) and name.count("/") == pattern.count("/")
-    return name == pattern or name.startswith(f"{pattern}/")
+ALL = {suite.name for suite in SUITES}
 
 
-def _modules(suite: Suite) -> Iterator[Path]:
-    """Where it begins: its module, or the tests that bear its mark."""
-    module = suite.arguments[1]
-    if module != "pytest":
-        yield from _files(module + ".__main__")
-        yield from _files(module)
-        return
-    for path in (ROOT / "tests").rglob("*.py"):
-        if "node_modules" not in path.parts and f"pytest.mark.{suite.name}" in path.read_text():
-            yield path
+@pytest.mark.parametrize(
+    ("path", "again"),
+    [
+        ("docs/gpu.md", set()),
+        ("tests/services/gateway/conftest.py", set()),
+        ("services/gateway/endpoints.py", {"doors", "fuzz"}),
+        ("services/gateway/page/index.html", {"doors", "fuzz"}),
+        ("engine_core/kernels/cpu/kernels.cpp", ALL - {"scheduler"}),
+        ("engine_core/scheduling/scheduler.py", ALL),
+        ("engine_core/executor/ray_cluster.py", ALL - {"scheduler"}),
+        ("protos/ringline/engine/v1/engine.proto", {"stubs", "mixed"}),
+        ("tests/chaos/faults.py", {"chaos", "ranks"}),
+        ("constraints.txt", ALL),
+    ],
+)
+def test_a_change_runs_the_suites_again_that_it_may_change(
+    path: str, again: set[str], depended_on: Mapping[str, set[str]]
+) -> None:
+    assert (ROOT / path).exists()
+    assert {name for name, files in depended_on.items() if path in files} == again
 
 
-def _closure(paths: list[Path]) -> set[Path]:
-    """Those files, and all of this tree that they import, wherever in a file."""
-    found: set[Path] = set()
-    while paths:
-        path = paths.pop()
-        if path in found:
-            continue
-        found.add(path)
-        for name in imported(path.read_text()):
-            paths += [*_files(name), *_files(name.rpartition(".")[0])]
-    return found
-
-
-def _files(module: str) -> list[Path]:
-    path = ROOT / module.replace(".", "/")
-    return [file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
+def test_modules_are_followed_by_imports_names_and_dots(checkout: Path) -> None:
+    texts = {
+        "engine_core/__init__.py": "",
+        "engine_core/first.py": "from .second import thing\nMODULE = 'engine_core.third'\n",
+        "engine_core/second.py": "def later():\n    import ringline.client\n",
+        "engine_core/third.py": "import os\n",
+        "engine_core/other.py": "",
+        "clients/python/ringline/client.py": "",
+        "engine_core/page.html": "",
+        "engine_core/below/data.json": "",
+        "data/table.json": "",
+    }
+    for name, text in texts.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+    some = Suite("some", "", ("-c", ""), 1.0, ("engine_core.first",), {}, data=("data",))
+    expected = set(texts) - {"engine_core/other.py", "engine_core/below/data.json"}
+    assert Sources(checkout).of(some) == expected
+    lost = Suite("lost", "", ("-c", ""), 1.0, ("engine_core.gone",), {})
+    with pytest.raises(ValueError, match=r"no module engine_core\.gone"):
+        Sources(checkout).of(lost)
