@@ -165,7 +165,7 @@ def test_with_overlapping_steps(directory: Path, together: Streams) -> None:
             }
 
 
-def test_where_steps_are_launched_before_the_tokens_of_the_one_before_are_on_the_host(
+def test_where_steps_are_launched_before_earlier_tokens_are_on_the_host(
     directory: Path, together: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a device that computes by itself, where steps overlap by default."""

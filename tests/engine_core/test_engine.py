@@ -55,7 +55,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("ahead", "stages"), [(1, 1), (2, 1), (2, 2), (3, 3)])
-def test_tokens_do_not_depend_on_the_batch_the_cache_chunks_preemption_overlap_or_stages(ahead, stages):
+def test_tokens_do_not_depend_on_batch_cache_chunks_preemption_overlap_or_stages(ahead, stages):
     together = Engine(blocks=256).run(REQUESTS)
     assert len(together) == sum(request.params.n for request in REQUESTS)
     assert all(finish is not None for _, finish in together.values())

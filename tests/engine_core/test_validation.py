@@ -79,7 +79,7 @@ def refused(request=GOOD, **params):
         ("deadline", [0.0, 10**400], [NAN, INF]),
     ],
 )
-def test_values_up_to_the_edges_of_a_range_are_taken_and_others_refused_by_the_name_of_their_field(field, taken, wrong):
+def test_values_beyond_the_edges_of_a_range_are_refused_by_field(field, taken, wrong):
     for value in taken:
         check(given(field, value))
     for value in wrong:

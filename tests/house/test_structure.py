@@ -12,6 +12,7 @@ from tests.house.pieces import ROOT, imported
 
 ROOMS = ("engine_core", "services", "clients/python", "checkpoints")
 MAX_LINES = 450
+MAX_NAME = 80
 
 
 def sources(*rooms: str) -> list[Path]:
@@ -105,3 +106,14 @@ def test_tests_bear_the_names_of_what_they_test() -> None:
             about = any(f"{subject}_".startswith(f"{name}_") for name in names)
             nameless += [] if about or subject in SCENARIOS.get(place, "").split() else [f"{place}: {subject}"]
     assert nameless == []
+
+
+def test_names_of_tests_can_be_read_at_a_glance() -> None:
+    names = {
+        f"{relative(path)}: {node.name}"
+        for path in sources("tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and len(node.name) > MAX_NAME
+    }
+    assert not names

@@ -255,7 +255,7 @@ async def test_files_that_do_not_fit_are_not_taken(secured: SecuredRing) -> None
     assert ours.serial(secured.engine.address, "operator") != before
 
 
-async def test_revoked_certificates_end_links_and_streams_go_on_over_those_that_take_their_place(
+async def test_revoked_certificates_end_links_and_streams_go_on_over_new_ones(
     secured: SecuredRing,
 ) -> None:
     ours = secured.certificates

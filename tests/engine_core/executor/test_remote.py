@@ -95,7 +95,7 @@ def test_calls_are_answered_by_rank_and_progress_is_of_all_together() -> None:
         assert titles[1:3] == ["ringline engine scripted rank tp1/2 pp0/2", "ringline engine scripted rank tp0/2 pp1/2"]
 
 
-def test_a_step_is_answered_by_the_rank_that_samples_and_others_hear_of_its_tokens_with_the_next_plan() -> None:
+def test_the_rank_that_samples_answers_and_others_hear_with_the_next_plan() -> None:
     with scripted(tp=1, pp=3) as executor:
         pending = [executor.submit(plan(step)) for step in range(3)]
         assert [each.result().token_ids for each in pending] == [[[step, 2]] for step in range(3)]

@@ -152,7 +152,7 @@ def test_a_choice_that_starts_from_forgotten_blocks_publishes_nothing(prompt, fo
     assert engine.cached("after", prompt + tuple(output)) == found
 
 
-def test_a_choice_that_starts_from_forgotten_blocks_finds_none_that_were_computed_since():
+def test_a_choice_that_starts_from_forgotten_blocks_finds_no_later_ones():
     """They may be of other weights."""
     engine = caching(max_num_seqs=2)
     output = (30, 31) * 4
@@ -270,7 +270,7 @@ def test_choices_start_from_the_window_behind_their_prompt():
     assert [table.count(NO_BLOCK) for table in introduced[1].block_ids] == [3, 0]  # the token at 20 sees from 15 on
 
 
-def test_a_prompt_that_reports_on_itself_is_shared_when_a_chunk_ends_in_its_last_block():
+def test_a_prompt_with_logprobs_is_shared_when_a_chunk_ends_in_its_last_block():
     engine = Harness(windows=[5], max_num_seqs=2, max_num_batched_tokens=27)
     engine.add("a", 30, n=3, max_tokens=6, prompt_logprobs=0)  # 28 tokens are shared, 29 must be computed before
     engine.finish()

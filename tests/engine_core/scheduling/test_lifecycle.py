@@ -8,7 +8,7 @@ from __future__ import annotations
 from .harness import Harness
 
 
-def test_the_first_choice_computes_the_prompt_and_the_others_start_from_its_full_blocks():
+def test_the_first_choice_computes_the_prompt_and_others_start_from_its_blocks():
     engine = Harness()
     engine.add("r", 10, n=3, max_tokens=6)
     assert engine.next_batch() == [("r", 0, 10)]
@@ -182,7 +182,7 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     engine.finish()
 
 
-def test_prompt_logprobs_go_on_after_a_cancellation_or_a_preemption_and_none_is_reported_again():
+def test_prompt_logprobs_go_on_after_a_preemption_and_none_comes_twice():
     engine = Harness(max_num_batched_tokens=9)
     engine.add("r", 20, n=2, prompt_logprobs=0)
     engine.step(2)

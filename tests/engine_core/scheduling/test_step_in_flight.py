@@ -18,7 +18,7 @@ def overlapped(**config):
     return Harness(max_concurrent_steps=64, **config)
 
 
-def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over_and_then_says_nothing():
+def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over():
     engine = overlapped()
     engine.add("a", 10)
     engine.plan_ahead()
@@ -71,7 +71,7 @@ def test_nothing_is_planned_beyond_the_last_token_there_may_be():
     check_idle(engine.scheduler)
 
 
-def test_a_stop_token_that_is_learned_of_late_ends_the_choice_and_what_was_drawn_beyond_it_is_dropped():
+def test_a_stop_token_learned_of_late_drops_what_was_drawn_beyond_it():
     engine = overlapped()
     engine.add("a", 10, max_tokens=50, ignore_eos=False)
     length = len(engine.streams["a"].expected[0][0])
@@ -154,7 +154,7 @@ def test_results_for_a_preempted_sequence_are_ignored_and_computed_again():
 
 
 @pytest.mark.parametrize(("later", "answer"), [(0, [[]]), (0, [[1], [1]]), (0, []), (1, [[5]])])
-def test_results_that_do_not_answer_the_plan_or_are_of_another_step_are_an_executor_error(later, answer):
+def test_results_of_another_plan_or_step_are_an_executor_error(later, answer):
     engine = Harness()
     engine.add("a")
     plan = engine.scheduler.schedule()

@@ -151,7 +151,7 @@ def test_what_does_not_depend_on_the_tokens_before_does_not_wait_for_them(
     [SamplingParams(presence_penalty=0.5), SamplingParams(bad_words_token_ids=((1, 2),))],
     ids=["penalty", "bad word"],
 )
-def test_what_depends_on_the_tokens_before_waits_for_them_while_the_model_is_computed(
+def test_what_depends_on_earlier_tokens_waits_while_the_model_is_computed(
     params: SamplingParams, device: Device
 ) -> None:
     device.launch(params, RANDOM)

@@ -75,7 +75,7 @@ async def test_an_engine_of_one_tokenizer_too_many_waits_until_another_is_gone()
     await attach(engines, third)
 
 
-async def test_an_engine_whose_tokenizer_was_forgotten_before_it_was_attached_is_asked_again() -> None:
+async def test_an_engine_whose_tokenizer_was_forgotten_too_early_is_asked_again() -> None:
     engines, first, second = Engines(1), Stub(1), Stub(2)
     model = await engines.prepare(first)
     await engines.prepare(second)

@@ -129,7 +129,7 @@ class Constrained:
         return not (registry.num_ledgers or registry._in_core or grammars)
 
 
-async def test_a_request_that_is_superseded_while_it_waits_for_its_grammar_never_reaches_the_core() -> None:
+async def test_a_request_superseded_while_its_grammar_compiles_never_reaches_the_core() -> None:
     world = Constrained()
     world.submit(epoch=1)
     world.submit(epoch=2)

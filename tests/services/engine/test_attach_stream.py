@@ -115,7 +115,7 @@ async def test_small_frames_do_not_wait_for_large_ones_of_other_peers() -> None:
         stream.cancel()
 
 
-async def test_a_peer_that_does_not_read_why_its_commands_are_rejected_has_no_more_of_them_carried_out() -> None:
+async def test_a_peer_that_does_not_read_rejections_has_no_more_commands_carried_out() -> None:
     engine = Engine(orphan_grace=1.0, max_ledgers=0)
     peer = Peer(engine_pb2.AttachRequest(commands=[engine_pb2.Command()] * (2 * MAX_PENDING_REJECTIONS)))
     stream = attach(engine, peer)

@@ -99,7 +99,7 @@ def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
     assert (after_special[2:] == [the]) == legacy
 
 
-def test_vocabulary_and_merges_are_converted_with_the_bos_that_their_configuration_asks_for(tmp_path: Path) -> None:
+def test_vocabulary_and_merges_are_converted_with_the_configured_bos(tmp_path: Path) -> None:
     """As OPT's are: here, where there is no tokenizer.json, ``add_bos_token`` counts."""
     spec = json.loads(tokenizer_json(byte_level()))
     merges = "\n".join(["#version: 0.2", *map(" ".join, spec["model"]["merges"])])

@@ -270,7 +270,7 @@ async def test_an_answer_with_more_of_them_than_it_may_have_ends(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "body"), ASKS)
-async def test_log_probabilities_of_many_tokens_at_once_are_written_in_slices_or_in_a_thread(
+async def test_log_probabilities_of_many_tokens_are_written_in_slices_or_a_thread(
     gateway: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     """Counted, not timed: how many tokens were written on the event loop at a time."""

@@ -135,5 +135,5 @@ def test_a_terminal_sees_how_far_a_stage_is_on_a_line_that_the_next_replaces():
         (['{"event": 3}', "[1]"], "[1]"),
     ],
 )
-def test_a_death_is_explained_in_one_line_by_the_last_critical_event_else_by_the_last_words(lines, why):
+def test_a_death_is_explained_by_the_last_critical_event_or_the_last_words(lines, why):
     assert death_reason(lines) == why

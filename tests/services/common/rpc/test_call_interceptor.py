@@ -47,9 +47,7 @@ async def test_a_status_that_a_handler_chose_and_an_answer_pass_through():
 
 
 @pytest.mark.parametrize(("request_text", "tracebacks"), [("refuse twice", 0), ("refuse and break", 1)])
-async def test_what_fails_after_the_status_was_sent_changes_nothing_and_is_logged_at_most_once(
-    request_text, tracebacks, caplog, capsys
-):
+async def test_what_fails_after_the_status_is_logged_at_most_once(request_text, tracebacks, caplog, capsys):
     async with serving() as (_, channel, _):
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -70,7 +70,7 @@ async def test_an_idle_stream_of_a_client_that_pings_is_left_alone() -> None:
         watch.cancel()
 
 
-async def test_of_a_stream_that_is_not_read_any_more_little_more_is_taken_however_fast_it_was() -> None:
+async def test_little_more_is_taken_of_a_stream_that_nobody_reads_any_more() -> None:
     reads, message = 500, b"x" * (64 << 10)
     stop = asyncio.Event()
 

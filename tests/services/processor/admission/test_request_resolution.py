@@ -253,7 +253,7 @@ def test_whatever_a_model_wrote_as_arguments_stays_in_the_conversation(text: str
     assert render_chat(chat, model) == shown
 
 
-def test_what_a_client_did_not_send_is_absent_and_a_template_that_asks_for_null_content_shows_the_calls() -> None:
+def test_what_a_client_did_not_send_is_absent_from_templates() -> None:
     shown = "<{{ m['tool_calls'][0] | string }}>"
     template = (
         "{% for m in messages %}{{ m.keys() | join(',') }}"
