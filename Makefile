@@ -28,7 +28,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,15 @@ demo: $(RUNS) $(NATIVE) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## start th
 
 test: setup  ## the tests, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+
+# Of every process that the tests start; combined, with the test that executed each line.
+coverage: setup  ## the tests, and by room the share of lines and branches that they execute; then MUTANTS="--count 100" tries how strong they are
+	rm -f .coverage .coverage.*
+	-COVERAGE_FILE="$(CURDIR)/.coverage" COVERAGE_PROCESS_START="$(CURDIR)/tests/coverage.ini" $(TEST_ENV) \
+	  .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m coverage combine -q --rcfile=tests/coverage.ini
+	.venv/bin/python -m tests.mutants.rooms
+	$(if $(MUTANTS),.venv/bin/python -m tests.mutants $(MUTANTS))
 
 test-wide: setup  ## the cases that `make test` leaves out because they take minutes, such as most of the interpreted kernels
 	$(TEST_ENV) .venv/bin/python -m pytest --wide -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
@@ -143,7 +152,7 @@ clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
 	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
 check-python:

@@ -5,6 +5,7 @@ takes long begins first, so that no process works alone at the end. And how it b
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -66,6 +67,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
     long = {_group(item) for item in items if item.get_closest_marker("long")} | set(_SHARED)
     items.sort(key=lambda item: _group(item) not in long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where coverage is measured (`make coverage`), it is known by which test each line was executed."""
+    if (coverage := sys.modules.get("coverage")) is not None and (measured := coverage.Coverage.current()) is not None:
+        measured.switch_context(item.nodeid.partition("[")[0])
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,0 +1,187 @@
+"""``python -m tests.mutants``: are the tests strong?
+
+Small changes are made to the code, one at a time, at random places, and the tests that execute the line are run: one of
+them should fail. Coverage with contexts comes first, which tells what executes a line:
+
+    make coverage
+    python -m tests.mutants --count 100 --seed 1 --report mutants.json
+
+The changes depend on the seed and the code alone, so that two sets of tests can be compared. They are made in a copy of
+the tree. A change is *caught* if a test fails, *survives* if all pass, is *not executed* if no test reaches its line,
+and *undecided* if the tests take longer than they may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from coverage import CoverageData
+
+from tests.mutants.changes import Change, changes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("engine_core", "services", "clients/python/ringline")
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+MOST_TESTS = 25
+"""Test functions that are run for a change: those that execute the fewest other lines, which are the quickest."""
+LINKED = (".venv", ".venv-cpu", ".venv-oldest", "tests/clients/node/node_modules")
+"""What tests need of a checkout besides what git has."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one file."""
+
+    path: str
+    change: Change
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.change.line} {self.change.what}: {self.change.text[:70]}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests said of a mutant."""
+
+    mutant: str
+    room: str
+    outcome: str
+    tests: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=100, help="changes (default: 100)")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="that the tests of a change may take (default: 30)")
+    parser.add_argument(
+        "--coverage", type=Path, default=ROOT / ".coverage", help="data with contexts (default: .coverage)"
+    )
+    parser.add_argument("--report", type=Path, default=None, help="write the verdicts there, as JSON")
+    given = parser.parse_args()
+    executed = Executed(given.coverage)
+    verdicts: list[Verdict] = []
+    with copied() as copy:
+        for number, mutant in enumerate(drawn(given.count, given.seed), 1):
+            tests = executed.by(mutant)
+            outcome = tried(copy, mutant, tests, given.seconds) if tests else "not executed"
+            verdicts.append(Verdict(str(mutant), room_of(mutant.path), outcome, len(tests)))
+            print(f"{number:3} {outcome:12} {len(tests):3} tests  {mutant}", flush=True)
+            if given.report is not None:
+                given.report.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+    show(verdicts)
+    return 0
+
+
+def drawn(count: int, seed: int) -> list[Mutant]:
+    """Every room has the same chance, whatever its size, and within it every change."""
+    rooms = _by_room()
+    source, names = random.Random(seed), sorted(rooms)
+    return [source.choice(rooms[source.choice(names)]) for _ in range(count)]
+
+
+@cache
+def _by_room() -> dict[str, list[Mutant]]:
+    """All changes of the code."""
+    rooms: dict[str, list[Mutant]] = {}
+    for top in ROOMS:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            if not name.endswith(GENERATED) and (made := changes_of(path.read_bytes())):
+                rooms.setdefault(room_of(name), []).extend(Mutant(name, one) for one in made)
+    return rooms
+
+
+def room_of(path: str) -> str:
+    """The folder below the package, or the package itself."""
+    parts = Path(path).parts
+    return "clients/python" if parts[0] == "clients" else "/".join(parts[:2]) if len(parts) > 2 else parts[0]
+
+
+class Executed:
+    """Which tests execute which line."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = CoverageData(str(path))
+        self._data.read()
+        self._files = {Path(file).as_posix(): file for file in self._data.measured_files()}
+        self._width: Counter[str] = Counter()
+        for file in self._data.measured_files():
+            for contexts in self._data.contexts_by_lineno(file).values():
+                self._width.update(contexts)
+
+    def by(self, mutant: Mutant) -> list[str]:
+        """The tests to run, as pytest names them."""
+        file = next((file for name, file in self._files.items() if name.endswith(f"/{mutant.path}")), None)
+        contexts = self._data.contexts_by_lineno(file).get(mutant.change.line, []) if file is not None else []
+        tests = {test: self._width[context] for context in contexts if (test := _test_of(context)) is not None}
+        return sorted(tests, key=lambda test: (tests[test], test))[:MOST_TESTS]
+
+
+def _test_of(context: str) -> str | None:
+    """Such as ``tests/a/test_b.py::test_c``; in a process that it started, with ``[1] (call)`` behind it."""
+    name = context.strip("|").partition(" (")[0].partition("[")[0]
+    return name if "::" in name else None
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the tree, where changes disturb nobody."""
+    with tempfile.TemporaryDirectory(prefix="mutants") as directory:
+        copy = Path(directory) / "tree"
+        files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in (*files.splitlines(), "engine_core/kernels/libringline_cpu.so"):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name, follow_symlinks=False)
+        for name in LINKED:
+            (copy / name).symlink_to((ROOT / name).resolve())
+        yield copy
+
+
+def tried(copy: Path, mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
+    """Run the tests on the changed file."""
+    source = (ROOT / mutant.path).read_bytes()
+    (copy / mutant.path).write_bytes(mutant.change.applied(source))
+    path = os.pathsep.join((str(copy), str(copy / "clients" / "python")))
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    process = subprocess.Popen(
+        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return {0: "survived", 5: "not executed"}.get(process.wait(seconds), "caught")
+    except subprocess.TimeoutExpired:
+        return "undecided"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        (copy / mutant.path).write_bytes(source)
+
+
+def show(verdicts: Sequence[Verdict]) -> None:
+    """A line for each room, and the sum."""
+    outcomes = ("caught", "survived", "undecided", "not executed")
+    for room in [*sorted({verdict.room for verdict in verdicts}), "all"]:
+        counts = Counter(verdict.outcome for verdict in verdicts if room in (verdict.room, "all"))
+        print(f"{room:32} " + ", ".join(f"{counts[outcome]} {outcome}" for outcome in outcomes if counts[outcome]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
