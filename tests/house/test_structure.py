@@ -109,11 +109,5 @@ def test_tests_bear_the_names_of_what_they_test() -> None:
 
 
 def test_names_of_tests_can_be_read_at_a_glance() -> None:
-    names = {
-        f"{relative(path)}: {node.name}"
-        for path in sources("tests")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if node.name.startswith("test_") and len(node.name) > MAX_NAME
-    }
-    assert not names
+    found = {relative(path): re.findall(r"def (test_\w+)", path.read_text()) for path in sources("tests")}
+    assert not [f"{path}: {name}" for path, names in found.items() for name in names if len(name) > MAX_NAME]
