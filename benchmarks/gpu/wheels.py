@@ -37,6 +37,8 @@ _PLUGINS = frozenset({"pytest-asyncio", "pytest-timeout", "pytest-xdist"})
 LIMIT_MIB = 40.0
 PLATFORM = "manylinux_2_31_x86_64"
 """The oldest glibc that llguidance is built for."""
+_INSTALL_SECONDS = 120.0
+"""Many times what an installation from a folder takes."""
 _PIP_OPTIONS = ("--disable-pip-version-check", "--no-input", "--only-binary", ":all:")
 
 
@@ -205,7 +207,9 @@ def _pip(*arguments: str, wheels: Path, target: Path) -> subprocess.CompletedPro
     environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PYTHONPATH": path}
     command = [sys.executable, *_pip_program(wheels), "install", "--isolated", *_PIP_OPTIONS, "--no-cache-dir"]
     command += ["--no-index", "--find-links", str(wheels.resolve()), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=_INSTALL_SECONDS
+    )
 
 
 def _pip_program(wheels: Path) -> list[str]:
