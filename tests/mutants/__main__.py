@@ -73,12 +73,13 @@ def main() -> int:
     parser.add_argument(
         "--coverage", type=Path, default=ROOT / ".coverage", help="data with contexts (default: .coverage)"
     )
+    parser.add_argument("--room", action="append", default=None, help="only this, such as services/ring; repeatable")
     parser.add_argument("--report", type=Path, default=None, help="write the verdicts there, as JSON")
     given = parser.parse_args()
     executed = Executed(given.coverage)
     verdicts: list[Verdict] = []
     with copied() as copy:
-        for number, mutant in enumerate(drawn(given.count, given.seed), 1):
+        for number, mutant in enumerate(drawn(given.count, given.seed, given.room), 1):
             tests = executed.by(mutant)
             outcome = tried(copy, mutant, tests, given.seconds) if tests else "not executed"
             verdicts.append(Verdict(str(mutant), room_of(mutant.path), outcome, len(tests)))
@@ -89,9 +90,9 @@ def main() -> int:
     return 0
 
 
-def drawn(count: int, seed: int) -> list[Mutant]:
-    """Every room has the same chance, whatever its size, and within it every change."""
-    rooms = _by_room()
+def drawn(count: int, seed: int, only: Sequence[str] | None = None) -> list[Mutant]:
+    """Every room has the same chance, whatever its size, and within it every change. ``only``: these rooms."""
+    rooms = {room: made for room, made in _by_room().items() if only is None or room in only}
     source, names = random.Random(seed), sorted(rooms)
     return [source.choice(rooms[source.choice(names)]) for _ in range(count)]
 

@@ -18,10 +18,11 @@ from tests.mutants.__main__ import ROOT, room_of
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.rooms", description=__doc__)
+    parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="the data (default: .coverage)")
     parser.add_argument("--json", type=Path, default=None, help="write the figures there")
     parser.add_argument("--against", type=Path, default=None, help="figures of another run")
     given = parser.parse_args()
-    measured = Coverage(data_file=str(ROOT / ".coverage"), config_file=str(ROOT / "tests" / "coverage.ini"))
+    measured = Coverage(data_file=str(given.coverage), config_file=str(ROOT / "tests" / "coverage.ini"))
     measured.load()
     rooms: dict[str, Numbers] = defaultdict(Numbers)
     missing: dict[str, list[int]] = {}
