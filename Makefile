@@ -28,7 +28,7 @@ NATIVE := $(if $(shell command -v g++),$(KERNELS))
 NODE := tests/clients/node/node_modules/.package-lock.json
 
 .DEFAULT_GOAL := help
-.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals pieces format stubs proto-baseline bench gpu-run gpu-wheels clean
+.PHONY: check-python help setup demo test coverage test-wide test-models test-distributed test-grammars test-answers test-python test-scheduler test-gpu test-doors test-mixed test-rolling test-stubs compile-gpu chaos abuse fuzz verify compose-test lint refusals format stubs proto-baseline bench gpu-run gpu-wheels clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,9 +121,6 @@ lint: $(FULL)  ## ruff, mypy, import contracts and buf, without the rest of the 
 
 refusals: $(FULL)  ## print every error message on one page, to read aloud; ONLY="services/ring" to choose by file or words
 	.venv/bin/python -m tests.refusals $(ONLY)
-
-pieces: $(FULL)  ## count modules, classes, signatures and helpers; AGAINST=REF to count another commit's beside them
-	.venv/bin/python -m tests.house.pieces $(if $(AGAINST),--against "$(AGAINST)")
 
 format: $(FULL)  ## rewrite the code and the protos in the one format
 	.venv/bin/ruff check --fix-only --quiet .

@@ -94,16 +94,11 @@ def test_an_unknown_option_is_a_type_error(name):
     ("name", "value", "text"),
     [
         ("temperature", "hot", "temperature: expected float, got str"),
-        ("max_tokens", 1.5, "max_tokens: expected int, got float"),
-        ("ignore_eos", "yes", "ignore_eos: expected bool, got str"),
-        ("model", 3, "model: expected str, got int"),
         ("stop", ["a", 1], "stop[1]: expected str, got int"),
         ("stop", 3, "stop: expected a list of str, got int"),
         ("stop_token_ids", "1,2", "stop_token_ids: expected a list of int, got str"),
-        ("allowed_token_ids", [1, None], "allowed_token_ids[1]: expected int, got NoneType"),
         ("logit_bias", [(1, 2.0)], "logit_bias: expected a dict of int to float, got list"),
         ("logit_bias", {"a": 1.0}, "logit_bias['a']: expected int, got str"),
-        ("logit_bias", {1: "a"}, "logit_bias[1]: expected float, got str"),
     ],
 )
 def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, value, text):
@@ -116,14 +111,10 @@ def test_a_value_of_a_wrong_type_is_a_type_error_that_names_the_option(name, val
     [
         ("Hello", "messages: expected a list of messages, got str"),
         (["Hello"], "messages[0]: expected a dict such as {'role': 'user', 'content': 'Hello'}, got str"),
-        ([{"role": "user", "content": 3}], "messages[0].content: expected str, got int"),
         ([{"role": "user", "content": ["Hello"]}], "messages[0].content[0]: expected a dict such as {'type': 'text'"),
-        ([{"role": "a", "content": [{"type": "text", "text": 3}]}], "messages[0].content[0].text: expected str, got"),
         ([{"role": "a", "content": [{"type": "text"}]}], "messages[0].content[0].text: expected str, got NoneType"),
         ([{"role": "a", "content": [{"type": "text", "text": "", "x": 1}]}], "messages[0].content[0]: unknown key 'x'"),
-        ([{"role": "a", "tool_calls": 3}], "messages[0].tool_calls: expected a list of calls, got int"),
         ([{"role": "a", "tool_calls": ["x"]}], "messages[0].tool_calls[0]: expected a dict such as {'id'"),
-        ([{"role": "a", "tool_calls": [{"function": "x"}]}], "messages[0].tool_calls[0].function: expected a dict"),
         ([{"role": "a", "tool_calls": [{"id": 1}]}], "messages[0].tool_calls[0].id: expected str, got int"),
     ],
 )
@@ -137,8 +128,6 @@ def test_what_is_no_conversation_is_a_type_error_that_says_where(messages, text)
     [
         ("seed", -1, "seed: -1 is out of range: expected at least 0"),
         ("seed", 2**64, "seed: 18446744073709551616 is out of range: expected at most 18446744073709551615"),
-        ("max_tokens", -1, "max_tokens: -1 is out of range: expected at least 0"),
-        ("priority", 2**31, "priority: 2147483648 is out of range: expected at most 2147483647"),
         ("stop_token_ids", [5, -1], "stop_token_ids[1]: -1 is out of range: expected at least 0"),
         ("logit_bias", {-1: 0.5}, "logit_bias[-1]: -1 is out of range: expected at least 0"),
         ("stop", "\ud800", "stop[0]: surrogates not allowed (at position 0): expected text that UTF-8 can encode"),

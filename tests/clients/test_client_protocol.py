@@ -84,15 +84,6 @@ async def test_everything_a_request_may_report_becomes_an_event(server, ask):
     assert outcome.generation.request.prompt_token_ids == (1, 2, 3)
 
 
-async def test_prompt_log_probabilities_in_parts_are_assembled(server, ask):
-    parts = [scores(0, 1, 2), scores(2, 3), scores(3)]
-    server.plays(play(admitted(), parts, delta(0, [5], "a"), ended(completion=1)))
-    outcome = await ask(prompt_logprobs=0)
-    assert [score.rank for score in outcome.generation.prompt_logprobs] == [1, 2, 3]
-    seen = [(event.offset, len(event.logprobs)) for event in outcome.events if isinstance(event, PromptLogprobs)]
-    assert seen == [(0, 2), (2, 1), (3, 0)]
-
-
 async def test_a_prompt_without_log_probabilities_to_report_is_not_one_that_was_not_asked(server, ask):
     first = admitted()
     first.admitted.output.prompt_logprobs = 0

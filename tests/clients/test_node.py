@@ -15,7 +15,6 @@ from ringline.types.v1.constraint_pb2 import Constraint
 from tests.clients.node_programs import compiled_programs
 from tests.clients.processor_processes import Processors
 from tests.clients.scripted_server import Abort, Served, admitted, delta, ended, play, started
-from tests.clients.service_config import draining_processor, service_config
 from tests.programs import output_of
 
 pytestmark = [
@@ -102,19 +101,3 @@ async def test_a_program_of_bare_stubs_survives_its_processor(ring, processors: 
         )
     assert choice["tokenIds"] == list(calm.token_ids)
     assert choice["text"] == calm.text
-
-
-async def test_its_retries_pass_over_a_processor_that_drains(ring, programs: Path) -> None:
-    """With the service config of docs/channels.md."""
-    async with draining_processor() as draining:
-        node = await asyncio.create_subprocess_exec(
-            "node",
-            str(programs / "balanced.js"),
-            f"ipv4:{draining},{ring.address}",
-            service_config(),
-            "8",
-            stdout=asyncio.subprocess.PIPE,
-        )
-        shown, _ = await asyncio.wait_for(node.communicate(), 250)
-    assert len(shown.splitlines()) == 8
-    assert node.returncode == 0

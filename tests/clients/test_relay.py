@@ -17,7 +17,6 @@ from tests.clients.scripted_server import (
     admitted,
     delta,
     ended,
-    forever,
     hello,
     play,
     refusal,
@@ -97,12 +96,3 @@ async def test_a_choice_that_failed_is_an_event_and_a_request_that_did_is_an_err
         await responses_to(relay)
     with pytest.raises(ringline.InvalidRequest, match="resume: expected none"):
         await responses_to(relay, resume=pb.Resume())
-
-
-async def test_closing_it_cancels_the_request(server: Served, relay: Relay) -> None:
-    server.plays(forever)
-    responses = relay.generate(pb.GenerateRequest(text="Hi"), 60)
-    for _ in range(3):
-        await anext(responses)
-    await responses.aclose()
-    await server.service.cancelled.wait()

@@ -18,9 +18,8 @@ from services.gateway.openai.completions import CompletionRequest
 from services.gateway.openai.responses.request import ResponseRequest
 from services.gateway.openai.sampling_fields import SamplingFields
 from services.gateway.openai.tokenize import DetokenizeRequest, TokenizeRequest
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, Generated
 
-PAGE = ROOT / "docs" / "openai.md"
 ENDPOINTS: Mapping[str, type[Body]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
@@ -55,18 +54,6 @@ def tables() -> str:
             own = {name: field for name, field in _fields(body).items() if not shared or name not in _fields(shared)}
             sections.append(_section(f"`{path}`" + (", besides" if shared else ""), own))
     return "\n".join(sections)
-
-
-def written() -> str:
-    """The tables as the page has them."""
-    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", PAGE.read_text(), re.DOTALL)
-    assert found is not None, f"{PAGE} has no place for tables"
-    return found[1]
-
-
-def write() -> None:
-    """Put the tables into their place in the page."""
-    PAGE.write_text(PAGE.read_text().replace(f"{_BEGIN}{written()}{_END}", f"{_BEGIN}{tables()}{_END}"))
 
 
 def _fields(body: type[Body]) -> dict[str, Field]:
@@ -105,5 +92,7 @@ def _cell(field: Field) -> str:
     return note + (f" Accepted: {', '.join(neutral)}." if neutral else "")
 
 
+TABLES = Generated(ROOT / "docs" / "openai.md", _BEGIN, _END, tables)
+
 if __name__ == "__main__":
-    write()
+    TABLES.write()

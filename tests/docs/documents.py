@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,3 +87,23 @@ def anchors(document: Path) -> set[str]:
     """The names under which a document's headings can be linked to, made as the usual renderers do."""
     headings = _HEADING.findall(_FENCE.sub("", document.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A part of a page that a program writes, between two comments."""
+
+    page: Path
+    begin: str
+    end: str
+    make: Callable[[], str]
+
+    def written(self) -> str:
+        """As the page has it."""
+        found = re.search(f"{re.escape(self.begin)}(.*?){re.escape(self.end)}", self.page.read_text(), re.DOTALL)
+        assert found is not None, f"{self.page} has no place for what is written there"
+        return found[1]
+
+    def write(self) -> None:
+        """Put it into its place."""
+        self.page.write_text(self.page.read_text().replace(f"{self.begin}{self.written()}", self.begin + self.make()))

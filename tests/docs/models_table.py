@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from engine_core.models.causal_lm import CausalLM
 from engine_core.models.model_config import ArchitectureConfig
 from engine_core.models.registry import ARCHITECTURES
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, Generated
 from tests.engine_core.models.families import SHAPES
 from tests.engine_core.models.tiny_models import CASES
 
@@ -27,18 +26,6 @@ _HEAD = (
 def table() -> str:
     """A row for each architecture, in the order of the registry."""
     return "\n".join([*_HEAD, *(_row(name, model) for name, model in ARCHITECTURES.items())]) + "\n"
-
-
-def written() -> str:
-    """The table as the page has it."""
-    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", PAGE.read_text(), re.DOTALL)
-    assert found is not None, f"{PAGE} has no place for a table"
-    return found[1]
-
-
-def write() -> None:
-    """Put the table into its place in the page."""
-    PAGE.write_text(PAGE.read_text().replace(f"{_BEGIN}{written()}{_END}", f"{_BEGIN}{table()}{_END}"))
 
 
 def _row(name: str, model: type[CausalLM]) -> str:
@@ -100,5 +87,7 @@ def _blocks(mixtures: Sequence[Any], *, has_dense: bool) -> str:
     return shared if not has_dense else f"{shared}, or dense"
 
 
+TABLE = Generated(PAGE, _BEGIN, _END, table)
+
 if __name__ == "__main__":
-    write()
+    TABLE.write()

@@ -7,7 +7,6 @@ each family keeps in the model's type.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,11 +19,10 @@ from engine_core.quantization.int4 import Int4
 from engine_core.quantization.mxfp4 import MXFP4
 from engine_core.quantization.registry import STORED
 from engine_core.quantization.stored import StoredMethod
-from tests.docs.documents import ROOT
+from tests.docs.documents import ROOT, Generated
 from tests.engine_core.models.families import SHAPES
 from tests.engine_core.models.tiny_models import CASES
 
-PAGE = ROOT / "docs" / "quantization.md"
 _BEGIN = "<!-- The {} by `python -m tests.docs.quantization_tables`, which a test runs. -->\n"
 _END = "<!-- End of the {}. -->"
 _LAYER, _INPUTS, _OUTPUTS = "model.layers.0.self_attn.q_proj", 4096, 256
@@ -110,23 +108,11 @@ def _quoted(name: str) -> str:
     return f"`{'llama' if name == 'mixtral' else name}`"
 
 
-TABLES: Mapping[str, Callable[[], str]] = {"formats": formats, "families": families}
-
-
-def written(table: str) -> str:
-    """A table as the page has it."""
-    begin, end = (re.escape(mark.format(table)) for mark in (_BEGIN, _END))
-    found = re.search(f"{begin}(.*?){end}", PAGE.read_text(), re.DOTALL)
-    assert found is not None, f"{PAGE} has no place for the {table}"
-    return found[1]
-
-
-def write() -> None:
-    """Put the tables into their places in the page."""
-    for name, table in TABLES.items():
-        begin = _BEGIN.format(name)
-        PAGE.write_text(PAGE.read_text().replace(f"{begin}{written(name)}", f"{begin}{table()}"))
-
+TABLES = [
+    Generated(ROOT / "docs" / "quantization.md", _BEGIN.format(name), _END.format(name), make)
+    for name, make in (("formats", formats), ("families", families))
+]
 
 if __name__ == "__main__":
-    write()
+    for one in TABLES:
+        one.write()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.house.pieces import ROOT, imported
+from tests.ring import ROOT
 
 ROOMS = ("engine_core", "services", "clients/python", "checkpoints")
 MAX_LINES = 450
@@ -23,6 +24,15 @@ def sources(*rooms: str) -> list[Path]:
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def imported(text: str) -> Iterator[str]:
+    """Dotted names of all that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("path", sources(*ROOMS), ids=relative)

@@ -6,16 +6,9 @@ import grpc
 import pytest
 from ringline.types.v1 import output_pb2
 
-from tests.clients.scripted_server import admitted, ended, play, refusal, started, status
+from tests.clients.scripted_server import admitted, ended, started, status
 from tests.services.gateway.http_harness import CHAT, Running, begun, request
 from tests.waiting import until
-
-_GENERATING = [
-    ("/v1/chat/completions", CHAT),
-    ("/v1/completions", {"prompt": "Hi"}),
-    ("/v1/responses", {"input": "Hi"}),
-    ("/v1/messages", CHAT),
-]
 
 
 async def waiting(_request):
@@ -74,13 +67,3 @@ async def test_the_first_of_many_that_fails_ends_the_others(gateway: Running) ->
         reply = await gateway.ask("POST", "/v1/completions", {"prompt": ["Hi", "Ho"]})
         assert reply.status == 500
         await gateway.processor.service.cancelled.wait()
-
-
-@pytest.mark.parametrize(("path", "body"), _GENERATING)
-async def test_a_token_that_generation_refuses_is_forgotten(gateway: Running, path, body) -> None:
-    token = {"authorization": "Bearer mine"}
-    assert (await gateway.ask("POST", path, body, token)).status == 200
-    assert len(gateway.process.callers) == 1
-    gateway.processor.plays(play(refusal(grpc.StatusCode.UNAUTHENTICATED, "who?")))
-    assert (await gateway.ask("POST", path, body, token)).status == 401
-    assert len(gateway.process.callers) == 0

@@ -22,50 +22,32 @@ def told(reply: Reply) -> tuple[int, str, str | None, str | None]:
     return reply.status, reply.error["type"], reply.error["param"], reply.error["code"]
 
 
+LARGE = b" " * (5 << 20)
+CHUNKED = {"content-length": "", "transfer-encoding": "chunked"}
+TENANT = {"x-ringline-tenant": "two words"}
+INVALID = "invalid_request_error"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "headers", "expected"),
     [
-        ("GET", "/nothing", None, {}, (404, "invalid_request_error", None, "not_found")),
-        ("DELETE", CHATS, None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
-        ("POST", "/health", None, {}, (405, "invalid_request_error", None, "method_not_allowed")),
-        ("POST", CHATS, b"{", {}, (400, "invalid_request_error", None, "invalid_json")),
-        ("POST", CHATS, b'"\xff"', {}, (400, "invalid_request_error", None, "invalid_field")),
-        ("POST", CHATS, b"", {}, (400, "invalid_request_error", None, "invalid_json")),
-        ("POST", CHATS, b"[" * 100_000, {}, (400, "invalid_request_error", None, "invalid_field")),
-        ("POST", CHATS, b"[]", {}, (400, "invalid_request_error", None, "invalid_field")),
-        ("POST", CHATS, {"messages": 3}, {}, (400, "invalid_request_error", "messages", "invalid_field")),
-        ("POST", CHATS, CHAT | {"max_tokens": -1}, {}, (400, "invalid_request_error", "max_tokens", "invalid_field")),
-        ("POST", CHATS, b" " * (5 << 20), {}, (413, "invalid_request_error", None, "too_large")),
-        (
-            "POST",
-            CHATS,
-            b" " * (5 << 20),
-            {"content-length": "", "transfer-encoding": "chunked"},
-            (400, "invalid_request_error", None, None),
-        ),
-        (
-            "POST",
-            CHATS,
-            CHAT,
-            {"content-encoding": "gzip"},
-            (415, "invalid_request_error", None, "unsupported_media_type"),
-        ),
-        (
-            "POST",
-            CHATS,
-            CHAT,
-            {"content-type": "text/plain"},
-            (415, "invalid_request_error", None, "unsupported_media_type"),
-        ),
+        ("GET", "/nothing", None, {}, (404, INVALID, None, "not_found")),
+        ("DELETE", CHATS, None, {}, (405, INVALID, None, "method_not_allowed")),
+        ("POST", "/health", None, {}, (405, INVALID, None, "method_not_allowed")),
+        ("POST", CHATS, b"{", {}, (400, INVALID, None, "invalid_json")),
+        ("POST", CHATS, b'"\xff"', {}, (400, INVALID, None, "invalid_field")),
+        ("POST", CHATS, b"", {}, (400, INVALID, None, "invalid_json")),
+        ("POST", CHATS, b"[" * 100_000, {}, (400, INVALID, None, "invalid_field")),
+        ("POST", CHATS, b"[]", {}, (400, INVALID, None, "invalid_field")),
+        ("POST", CHATS, {"messages": 3}, {}, (400, INVALID, "messages", "invalid_field")),
+        ("POST", CHATS, CHAT | {"max_tokens": -1}, {}, (400, INVALID, "max_tokens", "invalid_field")),
+        ("POST", CHATS, LARGE, {}, (413, INVALID, None, "too_large")),
+        ("POST", CHATS, LARGE, CHUNKED, (400, INVALID, None, None)),
+        ("POST", CHATS, CHAT, {"content-encoding": "gzip"}, (415, INVALID, None, "unsupported_media_type")),
+        ("POST", CHATS, CHAT, {"content-type": "text/plain"}, (415, INVALID, None, "unsupported_media_type")),
         ("POST", CHATS, CHAT, {"origin": "http://evil"}, (403, "permission_error", None, "origin_not_allowed")),
         ("POST", CHATS, CHAT, {"authorization": "Bearer \xff"}, (401, "authentication_error", None, "invalid_api_key")),
-        (
-            "POST",
-            CHATS,
-            CHAT,
-            {"x-ringline-tenant": "two words"},
-            (400, "invalid_request_error", "x-ringline-tenant", "invalid_field"),
-        ),
+        ("POST", CHATS, CHAT, TENANT, (400, INVALID, "x-ringline-tenant", "invalid_field")),
     ],
     ids=itertools.count(),
 )

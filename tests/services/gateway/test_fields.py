@@ -86,18 +86,6 @@ def test_what_proxies_send_beside_a_form_is_none(body: type[msgspec.Struct]) -> 
     checked(msgspec.convert(given, body))
 
 
-def test_declarations_are_told_in_their_order() -> None:
-    fields = declared(Request)
-    assert list(fields) == ["top_k", "limit", "stream", "user", "beams"]
-    assert [field.support for field in fields.values()] == [
-        Support.SUPPORTED,
-        Support.SUPPORTED,
-        Support.SUPPORTED,
-        Support.IGNORED,
-        Support.REFUSED,
-    ]
-
-
 @pytest.mark.parametrize(
     ("field", "name"),
     [

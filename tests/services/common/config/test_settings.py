@@ -4,17 +4,11 @@ import pytest
 
 from services.common.config.options import SettingError
 from services.common.config.settings import (
-    DetokenizerSettings,
     EngineServiceSettings,
     ProcessorSettings,
     ServerSettings,
     TelemetrySettings,
 )
-
-
-def test_each_service_has_its_port():
-    ports = [settings().server.port for settings in (ProcessorSettings, EngineServiceSettings, DetokenizerSettings)]
-    assert ports == [50051, 50061, 50071]
 
 
 @pytest.mark.parametrize(

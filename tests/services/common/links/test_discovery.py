@@ -111,23 +111,6 @@ async def test_engines_of_a_name_come_and_go_while_the_process_runs() -> None:
         assert found.addresses == {f"127.0.0.1:{port}"}, "nobody dials where nobody is"
 
 
-async def test_an_engine_with_two_addresses_is_linked_once_and_stays_when_one_goes() -> None:
-    names, owner = Names("127.0.0.1", "127.0.0.2"), Owner()
-    async with (
-        serving(FakeEngine("a"), "127.0.0.1", "127.0.0.2") as (port, _),
-        following(names, owner, f"engine:{port}"),
-    ):
-        await owner.until("a")
-        used = owner.up["a"].partition(":")[0]
-        other = ({"127.0.0.1", "127.0.0.2"} - {used}).pop()
-        names.hosts = {used}
-        await names.asked_again()
-        await owner.until("a")
-        names.hosts = {other}
-        await names.asked_again()
-        assert owner.up["a"].partition(":")[0] == used, "a link that lives is not cut for another address"
-
-
 async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
     names, owner = Names("127.0.0.1"), Owner()
     names.error = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -149,18 +132,6 @@ async def test_what_is_known_stays_while_dns_cannot_answer() -> None:
     held.release()
     told = [entry["reason"] for entry in logs if entry["event"] == "name not resolved"]
     assert told == ["Temporary failure in name resolution"] * 2, "once each time that it begins"
-
-
-async def test_addresses_that_are_given_are_dialled_without_asking_dns() -> None:
-    async def nobody(host: str, port: int) -> frozenset[str]:
-        raise AssertionError(host)
-
-    owner = Owner()
-    async with (
-        serving(FakeEngine("a"), "127.0.0.1") as (port, _),
-        following(nobody, owner, f"127.0.0.1:{port}", "unix:/nowhere.sock", "[::1]:1"),  # type: ignore[arg-type]
-    ):
-        await owner.until("a")
 
 
 class Idle:

@@ -153,7 +153,7 @@ class Supervised:
         return self.process.returncode, errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
 def test_a_container_ends_as_its_service_does_which_gets_its_signals(number, code):
     supervised = Supervised(*beating())
     supervised.process.send_signal(number)
@@ -180,5 +180,4 @@ def test_the_first_process_of_a_container_buries_orphans_and_waits_for_its_servi
 
 def test_the_command_takes_the_options_of_its_service():
     done = ringline("supervise", "detokenizer", "--port", "-1", "--help")
-    assert done.returncode == 0
-    assert "ringline detokenizer" in done.stdout
+    assert (done.returncode, "ringline detokenizer" in done.stdout) == (0, True)

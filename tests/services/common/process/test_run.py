@@ -142,12 +142,6 @@ def test_a_child_whose_parent_died_before_it_looked_ends_at_once():
     assert (done.returncode, done.stdout) == (ExitCode.FAILURE, "")
 
 
-def test_a_later_life_is_greater():
-    earlier = new_incarnation()
-    time.sleep(0.002)
-    assert new_incarnation() > earlier
-
-
 def test_it_is_the_start_in_milliseconds_above_twenty_random_bits():
     before = time.time_ns() // 1_000_000
     incarnations = [new_incarnation() for _ in range(50)]

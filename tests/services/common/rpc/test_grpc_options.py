@@ -30,12 +30,6 @@ def test_grpc_knows_every_option(options: Any) -> None:
     assert not unknown
 
 
-def test_connections_of_clients_alone_have_an_age() -> None:
-    age = "grpc.max_connection_age_ms"
-    assert age not in dict(server_options(ServerSettings(), 4096, None))
-    assert dict(server_options(ServerSettings(), 4096, 5.0))[age] == 5000
-
-
 @asynccontextmanager
 async def serving(*handlers: grpc.GenericRpcHandler) -> AsyncIterator[str]:
     """The address of a server that tells its health, and has ``handlers`` besides."""

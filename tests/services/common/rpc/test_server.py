@@ -54,13 +54,6 @@ async def test_reflection_names_the_services():
         assert names == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
-async def test_a_taken_port_is_refused_in_words():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(FatalError, match=f"^port {port} is in use: choose another with --port$"):
-            await Server(ServerSettings(port=port), []).start()
-
-
 @pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 async def test_a_host_that_is_not_this_machine_is_refused_in_words(host):
     with pytest.raises(FatalError, match="with --host"):

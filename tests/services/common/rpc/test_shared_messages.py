@@ -17,7 +17,7 @@ from services.common.rpc.shared_messages import (
     status_to_proto,
     write_logprobs,
 )
-from services.ring.errors import Code, Reason, Status, invalid_field
+from services.ring.errors import Code, Reason, Status
 from services.ring.events import FinishReason
 from tests.services.ring.token_logprobs import TokenLogprob, packed, unpacked
 
@@ -62,21 +62,6 @@ def test_an_unknown_finish_reason_is_an_error() -> None:
     end = read_end(engine_pb2.Finished(finish_reason=99))  # type: ignore[arg-type]
     assert end.error is not None
     assert (end.finish_reason, end.error.code) == (FinishReason.ERROR, Code.UNKNOWN)
-
-
-def test_a_field_that_is_to_blame_is_a_violation() -> None:
-    message = status_to_proto(invalid_field("sampling.top_p", "2 is out of range").status)
-    violations = error_details_pb2.BadRequest()
-    assert message.details[1].Unpack(violations)
-    (violation,) = violations.field_violations
-    assert (violation.field, violation.description) == ("sampling.top_p", "2 is out of range")
-
-
-def test_a_time_to_come_back_is_retry_info() -> None:
-    message = status_to_proto(Status(Code.RESOURCE_EXHAUSTED, "full", 1500))
-    info = error_details_pb2.RetryInfo()
-    assert message.details[1].Unpack(info)
-    assert info.retry_delay.ToTimedelta().total_seconds() == 1.5
 
 
 @pytest.mark.parametrize("code", [0, 17, 99, -1])

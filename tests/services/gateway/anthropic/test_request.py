@@ -33,7 +33,9 @@ def test_blocks_of_every_kind() -> None:
             "content": [
                 {"type": "thinking", "thinking": "Hm", "signature": "s"},
                 {"type": "redacted_thinking", "data": "x"},
+                {"type": "thinking", "thinking": "So", "signature": "s"},
                 {"type": "tool_use", "id": "t1", "name": "look", "input": {"a": 1}},
+                {"type": "tool_use", "id": "t2", "name": "see", "input": {}},
             ],
         },
         *user(
@@ -49,8 +51,11 @@ def test_blocks_of_every_kind() -> None:
         {
             "role": "assistant",
             "content": "",
-            "reasoning": "Hm",
-            "tool_calls": [{"id": "t1", "name": "look", "arguments": {"a": 1}}],
+            "reasoning": "Hm\nSo",
+            "tool_calls": [
+                {"id": "t1", "name": "look", "arguments": {"a": 1}},
+                {"id": "t2", "name": "see", "arguments": {}},
+            ],
         },
         {"role": "tool", "tool_call_id": "t1", "content": "one\ntwo"},
         {"role": "tool", "tool_call_id": "t2", "content": ""},

@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import re
-import time
 import urllib.parse
 
 import pytest
@@ -133,16 +132,3 @@ def test_refusals(ring: Ring) -> None:
     assert json.loads(end)["error"]["code"] == "deadline_exceeded"
     _, data = post(ring, "Generate", "application/connect+proto", body, connect_timeout_ms="0")
     assert json.loads(frames(data)[-1][1])["error"]["code"] == "deadline_exceeded"
-
-
-def test_a_client_that_goes_away_cancels(ring: Ring) -> None:
-    endless = pb.GenerateRequest(text="a", stopping=pb.StoppingParams(ignore_eos=True, max_tokens=2000))
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(ring.http).netloc, timeout=60)
-    body = enclose(0, endless.SerializeToString())
-    connection.request("POST", PATH + "Generate", body, {"content-type": "application/grpc-web"})
-    connection.getresponse().read(100)
-    connection.close()
-    end = time.monotonic() + 30
-    while ring.load().running_choices:
-        assert time.monotonic() < end, "the request goes on"
-        time.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -13,17 +12,11 @@ from ringline.types.v1 import output_pb2
 
 from services.gateway.rpc.envelope import enclose
 from tests.clients.scripted_server import admitted, delta, ended, forever, play, refusal, status
-from tests.services.gateway.http_harness import SECONDS, Reply, Running, begun, request, running
+from tests.services.gateway.http_harness import SECONDS, Reply, Running, begun, request
 from tests.waiting import until
 
 PATH = "/ringline.inference.v1.InferenceService/"
 ASKED = enclose(0, pb.GenerateRequest(text="Hi").SerializeToString())
-
-
-@pytest.fixture
-async def gateway() -> AsyncIterator[Running]:
-    async with running() as made:
-        yield made
 
 
 async def generate(gateway: Running, media_type: str, **headers: str) -> Reply:

@@ -1,0 +1,32 @@
+"""Tables of the documents that programs write are as they would be written now, and leave nothing out."""
+
+import pytest
+
+from engine_core.models.registry import ARCHITECTURES
+from engine_core.quantization.registry import STORED
+from services.gateway.endpoints import ENDPOINTS
+from tests.docs import api_fields, models_table, quantization_tables
+from tests.docs.documents import Generated
+
+
+@pytest.mark.parametrize(
+    "part", [api_fields.TABLES, models_table.TABLE, *quantization_tables.TABLES], ids=lambda part: part.make.__name__
+)
+def test_a_part_is_as_it_would_be_written_now(part: Generated) -> None:
+    assert part.written() == part.make(), f"run `python -m {part.make.__module__}`"
+
+
+def test_every_endpoint_of_an_api_has_its_fields_there() -> None:
+    prefixes = ("/v1/", "/tokenize", "/detokenize")
+    posts = {one.path for one in ENDPOINTS if one.method == "POST" and one.path.startswith(prefixes)}
+    assert {path for path in posts if "{" not in path} == api_fields.ENDPOINTS.keys()
+
+
+def test_every_architecture_has_a_row() -> None:
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in models_table.TABLE.written().splitlines()[2:]]
+    assert rows == list(ARCHITECTURES)
+
+
+def test_every_method_has_a_row() -> None:
+    """GGUF has one for each type of block, MXFP4 one for experts; AutoRound stores what others do."""
+    assert quantization_tables.EXAMPLES.keys() | {"auto-round", "gguf", "mxfp4"} == STORED.keys()
