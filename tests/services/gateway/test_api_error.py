@@ -108,31 +108,26 @@ def test_when_to_come_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "context"),
+    ("reason", "field", "problem", "context"),
     [
-        ("prompt: 64 tokens are too long: expected at most 63 (truncate_prompt_tokens keeps the last ones)", 64),
-        ("prompt: 90000 bytes: expected at most 66560, for a context of 64 tokens", 64),
+        (
+            Reason.INVALID_FIELD,
+            "prompt",
+            "prompt: 64 tokens are too long: expected at most 63 (truncate_prompt_tokens keeps the last ones)",
+            64,
+        ),
+        (Reason.INVALID_FIELD, "prompt", "prompt: 90000 bytes: expected at most 66560, for a context of 64 tokens", 64),
+        (Reason.TOO_LARGE, "message", "message: 400000 bytes: expected at most 395264, for a context of 64 tokens", 64),
     ],
 )
-def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for(problem, context) -> None:
-    violation = error_details_pb2.BadRequest.FieldViolation(field="prompt")
+def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for(reason, field, problem, context) -> None:
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field)
     details = error_details_pb2.BadRequest(field_violations=[violation])
-    error = error_of(Code.INVALID_ARGUMENT, Reason.INVALID_FIELD, details, message=problem)
-    assert (error.status, error.param, error.code) == (400, "my_prompt", "context_length_exceeded")
-    assert f"maximum context length is {context} tokens" in error.message
-    assert error.message.startswith("my_prompt: ")
-
-
-def test_so_is_one_that_is_too_large_for_a_message() -> None:
-    violation = error_details_pb2.BadRequest.FieldViolation(field="message")
-    details = error_details_pb2.BadRequest(field_violations=[violation])
-    problem = "message: 400000 bytes: expected at most 395264, for a context of 64 tokens"
-    error = error_of(Code.INVALID_ARGUMENT, Reason.TOO_LARGE, details, message=problem)
-    assert (error.status, error.param, error.code) == (400, None, "context_length_exceeded")
-    assert error.message == (
-        "the request: 400000 bytes: expected at most 395264, for a context of 64 tokens. "
-        "This model's maximum context length is 64 tokens."
-    )
+    error = error_of(Code.INVALID_ARGUMENT, reason, details, message=problem)
+    param = "my_prompt" if field == "prompt" else None
+    assert (error.status, error.param, error.code) == (400, param, "context_length_exceeded")
+    assert error.message.startswith(f"{param or 'the request'}: ")
+    assert error.message.endswith(f"maximum context length is {context} tokens.")
 
 
 LONG = "x" * 5000

@@ -1,4 +1,4 @@
-"""An engine over gRPC that welcomes whoever attaches, and computes nothing."""
+"""An engine over gRPC that welcomes whoever attaches, and computes nothing; and who has links to such engines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from contextlib import asynccontextmanager
 import grpc
 from ringline.engine.v1 import engine_pb2, engine_pb2_grpc
 from ringline.types.v1 import link_pb2
+
+from services.common.links.engine_link import EngineLink
+from services.ring.identity import PeerId
+from tests.waiting import until
 
 INCARNATION = 7
 
@@ -34,6 +38,38 @@ class FakeEngine(engine_pb2_grpc.EngineServiceServicer):
         yield engine_pb2.AttachResponse(welcome=welcome)
         await superseded.wait()
         await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream of the same peer")
+
+
+class Owner:
+    """Of links: counts how often it asks for the model, and keeps which engines are attached, and what it heard."""
+
+    def __init__(self, events: asyncio.Queue[tuple[str, str]] | None = None) -> None:
+        self.events = events or asyncio.Queue()
+        """Several owners may share them."""
+        self.asked = 0
+        self.up: dict[str, str] = {}
+        """Addresses, by the names of engines."""
+
+    async def prepare(self, stub) -> engine_pb2.GetModelResponse:
+        model = await stub.GetModel(engine_pb2.GetModelRequest())
+        self.asked += 1
+        return model
+
+    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
+        assert engine.name not in self.up, "linked twice"
+        self.up[engine.name] = link.address
+        self.events.put_nowait(("up", link.address))
+
+    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
+        pass
+
+    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
+        del self.up[engine.name]
+        self.events.put_nowait(("down", link.address))
+
+    async def until(self, *names: str) -> None:
+        """Wait until exactly these are attached."""
+        await until(lambda: self.up.keys() == set(names), 20)
 
 
 @asynccontextmanager

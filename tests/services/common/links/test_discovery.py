@@ -11,7 +11,6 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.common.links import discovery
@@ -20,8 +19,7 @@ from services.common.links.discovery import Discovery, PeerDedup, resolve
 from services.common.links.engine_link import EngineLink
 from services.ring.identity import PeerId
 from tests.ports import HeldPort
-from tests.services.common.links.fake_engine import FakeEngine, serving
-from tests.waiting import until
+from tests.services.common.links.fake_engine import FakeEngine, Owner, serving
 
 ME = PeerId("processor-0", 1)
 INTERVAL = 0.1
@@ -48,30 +46,6 @@ class Names:
         async with self.asked:
             await self.asked.wait()
             await self.asked.wait()
-
-
-class Owner:
-    """Knows the engines that are attached, by name."""
-
-    def __init__(self) -> None:
-        self.up: dict[str, str] = {}
-
-    async def prepare(self, stub) -> engine_pb2.GetModelResponse:
-        return await stub.GetModel(engine_pb2.GetModelRequest())
-
-    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        assert engine.name not in self.up, "linked twice"
-        self.up[engine.name] = link.address
-
-    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        pass
-
-    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        del self.up[engine.name]
-
-    async def until(self, *names: str) -> None:
-        """Wait until exactly these are attached."""
-        await until(lambda: self.up.keys() == set(names), 20)
 
 
 @asynccontextmanager

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from ringline.engine.v1 import engine_pb2
 from structlog.testing import capture_logs
 
 from services.common.links.channels import Endpoint
 from services.common.links.discovery import PeerDedup
 from services.common.links.engine_link import EngineLink
 from services.ring.identity import PeerId
-from tests.services.common.links.fake_engine import FakeEngine, serving
+from tests.services.common.links.fake_engine import FakeEngine, Owner, serving
 from tests.waiting import until
 
 ME = PeerId("processor-0", 1)
 Events = asyncio.Queue[tuple[str, str]]
-
-
-class Owner:
-    """Owns the link to one address: counts how often it asks for the model, and records its events."""
-
-    def __init__(self, events: Events) -> None:
-        self.events = events
-        self.asked = 0
-
-    async def prepare(self, stub) -> engine_pb2.GetModelResponse:
-        model = await stub.GetModel(engine_pb2.GetModelRequest())
-        self.asked += 1
-        return model
-
-    def engine_up(self, link: EngineLink, engine: PeerId, model: engine_pb2.GetModelResponse) -> None:
-        self.events.put_nowait(("up", link.address))
-
-    def engine_frame(self, link: EngineLink, engine: PeerId, frame: engine_pb2.AttachResponse) -> None:
-        pass
-
-    def engine_down(self, link: EngineLink, engine: PeerId) -> None:
-        self.events.put_nowait(("down", link.address))
 
 
 def dial(owner: Owner, dedup: PeerDedup, address: str) -> tuple[EngineLink, asyncio.Task[None]]:
