@@ -10,8 +10,7 @@ import openai
 import pytest
 from ringline import Client
 
-from tests.ring import Ring
-from tests.services.gateway.raw_http import post
+from tests.services.gateway.conftest import Post
 
 MODEL = "tiny"
 CHAT: Any = [{"role": "user", "content": "Who was the fox?"}]
@@ -62,13 +61,13 @@ def test_a_stream_has_the_role_with_the_first_token_and_the_usage_last(door: ope
     assert len({chunk.id for chunk in [*chunks, last]}) == 1
 
 
-def test_the_stream_as_it_is_written(ring: Ring) -> None:
+def test_the_stream_as_it_is_written(post: Post) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {**SAMPLED, "max_tokens": 3, "stream": True, "stream_options": options, "return_token_ids": True}
-    answer = post(f"{ring.http}/v1/chat/completions", body)
+    answer = post("/v1/chat/completions", body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["x-request-id"]
-    *events, done = answer.events
+    *events, done = (event.removeprefix("data: ") for event in answer.text.removesuffix("\n\n").split("\n\n"))
     assert done == "[DONE]"
     chunks = [json.loads(event) for event in events]
     tokens = [len(chunk["choices"][0].get("token_ids", ())) if chunk["choices"] else 0 for chunk in chunks]
@@ -164,39 +163,39 @@ def test_a_form(door: openai.OpenAI) -> None:
         ({"tools": [{"type": "function", "function": {"name": "no name"}}]}, "tools[0].function.name"),
     ],
 )
-def test_errors_name_the_field_as_the_api_does(ring: Ring, changed: dict[str, Any], param: str) -> None:
-    refused = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, **changed})
+def test_errors_name_the_field_as_the_api_does(post: Post, changed: dict[str, Any], param: str) -> None:
+    refused = post("/v1/chat/completions", {**SAMPLED, **changed})
     error = refused.json()["error"]
-    assert (refused.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert (refused.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
 
-def test_a_text_cut_within_a_character_is_refused_as_that(ring: Ring) -> None:
+def test_a_text_cut_within_a_character_is_refused_as_that(post: Post) -> None:
     for half in ("a\ud83d", "\ude00 a"):
-        refused = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "messages": [{"role": "user", "content": half}]})
-        assert refused.status == 400
+        refused = post("/v1/chat/completions", {**SAMPLED, "messages": [{"role": "user", "content": half}]})
+        assert refused.status_code == 400
         assert "has half a character, \\ud" in refused.json()["error"]["message"]
 
 
-def test_documents_are_a_variable_of_the_template(ring: Ring) -> None:
-    assert post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "documents": [{"title": "T"}]}).status == 200
+def test_documents_are_a_variable_of_the_template(post: Post) -> None:
+    assert post("/v1/chat/completions", {**SAMPLED, "documents": [{"title": "T"}]}).status_code == 200
 
 
-def test_what_is_too_large_for_a_message_of_the_ring_is_told_of_the_request(ring: Ring) -> None:
-    fields = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "stop": ["x"] * 30_000})
-    whole = post(f"{ring.http}/v1/chat/completions", {**SAMPLED, "stop": ["x" * 2_000_000]})
-    assert (fields.status, fields.json()["error"]["param"]) == (413, "stop")
-    assert (whole.status, whole.json()["error"]["param"]) == (413, None)
+def test_what_is_too_large_for_a_message_of_the_ring_is_told_of_the_request(post: Post) -> None:
+    fields = post("/v1/chat/completions", {**SAMPLED, "stop": ["x"] * 30_000})
+    whole = post("/v1/chat/completions", {**SAMPLED, "stop": ["x" * 2_000_000]})
+    assert (fields.status_code, fields.json()["error"]["param"]) == (413, "stop")
+    assert (whole.status_code, whole.json()["error"]["param"]) == (413, None)
     assert whole.json()["error"]["message"].startswith("the request: ")
 
 
-def test_null_is_absent_and_the_model_need_not_be_named(ring: Ring) -> None:
+def test_null_is_absent_and_the_model_need_not_be_named(post: Post) -> None:
     body = {"messages": CHAT, "seed": 7, "max_tokens": 2, "stop": None, "n": None, "stream": None, "tools": []}
-    assert post(f"{ring.http}/v1/chat/completions", body).status == 200
+    assert post("/v1/chat/completions", body).status_code == 200
 
 
-def test_what_openais_server_takes_besides(ring: Ring) -> None:
+def test_what_openais_server_takes_besides(post: Post) -> None:
     """No nucleus but the most likely token, an empty text for no stops, and what Windows writes before a text."""
-    url, body = f"{ring.http}/v1/chat/completions", {"messages": CHAT, "max_tokens": 8}
+    url, body = "/v1/chat/completions", {"messages": CHAT, "max_tokens": 8}
     greedy = post(url, {**body, "temperature": 0}).json()["choices"]
     odd = json.dumps({**body, "temperature": 1.5, "seed": 3, "top_p": 0, "stop": ""})
     assert post(url, odd.encode("utf-8-sig")).json()["choices"] == greedy

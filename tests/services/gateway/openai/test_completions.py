@@ -10,7 +10,7 @@ from ringline import Client
 
 from services.gateway.openai.completions import MAX_CHOICES
 from tests.ring import Ring
-from tests.services.gateway.raw_http import post
+from tests.services.gateway.conftest import Post
 
 MODEL = "tiny"
 PROMPTS = ["Once upon a time", "The fox"]
@@ -95,9 +95,9 @@ def test_log_probabilities_of_the_prompt_as_evaluations_ask_for_them(
             assert len(top) <= 2
 
 
-def test_log_probabilities_of_the_prompt_come_beside_those_of_the_answer(ring: Ring, native: Client) -> None:
+def test_log_probabilities_of_the_prompt_come_beside_those_of_the_answer(post: Post, native: Client) -> None:
     asked = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0, "logprobs": 1, "prompt_logprobs": 1}
-    (choice,) = post(f"{ring.http}/v1/completions", asked).json()["choices"]
+    (choice,) = post("/v1/completions", asked).json()["choices"]
     expected = native.generate(PROMPTS[0], max_tokens=2, temperature=0, logprobs=1, prompt_logprobs=1)
     token_ids = native.tokenize(PROMPTS[0]).token_ids
     assert choice["logprobs"]["token_logprobs"] == [one.logprob for one in expected.logprobs or ()]
@@ -129,15 +129,15 @@ def test_log_probabilities_of_the_prompt_come_beside_those_of_the_answer(ring: R
         ({"request_id": "a\nb"}, "request_id"),
     ],
 )
-def test_errors_name_the_field_as_the_api_does(ring: Ring, changed: dict[str, Any], param: str) -> None:
-    refused = post(f"{ring.http}/v1/completions", {"prompt": "a", **changed})
+def test_errors_name_the_field_as_the_api_does(post: Post, changed: dict[str, Any], param: str) -> None:
+    refused = post("/v1/completions", {"prompt": "a", **changed})
     error = refused.json()["error"]
-    assert (refused.status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert (refused.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
 
 
-def test_one_prompt_that_is_refused_ends_the_others(ring: Ring) -> None:
+def test_one_prompt_that_is_refused_ends_the_others(ring: Ring, post: Post) -> None:
     steps = ring.load().steps
-    refused = post(f"{ring.http}/v1/completions", {"prompt": ["a", "", "b"], "max_tokens": 2000, "ignore_eos": True})
-    assert (refused.status, refused.json()["error"]["param"]) == (400, "prompt")
+    refused = post("/v1/completions", {"prompt": ["a", "", "b"], "max_tokens": 2000, "ignore_eos": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
     while (load := ring.load()).running_choices or load.waiting_requests:
         assert load.steps - steps < 1000

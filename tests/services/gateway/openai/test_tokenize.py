@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import httpx2
 import openai
 import pytest
 from ringline import Client
 
 from tests.ring import Ring
-from tests.services.gateway.raw_http import get, post
+from tests.services.gateway.conftest import Post
 
 TEXT = "Once there was a €"
 
 
-def test_text_to_ids_and_back(ring: Ring, native: Client) -> None:
-    found = post(f"{ring.http}/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
+def test_text_to_ids_and_back(post: Post, native: Client) -> None:
+    found = post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json()
     assert found["tokens"] == list(native.tokenize(TEXT).token_ids)
     assert found["count"] == len(found["tokens"])
     assert found["max_model_len"] == native.models()[0].max_model_len
     assert found["token_strs"][0] == "Once"
-    assert post(f"{ring.http}/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": TEXT}
+    assert post("/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": TEXT}
     chat = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False}
-    ids = post(f"{ring.http}/tokenize", chat).json()["tokens"]
+    ids = post("/tokenize", chat).json()["tokens"]
     assert ids == list(native.tokenize(messages=chat["messages"], add_generation_prompt=False).token_ids)
-    rendered = post(f"{ring.http}/detokenize", {"tokens": ids}).json()["prompt"]
-    assert post(f"{ring.http}/tokenize", {"prompt": rendered, "add_special_tokens": False}).json()["tokens"] == ids
+    rendered = post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert post("/tokenize", {"prompt": rendered, "add_special_tokens": False}).json()["tokens"] == ids
 
 
 def test_the_tokens_that_end_a_text(ring: Ring, native: Client) -> None:
-    info = get(f"{ring.http}/tokenizer_info").json()
+    info = httpx2.get(f"{ring.http}/tokenizer_info").json()
     (eos,) = native.tokenize(info["eos_token"], add_special_tokens=False).token_ids
     assert eos in native.models()[0].eos_token_ids
 
@@ -43,22 +44,22 @@ def test_the_tokens_that_end_a_text(ring: Ring, native: Client) -> None:
         ("/detokenize", {"tokens": [10**6]}, "tokens[0]"),
     ],
 )
-def test_errors(ring: Ring, path: str, body: dict[str, object], param: str) -> None:
-    refused = post(ring.http + path, body)
-    assert (refused.status, refused.json()["error"]["param"]) == (400, param)
+def test_errors(post: Post, path: str, body: dict[str, object], param: str) -> None:
+    refused = post(path, body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])
-def test_a_text_that_no_context_holds_is_too_long_whatever_its_size(ring: Ring, native: Client, field: str) -> None:
+def test_a_text_that_no_context_holds_is_too_long_whatever_its_size(post: Post, native: Client, field: str) -> None:
     model = native.models()[0]
     for size in (12 * model.max_model_len + (128 << 10), 16 * model.max_model_len + 4 * model.vocab_size + (300 << 10)):
         body = {"prompt": "a " * (size // 2), "messages": [{"role": "user", "content": "a " * (size // 2)}]}
-        refused = post(f"{ring.http}/tokenize", {field: body[field]})
+        refused = post("/tokenize", {field: body[field]})
         error = refused.json()["error"]
-        assert (refused.status, error["code"]) == (400, "context_length_exceeded"), error
+        assert (refused.status_code, error["code"]) == (400, "context_length_exceeded"), error
         assert error["param"] in (field, None)
-        counted = post(f"{ring.http}/v1/messages/count_tokens", {"messages": body["messages"]})
-        assert counted.status == 400
+        counted = post("/v1/messages/count_tokens", {"messages": body["messages"]})
+        assert counted.status_code == 400
         assert counted.json()["error"]["message"].startswith("prompt is too long: ")
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import re
-import urllib.parse
 
+import httpx2
 import pytest
 import ringline
 from google.protobuf.message import Message
@@ -25,16 +24,10 @@ GENERATE = pb.GenerateRequest(
 PATH = "/ringline.inference.v1.InferenceService/"
 
 
-def post(
-    ring: Ring, method: str, media_type: str, body: bytes, **headers: str
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(urllib.parse.urlsplit(ring.http).netloc, timeout=60)
+def post(ring: Ring, method: str, media_type: str, body: bytes, **headers: str) -> tuple[httpx2.Response, bytes]:
     given = {"content-type": media_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
-    connection.request("POST", PATH + method, body, given)
-    answer = connection.getresponse()
-    data = answer.read()
-    connection.close()
-    return answer, data
+    answer = httpx2.post(f"{ring.http}{PATH}{method}", content=body, headers=given, timeout=60)
+    return answer, answer.content
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
@@ -68,7 +61,7 @@ def test_a_stream_over_grpc_web(ring: Ring, answer: str, media_type: str) -> Non
     if is_text:
         data = b"".join(base64.b64decode(part) for part in re.findall(rb"[^=]+={0,2}", data))
     *messages, (flags, trailers) = frames(data)
-    assert (told.status, told.headers["content-type"], flags) == (200, media_type, 0x80)
+    assert (told.status_code, told.headers["content-type"], flags) == (200, media_type, 0x80)
     assert trailers.startswith(b"grpc-status: 0\r\n")
     assert text_of([pb.GenerateResponse.FromString(message) for _, message in messages]) == answer
 
@@ -94,7 +87,7 @@ def test_a_stream_over_connect(ring: Ring, answer: str) -> None:
 )
 def test_one_request_one_response(ring: Ring, method: str, request_: Message, kind: type[Message]) -> None:
     told, data = post(ring, method, "application/proto", request_.SerializeToString())
-    assert (told.status, told.headers["content-type"]) == (200, "application/proto")
+    assert (told.status_code, told.headers["content-type"]) == (200, "application/proto")
     message = kind.FromString(data)
     assert message.ByteSize()
     _, data = post(ring, method, "application/grpc-web+proto", enclose(0, request_.SerializeToString()))
@@ -108,22 +101,22 @@ def test_refusals(ring: Ring) -> None:
     told, data = post(ring, "Generate", "application/connect+proto", enclose(0, cold.SerializeToString()))
     (_, message), (_, end) = frames(data)
     refused = pb.GenerateResponse.FromString(message)
-    assert (told.status, refused.request_id, refused.refused.status.code) == (200, "mine", 3)
+    assert (told.status_code, refused.request_id, refused.refused.status.code) == (200, "mine", 3)
     error = json.loads(end)["error"]
     assert (error["code"], error["message"]) == ("invalid_argument", refused.refused.status.message)
     _, data = post(ring, "Generate", "application/grpc-web", enclose(0, cold.SerializeToString()))
     assert b"grpc-status: 3\r\n" in frames(data)[-1][1]
 
     told, data = post(ring, "Tokenize", "application/json", b'{"model": "other", "text": "a"}')
-    assert (told.status, json.loads(data)["code"]) == (404, "not_found")
+    assert (told.status_code, json.loads(data)["code"]) == (404, "not_found")
     told, data = post(ring, "Tokenize", "application/grpc-web", enclose(0, b""), grpc_encoding="gzip")
     assert b"grpc-status: 12\r\ngrpc-message: grpc-encoding: compressed messages are not read" in data
     _, data = post(ring, "Generate", "application/connect+proto", enclose(0, b""), connect_content_encoding="gzip")
     assert json.loads(frames(data)[-1][1])["error"]["code"] == "unimplemented"
     told, data = post(ring, "Tokenize", "application/json", b"{}", content_encoding="gzip")
-    assert (told.status, json.loads(data)["code"]) == (415, "unimplemented")
+    assert (told.status_code, json.loads(data)["code"]) == (415, "unimplemented")
     told, _ = post(ring, "Generate", "application/json", b"{}")
-    assert told.status == 415, "a stream has envelopes"
+    assert told.status_code == 415, "a stream has envelopes"
     endless = pb.GenerateRequest(text="a", stopping=pb.StoppingParams(ignore_eos=True))
     body = enclose(0, endless.SerializeToString())
     _, data = post(ring, "Generate", "application/connect+proto", body, connect_timeout_ms="100")
