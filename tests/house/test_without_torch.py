@@ -10,7 +10,6 @@ from tests.programs import output_of
 from tests.ring import ROOT
 
 BIN = ROOT / ".venv-cpu" / "bin"
-
 PLANNING = ("config", "errors", "request", "scheduling.scheduler", "step", "validation")
 PROBE = """
 import importlib, importlib.util, json, sys
@@ -35,10 +34,7 @@ def _installed() -> None:
         ["services.detokenizer.main:run"],
         ["services.gateway.main:run"],
         ["services.cli.main:main"],
-        [
-            f"engine_core.{name}"
-            for name in ["config", "errors", "request", "scheduling.scheduler", "step", "validation"]
-        ],
+        [f"engine_core.{name}" for name in PLANNING],
     ],
     ids=lambda modules: modules[0],
 )
