@@ -208,6 +208,8 @@ def test_which_tool_must_be_called(choice, mode, name):
         ),
         ({"parse": "think"}, "parse: expected True, or a dict such as {'reasoning': 'think'}, got str"),
         ({"parse": {"reasoner": "think"}}, "parse: unknown key 'reasoner': expected tool_calls, reasoning, begins_in"),
+        ({"json_schema": {"a": {1}}}, "json_schema: not JSON (Object of type set is not JSON serializable)"),
+        ({"tools": {}}, "tools: expected a list of tools, got dict"),
         ({"tools": [print]}, "tools[0]: expected dicts with name, description, parameters, strict, as such or in Open"),
         ({"tool_choice": "auto"}, "option 'tool_choice' is for requests with tools: give tools too, or leave it out"),
         (
