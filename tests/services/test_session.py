@@ -37,17 +37,6 @@ TIMEOUTS_MS = [50 << doubled for doubled in range(8)]
 """From what a quiet machine needs to admit a request, to what a busy one does."""
 
 
-async def test_generate_streams_text_and_ids(front) -> None:
-    transcript = await generate(front, ask(max_tokens=12, temperature=0.0))
-    assert transcript.admitted.sampling.temperature == 0
-    assert transcript.admitted.sampling.HasField("seed")
-    assert len(transcript.ids[0]) == transcript.usage.completion_tokens
-    assert transcript.usage.prompt_tokens == transcript.admitted.prompt_tokens > 0
-    assert transcript.ends[0].finish_reason in (STOP, LENGTH)
-    again = await generate(front, ask(max_tokens=12, temperature=0.0))
-    assert (again.ids, again.texts) == (transcript.ids, transcript.texts)
-
-
 async def test_text_is_that_of_the_ids(front) -> None:
     request = ask(max_tokens=40, temperature=1.5, seed=11, return_prompt_token_ids=True, ignore_eos=True)
     transcript = await generate(front, request)
@@ -194,20 +183,6 @@ async def test_live_names_are_unique_and_can_be_used_again(front) -> None:
     assert (await read_session(call, ["same"]))["same"].usage.completion_tokens <= 2
 
 
-@pytest.mark.parametrize("logprobs", [0, 3])
-async def test_log_probabilities_of_output_and_prompt(front, logprobs: int) -> None:
-    asked = ask(max_tokens=6, temperature=0.0, logprobs=logprobs, prompt_logprobs=logprobs)
-    transcript = await generate(front, asked)
-    assert len(transcript.logprobs[0]) == len(transcript.ids[0])
-    for delta in transcript.deltas[0]:
-        assert list(delta.logprobs.ranks) == [1] * len(delta.token_ids)
-        assert len(delta.logprobs.top_ids) == logprobs * len(delta.token_ids)
-        if logprobs:
-            assert list(delta.logprobs.top_ids[::logprobs]) == list(delta.token_ids)
-    assert len(transcript.prompt_logprobs.logprobs) == transcript.usage.prompt_tokens - 1
-    assert transcript.prompt_logprobs.top_count == logprobs
-
-
 @pytest.mark.parametrize("alternatives", [0, 20])
 async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alternatives: int) -> None:
     """All the way from the sampler: as the same model gives them in this process."""
@@ -221,10 +196,3 @@ async def test_log_probabilities_are_those_of_the_engine_bit_for_bit(front, alte
     assert transcript.ids[0] == own.choices[0].token_ids
     assert transcript.logprobs[0] == unpacked(own.choices[0].logprobs)
     assert unpacked(read_logprobs(transcript.prompt_logprobs)) == unpacked(own.prompt_logprobs)
-
-
-async def test_cached_tokens_are_counted(front) -> None:
-    text = "The quick brown fox jumps over the lazy dog. " * 12
-    await generate(front, ask(text=text, max_tokens=1))
-    again = await generate(front, ask(text=text, max_tokens=1))
-    assert 0 < again.usage.cached_tokens < again.usage.prompt_tokens

@@ -61,6 +61,7 @@ def test_answers_are_those_of_the_native_contract(stub: Any, native: ringline.Cl
         values = [one.value for one in mine[0].input_logprobs.token_logprobs[1:]]
         assert values == pytest.approx([one.logprob for one in expected.prompt_logprobs or () if one], abs=1e-6)
     assert sorted(end.index for end in ends) == [0, 1]
+    assert {(end.prompt_tokens, end.completion_tokens) for end in ends} == {(len(ids), 12)}
     chunks, ends = answers(stub, ids, stream=False, **asked)
     assert not chunks
     assert {end.index: list(end.output_ids) for end in ends} == {c.index: list(c.token_ids) for c in expected.choices}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -83,15 +83,6 @@ def ask(name: str, text: str = "ab") -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(request_id=name, text=text)
 
 
-async def write(call: grpc.aio.StreamStreamCall, *requests: inference_pb2.GenerateRequest) -> None:
-    for request in requests:
-        await call.write(inference_pb2.SessionRequest(generate=request))
-
-
-async def cancel(call: grpc.aio.StreamStreamCall, name: str) -> None:
-    await call.write(inference_pb2.SessionRequest(cancel=inference_pb2.CancelRequest(request_id=name)))
-
-
 async def read_ends(call: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
     """The next so many ends of requests of a session, refusals among them."""
     found: list[inference_pb2.GenerateResponse] = []
@@ -113,11 +104,3 @@ async def read_to_the_end(call: grpc.aio.UnaryStreamCall | grpc.aio.StreamStream
     async with asyncio.timeout(20):
         while await call.read() is not grpc.aio.EOF:
             pass
-
-
-async def until(condition: Callable[[], T]) -> T:
-    """What the condition says, once it is true."""
-    async with asyncio.timeout(20):
-        while not (found := condition()):  # noqa: ASYNC110 - of state that tells nobody
-            await asyncio.sleep(0.01)
-    return found

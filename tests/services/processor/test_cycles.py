@@ -24,7 +24,9 @@ from services.processor.main import DESCRIPTION
 from services.ring.errors import Code, Refused, Status
 from tests.services.processor.ring_requests import Ring
 from tests.services.processor.ring_requests import ask as ask_ring
-from tests.services.processor.service_harness import ServiceHarness, ask, read_into, until, write
+from tests.services.processor.service_harness import ServiceHarness, ask, read_into
+from tests.services.streams import send
+from tests.waiting import until
 
 SERVICES = str(Path(services.__file__).parent)
 METHOD = f"/{DESCRIPTION.full_name}/"
@@ -71,7 +73,7 @@ async def refused(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
 async def refused_on_a_session(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     chat = inference_pb2.GenerateRequest(request_id="chat", chat=BAD_CHAT)
-    await write(session, ask(""), ask("long", "x" * 70_000), ask("too large", "x" * 500_000), chat)
+    await send(session, ask(""), ask("long", "x" * 70_000), ask("too large", "x" * 500_000), chat)
     await session.done_writing()
     responses = [response async for frame in session for response in frame.responses]
     assert len(responses) == 4
@@ -92,7 +94,7 @@ async def left(harness: ServiceHarness, channel: grpc.aio.Channel) -> None:
     """Their clients go while they have requests under way."""
     session = inference_pb2_grpc.InferenceServiceStub(channel).Session()
     call = channel.stream_stream(METHOD + "Generate")()  # a call with a single request would keep it in a cycle
-    await write(session, ask("r"))
+    await send(session, ask("r"))
     await call.write(ask("r").SerializeToString())
     await until(lambda: harness.intake.num_open == 2)
     session.cancel()

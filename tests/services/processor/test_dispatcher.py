@@ -34,17 +34,6 @@ def many(monkeypatch: pytest.MonkeyPatch) -> Ring:
         return Ring(ENGINES, ["detokenizer-0", "detokenizer-1"])
 
 
-def test_prompts_with_a_common_prefix_go_to_one_engine(many: Ring) -> None:
-    engines = set()
-    for number in range(8):
-        engines.add(ask_for(many, str(number), PROMPT + str(number)))
-        many.settle(5)
-    assert many.quiet
-    assert len(engines) == 1
-    assert many.routes.decisions == {Decision.PREFIX: 7, Decision.OVERLOAD: 0, Decision.LOAD: 1}
-    assert many.routes.loads() == dict.fromkeys(ENGINES, 0)
-
-
 def test_a_conversation_goes_on_where_it_was(many: Ring) -> None:
     first = ask_for(many, "first", "abcdefgh", max_tokens=30)
     many.settle()

@@ -13,7 +13,6 @@ from services.ring.errors import Code
 from services.ring.events import FinishReason
 from services.ring.routing_logic import Route, Routes
 from tests.services.processor.ring_requests import Ring, ask, expected, route_of
-from tests.services.ring.ring_simulation import ORPHAN_GRACE
 
 
 def test_a_rejection_of_an_earlier_epoch_is_ignored(world: Ring) -> None:
@@ -26,21 +25,6 @@ def test_a_rejection_of_an_earlier_epoch_is_ignored(world: Ring) -> None:
     world.engine_rejects(call, Code.INVALID_ARGUMENT, epoch=1)
     world.settle()
     assert world.end().finish_reason == FinishReason.LENGTH
-
-
-def test_an_engine_that_refuses_a_redirect_forgets_what_went_elsewhere(wide: Ring) -> None:
-    route = route_of(wide.begin(60))
-    first = wide.engines[route.engine.name]
-    assert first.registry.num_ledgers == 1
-    # Its detokenizer dies, and the other one, to which the processor redirects, has just lost its link to the engine.
-    (other,) = [name for name in wide.detokenizers if name != route.detokenizer.name]
-    wide.kill_detokenizer(route.detokenizer.name)
-    wide.detach(first.streams[other])
-    wide.settle()
-    wide.pass_time(ORPHAN_GRACE / 2)
-    assert first.registry.num_ledgers == 0
-    assert wide.end().finish_reason == FinishReason.LENGTH
-    assert wide.quiet
 
 
 def test_a_detokenizer_that_is_lost_while_the_engine_drains_is_replaced(wide: Ring) -> None:
@@ -85,33 +69,6 @@ def test_replays_in_a_row_are_bounded(world: Ring, times: int) -> None:
         receive_beyond(world, call)
     world.settle()
     assert world.end().finish_reason == (FinishReason.LENGTH if times == MAX_REPLAYS else FinishReason.ERROR)
-
-
-@pytest.mark.parametrize("fits_between", [False, True])
-def test_frames_that_never_fit_fail_the_request(world: Ring, fits_between: bool) -> None:
-    world.begin(60)
-    (detokenizer,) = world.detokenizers.values()
-    for _ in range(MAX_REPLAYS + 1):
-        world.engines["engine-0"].core.step(1)
-        for stream in world.streams():
-            stream.write()
-            stream.read()
-        detokenizer.write()
-        detokenizer.texts.clear()  # lost, and what follows cannot fit
-        world.flow(tokens=1)
-        if fits_between:
-            world.flow(tokens=1)
-        else:
-            detokenizer.write()
-            for stream in world.streams():
-                stream.read_commands()
-                stream.write()
-    world.settle()
-    if fits_between:
-        assert world.ids() == expected(60)[: len(world.ids())]
-        assert world.end().finish_reason == FinishReason.LENGTH
-    else:
-        assert world.end().error.code == Code.INTERNAL
 
 
 @pytest.mark.parametrize("taken_before", [False, True])

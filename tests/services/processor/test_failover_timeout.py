@@ -127,8 +127,7 @@ def full(world: Ring, how: str) -> Callable[[], None]:
     return empty
 
 
-@pytest.mark.parametrize("how", ["queue", "ledgers"])
-@pytest.mark.parametrize("delivered", [0, 7])
+@pytest.mark.parametrize(("delivered", "how"), [(0, "queue"), (7, "ledgers")])
 def test_a_full_engine_does_not_end_what_a_client_resumes(
     delivered: int, how: str, world: Ring, clock: SimpleNamespace
 ) -> None:
@@ -150,14 +149,11 @@ def test_a_full_engine_does_not_end_what_a_client_resumes(
     assert world.ids() == expected(20)[delivered:]
 
 
-@pytest.mark.parametrize("how", ["queue", "ledgers"])
-def test_the_timeout_bounds_the_wait_of_a_resume_for_a_full_engine(
-    how: str, world: Ring, clock: SimpleNamespace
-) -> None:
+def test_the_timeout_bounds_the_wait_of_a_resume_for_a_full_engine(world: Ring, clock: SimpleNamespace) -> None:
     world.dispatcher.route_timeout = 5.0
     request = ask()
     request.resume.choices.add(choice=0)
-    full(world, how)
+    full(world, "queue")
     world.ask(request)
     wait(world, clock, 4.0)
     assert not world.events("request_finished")

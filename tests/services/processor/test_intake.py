@@ -15,23 +15,14 @@ from services.processor.admission.request_resolution import resolve_request
 from services.processor.admission.validation import MAX_REQUEST_ID_BYTES
 from services.processor.request import ResolvedRequest
 from services.ring.errors import Code
-from tests.services.processor.service_harness import (
-    MAX_LIVE,
-    ROOM,
-    ServiceHarness,
-    ask,
-    cancel,
-    read_ends,
-    read_into,
-    served,
-    until,
-    write,
-)
+from tests.services.processor.service_harness import MAX_LIVE, ROOM, ServiceHarness, ask, read_ends, read_into, served
+from tests.services.streams import cancel, send
+from tests.waiting import until
 
 
 async def test_a_request_id_that_is_too_long_is_not_echoed(stub) -> None:
     call = stub.Session()
-    await write(call, ask("ö" * (MAX_REQUEST_ID_BYTES // 2) + "x"), ask("x" * 100_000))
+    await send(call, ask("ö" * (MAX_REQUEST_ID_BYTES // 2) + "x"), ask("x" * 100_000))
     refused = await read_ends(call, 2)
     assert [(response.request_id, response.in_reply_to) for response in refused] == [("", 1), ("", 2)]
     for response in refused:
@@ -47,7 +38,7 @@ async def test_a_request_id_that_is_too_long_is_not_echoed(stub) -> None:
 async def test_a_request_id_may_be_as_long_as_the_contract_says(stub) -> None:
     call = stub.Session()
     name = "x" * MAX_REQUEST_ID_BYTES
-    await write(call, ask(name))
+    await send(call, ask(name))
     await cancel(call, name)
     (end,) = await read_ends(call, 1)
     assert end.request_id == name
@@ -58,13 +49,13 @@ async def test_a_request_id_may_be_as_long_as_the_contract_says(stub) -> None:
 async def test_a_request_that_is_cancelled_while_it_waits_makes_room(harness: ServiceHarness, stub) -> None:
     held = harness.occupy_threads()
     call = stub.Session()
-    await write(call, ask("waits", "a" * ROOM), ask("is refused", "a" * ROOM))
+    await send(call, ask("waits", "a" * ROOM), ask("is refused", "a" * ROOM))
     (refused,) = await read_ends(call, 1)
     assert refused.request_id == "is refused"
     assert refused.refused.status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     assert refused.refused.status.details, "when to come again"
     await cancel(call, "waits")
-    await write(call, ask("in its place", "a" * ROOM))
+    await send(call, ask("in its place", "a" * ROOM))
     (cancelled,) = await read_ends(call, 1)
     assert cancelled.request_id == "waits"
     assert cancelled.refused.status.code == Code.CANCELLED
@@ -78,7 +69,7 @@ async def test_a_request_that_is_cancelled_while_it_waits_makes_room(harness: Se
 
 async def test_every_refusal_is_counted_once_with_its_code(harness: ServiceHarness, stub) -> None:
     call = stub.Session()
-    await write(call, *(ask(f"live {i}") for i in range(MAX_LIVE)), ask("live 0"), ask("one too many"), ask(""))
+    await send(call, *(ask(f"live {i}") for i in range(MAX_LIVE)), ask("live 0"), ask("one too many"), ask(""))
     await call.write(inference_pb2.SessionRequest())
     assert len(await read_ends(call, 4)) == 4
     too_hot = ask("too hot")
@@ -113,9 +104,9 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
     harness = ServiceHarness(BacklogLimits(max_requests=4, max_seconds=60.0))
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
-        await write(call, *(ask(f"r{i}") for i in range(2)))
+        await send(call, *(ask(f"r{i}") for i in range(2)))
         await until(lambda: len(tokenized) == 2)
-        await write(call, ask("one too many"))
+        await send(call, ask("one too many"))
         (refused,) = await read_ends(call, 1)
         assert refused.in_reply_to == 3
         assert refused.refused.status.code == Code.RESOURCE_EXHAUSTED
@@ -128,7 +119,7 @@ async def test_a_flood_is_refused_before_it_is_tokenized(tmp_path: Path, monkeyp
         assert 1.0 <= error.retry_after <= 1.25
         await cancel(call, "r0")
         await read_ends(call, 1)
-        await write(call, ask("in its place"))
+        await send(call, ask("in its place"))
         await until(lambda: len(tokenized) == 3)
         assert tokenized == ["r0", "r1", "in its place"]
         call.cancel()

@@ -28,17 +28,9 @@ from services.ring.logprobs import PackedLogprobs
 from services.ring.outbox import Outboxes
 from services.text.tokenizer import Tokenizer
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model
-from tests.services.processor.service_harness import (
-    ServiceHarness,
-    ask,
-    cancel,
-    read_ends,
-    read_into,
-    read_to_the_end,
-    served,
-    until,
-    write,
-)
+from tests.services.processor.service_harness import ServiceHarness, ask, read_ends, read_into, read_to_the_end, served
+from tests.services.streams import cancel, send
+from tests.waiting import until
 
 
 async def test_a_client_that_reads_nothing_loses_its_requests(
@@ -46,7 +38,7 @@ async def test_a_client_that_reads_nothing_loses_its_requests(
 ) -> None:
     held = harness.occupy_threads()
     call = inference_pb2_grpc.InferenceServiceStub(channel).Session()
-    await write(call, ask("waits"))
+    await send(call, ask("waits"))
     (client,) = await until(lambda: harness.intake.streams)
     await until(lambda: client.num_live == 1)
     assert (await call.read()).HasField("limits")
@@ -66,15 +58,15 @@ async def test_an_old_session_is_asked_to_end_and_ends_when_nothing_is_live_on_i
     harness.service.limits = replace(harness.service.limits, max_age=0.1, drain_grace=600.0)
     async with served(harness, tmp_path) as stub:
         call = stub.Session()
-        await write(call, ask("waits"))
+        await send(call, ask("waits"))
         (client,) = await until(lambda: harness.intake.streams)
         while not (frame := await call.read()).HasField("draining"):
             assert not any(response.HasField("request_finished") for response in frame.responses)
         assert frame.draining.grace_ms == 600_000
-        await write(call, ask("on its way"))
+        await send(call, ask("on its way"))
         await until(lambda: client.num_live == 2)
         client.end_when_idle()  # the grace is over
-        await write(call, ask("too late"))
+        await send(call, ask("too late"))
         late = await read_until_named(call, "too late")
         assert late.refused.status.code == grpc.StatusCode.UNAVAILABLE.value[0]
         for name in ("waits", "on its way"):
@@ -112,11 +104,11 @@ async def test_a_client_with_too_much_unread_loses_its_stream_and_no_other_does(
     async with served(harness, tmp_path) as stub:
         call = stub.Session() if kind == "session" else stub.Generate(ask("waits"))
         if kind == "session":
-            await write(call, ask("waits"))
+            await send(call, ask("waits"))
         (client,) = await until(lambda: harness.intake.streams)
         request = await until(lambda: next((r for r in client.requests() if r.admitted), None))
         beside = stub.Session()
-        await write(beside, ask("beside"))
+        await send(beside, ask("beside"))
         await until(lambda: len(harness.in_flight) == 2)
         position = 0
         while not client.given_up:
@@ -202,7 +194,7 @@ async def test_a_large_request_before_a_model_is_known_may_be_retried(harness: S
     request = ask("large", "a" * 2 * UNKNOWN_MODEL.max_bytes)
     call = stub.Session() if kind == "session" else stub.Generate(request)
     if kind == "session":
-        await write(call, request)
+        await send(call, request)
         (end,) = await read_ends(call, 1)
         assert (end.in_reply_to, end.refused.status.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
     else:
@@ -234,7 +226,7 @@ async def test_large_frames_are_parsed_before_waiting_requests_are_tokenized(
     large = ask("large")
     large.stopping.stop.extend(["s"] * 1000)
     session = stub.Session(timeout=60)
-    await write(session, ask("small"), large)
+    await send(session, ask("small"), large)
     await until(lambda: harness.queue._bytes.total > large.ByteSize())
     one.set()
     await until(lambda: len(order) == 4)
@@ -263,7 +255,7 @@ async def test_the_deadline_counts_from_when_the_frame_was_read(
     request.timeout_ms = 60_000
     if kind == "Session":
         session = stub.Session(timeout=20)
-        await write(session, request)
+        await send(session, request)
         (end,) = await read_ends(session, 1)
         assert end.refused.status.code == Code.DEADLINE_EXCEEDED
         session.cancel()
@@ -291,29 +283,6 @@ async def test_the_tenant_comes_from_the_metadata(harness: ServiceHarness, stub)
     assert sorted(client.tenant for client in harness.intake.streams) == ["", "", "a" * 128]
     for call in calls:
         call.cancel()
-
-
-async def test_a_message_of_many_fields_is_measured_off_the_event_loop(
-    stub: inference_pb2_grpc.InferenceServiceStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thousands of clients may send such messages at once."""
-    threads: list[str] = []
-
-    def noted(*given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return parse(*given)
-
-    monkeypatch.setattr("services.processor.service.parse", noted)
-    many = ask("many")
-    many.stopping.stop.extend(["s"] * 1000)
-    session, call = stub.Session(timeout=20), stub.Generate(many, timeout=20)
-    await write(session, ask("few"), many)
-    (refused,) = await read_ends(session, 1)
-    assert refused.request_id == "many"
-    with pytest.raises(grpc.aio.AioRpcError, match=r"stopping\.stop: 1000 strings"):
-        await read_to_the_end(call)
-    assert [name == "MainThread" for name in sorted(threads)] == [True, False, False]
-    session.cancel()
 
 
 WORD = "x" * 2000

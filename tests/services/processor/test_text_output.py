@@ -75,24 +75,6 @@ def test_prompt_progress_comes_only_if_requested(world: Ring) -> None:
     assert {response.request_id for response in world.events("prefill")} == {"curious"}
 
 
-def test_prompt_scores_come_once_across_failovers(world: Ring) -> None:
-    request = ask(max_tokens=3)
-    request.text, request.output.prompt_logprobs = "ab" * 15, 2
-    world.ask(request)
-    for lose in (world.kill_detokenizer, world.kill_engine, world.kill_detokenizer):
-        world.flow(tokens=9, max_bytes=300)
-        lose(next(iter(world.detokenizers if lose == world.kill_detokenizer else world.engines)))
-        world.heal()
-    world.settle()
-    parts = world.events("prompt_logprobs")
-    assert len(parts) > 2
-    assert [part.prompt_logprobs.offset for part in parts] == [
-        sum(len(part.prompt_logprobs.logprobs.ranks) for part in parts[:index]) for index in range(len(parts))
-    ]
-    assert [rank for part in parts for rank in part.prompt_logprobs.logprobs.ranks] == list(range(1, 30))
-    assert world.ids() == expected(3)
-
-
 def test_a_lost_frame_with_prompt_scores_is_replayed(world: Ring) -> None:
     request = ask(max_tokens=3)
     request.text, request.output.prompt_logprobs = "ab" * 15, 2

@@ -78,19 +78,6 @@ def test_the_end_of_a_superseded_stream_changes_nothing() -> None:
     assert (ring.registry.attached(), ring.registry.num_ledgers) == ([], 0)
 
 
-def test_a_link_that_is_cut_again_and_again_does_not_prolong_the_grace() -> None:
-    ring = Registry("p", "d")
-    link = ring.links["p"]
-    ring.submit(deliver_to="d")
-    for now in (1.0, 1.5, 2.0, 2.5):
-        ring.registry.detach(link, now)
-        link, _ = ring.registry.attach(P, now)
-    ring.registry.expire(0.9 + GRACE)
-    assert ring.registry.num_ledgers == 1
-    ring.registry.expire(1.0 + GRACE)
-    assert ring.registry.num_ledgers == 0
-
-
 # Commands
 
 
@@ -124,40 +111,6 @@ def test_a_submitter_names_requests_of_its_own_life_only(request_id: str) -> Non
     refused = ring.refusal(request_id)
     assert (refused.code, refused.field) == (Code.INVALID_ARGUMENT, "request_id")
     assert ring.registry.num_ledgers == 0
-
-
-@pytest.mark.parametrize(
-    ("by", "epoch", "choice", "position", "stops"),
-    [
-        ("d", 2, 0, 2, True),
-        ("p", 2, 0, 2, False),
-        ("d", 1, 0, 2, False),
-        ("d", 3, 0, 2, False),
-        ("d", 2, 1, 2, False),
-        ("d", 2, 0, 0, False),
-        ("d", 2, 0, 4, False),
-    ],
-)
-def test_only_the_receiver_stops_a_choice_and_where_it_has_tokens(
-    by: str, epoch: int, choice: int, position: int, stops: bool
-) -> None:
-    ring = Registry("p", "d")
-    core_id = ring.submit("1-1", 2, deliver_to="d")
-    ring.registry.progress(core_id, 0, [7, 8, 9], None, None)
-    ring.registry.stop(PeerId(by, 1), "1-1", epoch, choice, position)
-    assert ring.registry.num_unfinished == (0 if stops else 1)
-    assert ring.core.running == {core_id: set() if stops else {0}}
-
-
-@pytest.mark.parametrize("command", ["cancel", "done"])
-@pytest.mark.parametrize(("by", "epoch", "ends"), [("p", 2, True), ("p", 3, True), ("p", 1, False), ("d", 2, False)])
-def test_only_the_submitter_ends_a_request_and_not_by_an_earlier_epoch(
-    command: str, by: str, epoch: int, ends: bool
-) -> None:
-    ring = Registry("p", "d")
-    ring.submit("1-1", 2, deliver_to="d")
-    getattr(ring.registry, command)(PeerId(by, 1), "1-1", epoch)
-    assert ring.registry.num_unfinished == (0 if ends else 1)
 
 
 def test_a_redirect_cannot_name_choices_that_there_are_not() -> None:
@@ -239,16 +192,6 @@ def test_a_refusal_names_the_command_and_is_the_only_end() -> None:
     assert [(one.request_id, one.epoch, one.in_reply_to) for one in frame.rejections] == [("1-1", 1, 7)]
     assert not frame.closed
     assert ring.registry.num_ledgers == 0
-
-
-def test_a_refusal_closes_the_epoch_that_it_superseded() -> None:
-    ring = Registry()
-    ring.submit()
-    ring.take()
-    ring.registry.refuse(ring.submit(epoch=2, in_reply_to=2), Status(Code.INVALID_ARGUMENT, "no"))
-    frame = ring.take()
-    assert (frame.opened, frame.closed) == ([], [("1-1", 1)])
-    assert [one.epoch for one in frame.rejections] == [2]
 
 
 def test_a_refusal_of_what_came_on_an_earlier_stream_names_no_command() -> None:

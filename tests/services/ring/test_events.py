@@ -25,7 +25,3 @@ def test_a_delta_is_placed_as_its_tokens_are(first: int, length: int, count: int
             assert first + length - 1 not in have
         case Fit.GAP:
             assert first > count, "the token at the count is missing"
-
-
-def test_an_empty_delta_is_next_old_or_a_gap() -> None:
-    assert [fit(first, 0, 3) for first in (2, 3, 4)] == [Fit.OLD, Fit.NEXT, Fit.GAP]

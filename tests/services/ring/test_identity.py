@@ -33,11 +33,6 @@ def test_a_ring_id_belongs_to_one_life(life: int, other: int, counter: int) -> N
     assert is_ring_id_of(name, other) == (life == other)
 
 
-@given(st.lists(st.tuples(lives, counters), unique=True, max_size=20))
-def test_ring_ids_do_not_collide(pairs: list[tuple[int, int]]) -> None:
-    assert len({ring_id(*pair) for pair in pairs}) == len(pairs)
-
-
 @given(life=st.integers(1, 99), text=st.text("0123456789-+ _a٣", max_size=8))
 def test_only_decimal_numbers_with_one_dash_are_ring_ids(life: int, text: str) -> None:
     assert is_ring_id_of(text, life) == bool(re.fullmatch(f"{life}-[0-9]+", text))

@@ -46,16 +46,6 @@ def test_a_stop_wins_over_ends_at_or_behind_it(
         assert log.end == before, "an end stands"
 
 
-def test_an_earlier_stop_wins_over_a_later_one() -> None:
-    log = ChoiceLog([1, 2], keeps_logprobs=False)
-    log.append([3, 4, 5], None)
-    assert log.stop_at(4)
-    assert not log.stop_at(5)
-    assert log.stop_at(3)
-    assert list(log.ids) == [1, 2, 3]
-    assert log.logprobs is None
-
-
 def test_an_end_before_the_stop_wins() -> None:
     log = ChoiceLog([1, 2, 3], keeps_logprobs=False)
     log.finish(ChoiceEnd(FinishReason.LENGTH, 2))

@@ -82,24 +82,3 @@ class GenerationsMachine(RuleBasedStateMachine):
 
 GenerationsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestGenerations = GenerationsMachine.TestCase
-
-
-def test_the_newest_is_kept_while_its_only_engine_is_away() -> None:
-    held: Generations[str, str] = Generations(MOST)
-    held.learn("A", PeerId("e", 1), "a")
-    held.engine_up(PeerId("e", 1), "A")
-    held.engine_down(PeerId("e", 1))
-    assert held.newest == "a"
-    held.learn("B", PeerId("e", 2), "b")
-    held.engine_up(PeerId("e", 2), "B")
-    assert list(held) == ["B"]
-
-
-def test_a_rollback_makes_the_older_generation_the_newest_again() -> None:
-    held: Generations[str, str] = Generations(MOST)
-    for life, generation in enumerate("ABA", 1):
-        if generation not in held:
-            held.learn(generation, PeerId("e", life), generation)
-        held.engine_up(PeerId(f"e{life}", life), generation)
-        assert held.newest == generation
-    assert list(held) == ["A", "B"]

@@ -103,19 +103,6 @@ def test_rejections_do_not_outgrow_a_frame() -> None:
     assert ordinals == list(range(1000))
 
 
-def test_an_end_waits_for_the_tokens_before_it() -> None:
-    link = OutboundLink(PEER)
-    one = entry("1-1", {0: list(range(500))})
-    one.choices[0].finish(ChoiceEnd(FinishReason.LENGTH, 500))
-    link.add(one)
-    frames = []
-    while (frame := link.take(400)) is not None:
-        frames.append(frame)
-    assert len(frames) > 2
-    assert [bool(frame.ends) for frame in frames] == [False] * (len(frames) - 1) + [True]
-    assert all(frame.token_ids for frame in frames)
-
-
 @pytest.mark.parametrize(("sent_all", "told"), [(False, True), (True, False)])
 def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, told: bool) -> None:
     link = OutboundLink(PEER)
@@ -128,16 +115,6 @@ def test_whoever_was_not_told_every_end_is_told_that_it_is_over(sent_all: bool, 
     link.drop("1-1")
     frame = link.take()
     assert (frame is not None and frame.closed == [("1-1", 1)]) == told
-
-
-def test_nothing_is_said_of_a_request_that_the_peer_never_heard_of() -> None:
-    link = OutboundLink(PEER)
-    link.take()
-    link.add(entry("1-1", {0: [1]}))
-    link.drop("1-1")
-    link.mark("1-1")
-    assert not link.pending
-    assert link.take() is None
 
 
 @pytest.mark.parametrize(("ends_with", "epoch"), [("drop", 2), ("withdraw", 1)])
@@ -153,18 +130,6 @@ def test_a_peer_that_waits_under_an_earlier_epoch_is_told_the_end(ends_with: str
     assert frame is not None
     assert (frame.closed, frame.opened) == ([("1-1", epoch)], [])
     assert link.take() is None
-
-
-def test_what_is_carried_again_is_not_closed() -> None:
-    link, one = OutboundLink(PEER), entry("1-1", {0: [1]})
-    link.add(one)
-    link.take()
-    link.drop("1-1")
-    one.epoch = 2
-    link.add(one)
-    frame = link.take()
-    assert frame is not None
-    assert (frame.closed, frame.opened, frame.epochs) == ([], [one], [2])
 
 
 def test_a_rejection_ends_the_epoch_that_the_peer_has_heard_of() -> None:

@@ -208,16 +208,6 @@ def test_a_request_that_has_more_than_fits_waits_behind_the_others() -> None:
     assert [update.request_id for update in outbox.take(1000)] == ["1-2", "1-1"]
 
 
-def test_an_end_may_come_alone() -> None:
-    outbox = an_outbox()
-    end = ChoiceEnd(FinishReason.STOP, 7)
-    outbox.end("1-1", 2, end)
-    (update,) = outbox.take(1)
-    assert update.choices[2].end == end
-    assert not update.choices[2].ids
-    assert not outbox.pending
-
-
 def test_dropping_forgets_what_is_not_newer() -> None:
     outbox = an_outbox()
     outbox.delta("1-1", 0, 0, [1], "x", epoch=3)
@@ -244,9 +234,10 @@ def test_scores_that_do_not_follow_replace_what_is_there() -> None:
     assert (update.prompt_offset, update.prompt_logprobs) == (2, scores.part(2, 3))
 
 
-@pytest.mark.parametrize("text", ["a", "word ", "слово", "\N{GRINNING FACE}", "x" * 300])
-@pytest.mark.parametrize("alternatives", [None, 0, 20])
-@pytest.mark.parametrize("together", [1, 20])
+@pytest.mark.parametrize(
+    ("text", "alternatives", "together"),
+    [("a", None, 1), ("word ", 0, 20), ("слово", 20, 1), ("\N{GRINNING FACE}", None, 20), ("x" * 300, 20, 20)],
+)
 def test_no_less_is_counted_than_is_held(text: str, alternatives: int | None, together: int) -> None:
     """What the interpreter allocates for news of several requests, made as frames bring it."""
     outbox = an_outbox()

@@ -44,10 +44,6 @@ def test_prefixes_grow_by_a_quarter_at_most(length: int, block: int) -> None:
     assert len(blocks) <= 40
 
 
-def test_a_million_tokens_have_few_prefixes() -> None:
-    assert len(prefixes_of(range(1 << 20), b"", 16).hashes) < 60
-
-
 @pytest.mark.parametrize("prefixes", [prefixes_of([1] * 15, b"", 16), prefixes_of([1] * 100, b"", 0)])
 def test_a_prompt_below_one_block_has_no_prefix(prefixes: Prefixes) -> None:
     known = PrefixMap()

@@ -129,19 +129,6 @@ def test_small_requests_are_not_refused_for_the_large_ones_of_others(clock: Cloc
     assert clock.refusal("other", timeout=60.0) is None, "and all others ask for little now"
 
 
-def test_a_flood_leaves_places_to_others() -> None:
-    clock = Clock(max_requests=100)
-    clock.take(50, "flood")
-    status = clock.refusal("flood")
-    assert status is not None
-    assert status.code is Code.RESOURCE_EXHAUSTED
-    assert status.retry_after_ms is not None
-    assert 1000 <= status.retry_after_ms <= 1250, "the speed is not known"
-    clock.take(25, "other")
-    assert clock.refusal("other") is not None
-    clock.take(12, "third")
-
-
 def test_places_are_freed_once_and_tenants_are_forgotten(clock: Clock) -> None:
     small = Clock(max_requests=10)
     names = small.take(5)

@@ -33,14 +33,6 @@ def drained(queue: DeficitRoundRobin[Work]) -> list[list[Work]]:
     return batches
 
 
-def test_a_flood_waits_behind_itself() -> None:
-    queue = filled(*[("flood", 50)] * 100, ("other", 10), ("third", 90))
-    first, second, third = queue.take(), queue.take(), queue.take()
-    assert [work.tenant for work in first] == ["flood", "flood"]
-    assert [work.tenant for work in second] == ["other", "third"]
-    assert [work.tenant for work in third] == ["flood", "flood"]
-
-
 def test_large_work_is_paid_for_over_several_rounds() -> None:
     queue = filled(("large", 350), ("large", 350), *[("small", 50)] * 10)
     order = [work.tenant for batch in drained(queue) for work in batch]

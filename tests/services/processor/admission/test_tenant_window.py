@@ -11,18 +11,6 @@ MOST = 2
 TENANTS = ("a", "b")
 
 
-def test_a_request_of_higher_priority_goes_ahead_at_once() -> None:
-    window: TenantWindow[str] = TenantWindow()
-    for name in ("1", "2", "3"):
-        window.enter("a", 0, name, name, MOST)
-    assert not window.enter("a", 1, "later", "later", MOST)
-    assert window.enter("a", -1, "urgent", "urgent", MOST)
-    window.leave("1")
-    assert window.release(lambda tenant: MOST) == [], "the urgent one is before them"
-    window.leave("urgent")
-    assert window.release(lambda tenant: MOST) == ["3"]
-
-
 def test_a_tenant_with_many_priorities_is_asked_for_once() -> None:
     """Each had cost the event loop a look at the policy file: 20 ms for 2,048 of them."""
     window: TenantWindow[int] = TenantWindow()

@@ -23,8 +23,8 @@ from services.ring.events import FinishReason
 from services.ring.model_generations import Generation
 from tests.services.processor.model_specs import codec, served_model
 from tests.services.processor.queue_harness import LARGE, QueueHarness
-from tests.services.processor.service_harness import until
 from tests.services.text.panicking import panic
+from tests.waiting import until
 
 
 def refused_with(core: QueueHarness, size: int) -> Refused:
@@ -62,13 +62,9 @@ async def test_a_retry_delay_is_half_of_the_estimated_wait(core: QueueHarness) -
     assert expected - 1 <= told <= 1.25 * expected + 1, "it has every second turn"
 
 
-async def test_a_large_request_may_wait_alone(core: QueueHarness) -> None:
+async def test_a_large_request_waits_alone_until_its_batch_begins(core: QueueHarness) -> None:
     core.ask("huge", 10 * LARGE)
     assert refused_with(core, 1).status.code is Code.RESOURCE_EXHAUSTED
-
-
-async def test_a_batch_that_begins_frees_its_room(core: QueueHarness) -> None:
-    core.ask("huge", 10 * LARGE)
     await core.run()
     small = core.ask("small", 10)
     await core.run()

@@ -114,7 +114,7 @@ def test_it_shows_no_prompt_and_no_tenant_and_loads_nothing_else(ring: Ring, loa
     assert len(html) < 64 << 10
 
 
-@pytest.mark.parametrize("size", [PHONE, (320, 568), (768, 1024), DESKTOP])
+@pytest.mark.parametrize("size", [(320, 568), DESKTOP])
 def test_it_fits_every_screen(browser: Browser, ring: Ring, size: tuple[int, int]) -> None:
     browser.look(*size)
     browser.open(page_of(ring))

@@ -56,27 +56,6 @@ def packed(given: Answer, *events: dict[str, Any]) -> tuple[list[Any], list[Stat
     return parts, [error for _, error in both if error is not None]
 
 
-def test_a_stream_has_new_ids_and_an_end_by_choice() -> None:
-    given = answer(stream=True, n=2)
-    events = [ADMITTED, PREFILL, delta([4, 5]), delta([6], choice=1), delta([3]), ended(LENGTH), ended(STOP, 1)]
-    (first, beside, second, end, end_beside), errors = packed(given, *events)
-    assert errors == []
-    assert [(list(c.token_ids), c.index) for c in (first, beside, second)] == [([4, 5], 0), ([6], 1), ([3], 0)]
-    assert (first.prompt_tokens, first.completion_tokens, first.cached_tokens) == (3, 2, 2)
-    assert (list(end.output_ids), end.finish_reason, end.completion_tokens, end.index) == ([], "length", 3, 0)
-    assert (end_beside.finish_reason, end_beside.completion_tokens, end_beside.index) == ("stop", 1, 1)
-    assert (end.prompt_tokens, end.cached_tokens) == (3, 2)
-
-
-def test_without_a_stream_each_choice_comes_whole() -> None:
-    given = answer(n=2)
-    assert packed(given, ADMITTED, PREFILL, delta([4, 5]), delta([6], choice=1)) == ([], [])
-    (end, beside), errors = packed(given, delta([3]), ended(LENGTH), ended(STOP, 1))
-    assert errors == []
-    assert (list(end.output_ids), end.finish_reason, end.completion_tokens) == ([4, 5, 3], "length", 3)
-    assert list(beside.output_ids) == [6]
-
-
 @pytest.mark.parametrize(
     ("params", "stop", "matched"),
     [
@@ -121,11 +100,6 @@ def test_prompt_logprobs_come_once_and_leave_out_the_first_token(stream: bool) -
     assert not any(other.HasField("input_logprobs") for other in others)
     (beside,), _ = packed(given, *([delta([6], choice=1)] if stream else [ended(LENGTH, 1)]))
     assert beside.input_logprobs == shown, "of each choice"
-
-
-def test_the_end_of_an_aborted_choice() -> None:
-    (end,), errors = packed(answer(stream=True), ADMITTED, ended(output_pb2.FINISH_REASON_CANCELLED))
-    assert (end.finish_reason, errors) == ("abort", [])
 
 
 def test_failures_are_the_calls_status_and_no_end() -> None:

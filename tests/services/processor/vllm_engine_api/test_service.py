@@ -29,7 +29,8 @@ from services.text.chat_templates import ChatTemplates
 from services.text.tokenizer_files import archive_of
 from tests.services.in_process import served, status_of
 from tests.services.processor.model_specs import MAX_MODEL_LEN, files, served_model, tokenizer
-from tests.services.processor.service_harness import ServiceHarness, until
+from tests.services.processor.service_harness import ServiceHarness
+from tests.waiting import until
 
 
 @pytest.fixture
