@@ -83,7 +83,7 @@ def options_of_all() -> set[str]:
 
 def is_answered(line: str) -> bool:
     """Whether the running ring, which has no TLS, can answer a line."""
-    return subcommand(line) not in (*SERVERS, *WRITERS) and "--tls-" not in line
+    return subcommand(line) not in (*SERVERS, *WRITERS, "plan") and "--tls-" not in line
 
 
 def test_nothing_is_left_out() -> None:
@@ -91,11 +91,20 @@ def test_nothing_is_left_out() -> None:
     assert {program(line) for line in LINES} - others == {"ringline", "make", "pip", "python", "curl"}
 
 
-@pytest.mark.parametrize("line", [line for line in lines_of("ringline") if not is_answered(line)])
+@pytest.mark.parametrize(
+    "line", [line for line in lines_of("ringline") if subcommand(line) != "plan" and not is_answered(line)]
+)
 def test_what_starts_servers_or_needs_certificates_takes_its_options(line: str) -> None:
     _, name, *arguments = shlex.split(line)
     command = cli.get_command(click.Context(cli), name)
     command.make_context(name, arguments)
+
+
+@pytest.mark.parametrize("line", [line for line in lines_of("ringline") if subcommand(line) == "plan"])
+def test_what_asks_nobody_is_answered(line: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    cli.main(shlex.split(line)[1:], standalone_mode=False)
+    assert capsys.readouterr().out.strip()
 
 
 @pytest.mark.parametrize("line", [line for line in lines_of("ringline") if is_answered(line)])

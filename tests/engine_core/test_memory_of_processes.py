@@ -143,6 +143,7 @@ def test_models_with_unlike_layers_stay_within_the_budget_under_full_load(kind: 
 
 
 @CPU_BUILD
+@pytest.mark.models
 def test_the_bundled_model_serves_in_one_gibibyte() -> None:
     """With every option at its default, and a cache that holds a hundred conversations of a thousand tokens."""
     seen = run_full_load(1024 * MIB, BUNDLED, {"load_format": "dummy"}, 256, 2048, 5_000)

@@ -10,7 +10,7 @@ from services.common.links.channels import Endpoint
 from tests.fuzz.targets import DETOKENIZER, ENGINE, INFERENCE, PATIENCE, fuzzing
 from tests.ring import Ring
 
-_INPUTS = {"processor": 500, "engine": 500, "detokenizer": 200}
+_INPUTS = {"processor": 150, "engine": 150, "detokenizer": 100}
 _REFUSES_EMPTY_MESSAGES = {
     "processor": INFERENCE + "Tokenize",
     "engine": ENGINE + "Attach",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from ringline.detokenizer.v1 import detokenizer_pb2
 from ringline.inference.v1 import inference_pb2
 from structlog.testing import capture_logs
@@ -287,14 +287,10 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert transcript.logprobs.get(choice, []) == unpacked(scores), "bit for bit"
 
 
-@pytest.mark.long
-class TestProtocol(ProtocolMachine.TestCase):
-    """Run by Hypothesis."""
-
-    settings = settings(
-        max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.wide)])
+def test_every_request_ends_as_if_nothing_had_happened(examples: int) -> None:
+    limits = settings(
+        max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
     )
-
-    def runTest(self) -> None:
-        with capture_logs():
-            super().runTest()
+    with capture_logs():
+        run_state_machine_as_test(ProtocolMachine, settings=limits)

@@ -55,7 +55,7 @@ class Suite:
 SUITES = (
     Suite(
         name="wide",
-        what="kernels in all their shapes",
+        what="kernels in all their shapes, and longer property tests",
         arguments=(*_PYTEST, "--wide"),
         minutes=4,
         begins=("tests.conftest", "tests.engine_core.kernels.compiled", *_STACK),

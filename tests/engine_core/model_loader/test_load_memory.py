@@ -59,7 +59,7 @@ def measure(path: Path, quantization: str | None) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "quantization", [None, "int8", *[pytest.param(q, marks=pytest.mark.models) for q in ("awq", "gguf")]]
+    "quantization", ["int8", *[pytest.param(q, marks=pytest.mark.models) for q in (None, "awq", "gguf")]]
 )
 def test_loading_takes_the_weights_and_one_layer(quantization: str | None, tmp_path: Path) -> None:
     config = LlamaConfig(

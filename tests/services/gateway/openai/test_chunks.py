@@ -14,6 +14,7 @@ from ringline import Content, Delta, Event, Finished, FinishReason, Part, Reason
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2, part_pb2
 
+from services.gateway.http import event_stream
 from services.gateway.openai.chat import ChatRequest, DeltaChunks
 from services.gateway.openai.chunks import Chunks
 from services.gateway.openai.sampling_fields import UsageMode
@@ -157,7 +158,8 @@ async def test_a_late_failure_is_an_event_and_no_normal_end() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_client_that_goes_away_cancels_its_requests(path: str) -> None:
+async def test_a_client_that_goes_away_cancels_its_requests(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "PING_INTERVAL", 0.2)  # a ping meets that it is gone
     cancelled = asyncio.Event()
 
     async def endless(_request: object) -> Any:
