@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from engine_core.request import SamplingParams
 
 from .engines import Outcome, run, started
 from .models.driver import BLOCK_SIZE, CPU, chosen_attention, layers_of, open_at
-from .models.families import ALL, configuration
+from .models.families import FALLBACK, OWN, configuration
 from .models.routing import routers_of
 from .models.tiny_models import make_model, save_model
 
@@ -27,6 +28,11 @@ TOKENS = 64
 LENGTHS = (1, 7, 33, 90)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 NEAR = 2e-4
+IN_EVERY_RUN = (
+    "llama-gqa", "llama3-rope", "mistral-window", "olmo2-tied-biases-padded", "qwen2-window-of-two-layers",
+    "qwen3-mha-biases", "qwen3-padded",
+)  # fmt: skip
+"""What ``make test`` asks whole engines for; test_against_transformers.py has the logits of the others."""
 
 
 class Case:
@@ -66,7 +72,12 @@ class Case:
             assert got[: len(expected)] == expected[:length], f"prompt of {name} tokens"
 
 
-@pytest.fixture(scope="module", params=ALL)
+def names() -> list[Any]:
+    marks = {name: [] if name in IN_EVERY_RUN else [pytest.mark.models] for name in {**OWN, **FALLBACK}}
+    return [pytest.param(name, marks=mark) for name, mark in marks.items()]
+
+
+@pytest.fixture(scope="module", params=names())
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, tmp_path_factory.mktemp(request.param))
 

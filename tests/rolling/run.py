@@ -48,6 +48,8 @@ class Options:
     longest_pause: float = 2.0
     """Allowed seconds until the first delta and between two deltas."""
     per_kind: int = 1
+    kinds: int | None = None
+    """Kinds of requests in the load; by default all."""
     keep: Path | None = None
     """Where models and logs are kept; by default they are deleted."""
 
@@ -90,7 +92,7 @@ async def run(options: Options, report: Callable[[Rollout], None]) -> list[Rollo
         fleet = Fleet(directory, size, size, size, model=bundled, patience=options.patience)
         await stack.enter_async_context(fleet)
         client = await stack.enter_async_context(connect(fleet.fronts))
-        specs = [*pool(options.seed, options.per_kind), LONGEST]
+        specs = [*pool(options.seed, options.per_kind)[: options.kinds], LONGEST]
         before = await _right_answers(client, specs)
         rollouts = []
         for change in options.changes:

@@ -20,7 +20,7 @@ from tests.rolling.variants import Change
 @pytest.mark.timeout(300)
 async def test_no_request_is_lost_and_none_goes_on_with_other_weights() -> None:
     """With one engine there is none for a while: requests in progress end with MODEL_GONE, the others wait."""
-    options = Options(1, [Change.WEIGHTS], size=1, rate=2.0, calm=1.0, patience=1.0, longest_pause=math.inf)
+    options = Options(1, [Change.WEIGHTS], size=1, rate=2.0, calm=1.0, patience=1.0, longest_pause=math.inf, kinds=6)
     (rollout,) = await run(options, Rollout.show)
     assert not rollout.problems
 
