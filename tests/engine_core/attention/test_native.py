@@ -41,6 +41,7 @@ TOLERANCE = {
     torch.bfloat16: {"atol": 6e-3, "rtol": 6e-3},  # weights and outputs are rounded
 }
 
+WIDENED = (torch.float32, torch.float16)
 # bfloat16 has products of its own; the other types are widened alike when they are read, so some sizes show each.
 FEW = {torch.bfloat16: range(9), torch.float32: (0, 2, 4), torch.float16: (1, 3, 5)}
 CASES = [
@@ -66,7 +67,7 @@ def check(backend: NativeAttention, geometry: Geometry, sequences: list[Known], 
     torch.set_num_threads(1)
     alone = Run(backend, geometry, sequences, **options).at_once()
     assert_right(alone, sequences, **TOLERANCE[sequences[0].query.dtype], **options)
-    for threads in (1, 2, 3):
+    for threads in (2, 3):
         torch.set_num_threads(threads)
         assert_equal(Run(backend, geometry, sequences, seed=threads, **options).in_random_steps(rng), alone)
 
@@ -77,17 +78,25 @@ def test_against_float64_and_bitwise(backend: NativeAttention, geometry: Geometr
     check(backend, geometry, make_sequences([*lengths, 530], geometry, dtype, seed=3))
 
 
-@pytest.mark.parametrize("window", [1, 33, 129])
-@pytest.mark.parametrize(("geometry", "dtype"), WINDOWED, ids=str)
+def diagonal(*others: tuple[Any, ...]) -> list[Any]:
+    """Each of ``WINDOWED`` with one of the others; with all of them in `make test-wide`."""
+    return [
+        pytest.param(*case, *other, marks=() if number % len(others) == index else pytest.mark.wide)
+        for number, case in enumerate(WINDOWED)
+        for index, other in enumerate(others)
+    ]
+
+
+@pytest.mark.parametrize(("geometry", "dtype", "window"), diagonal((1,), (33,), (129,)), ids=str)
 def test_windows(backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, window: int) -> None:
     """Blocks behind a window are poisoned as soon as no row of a step sees them."""
     lengths = [*random_lengths(random.Random(str((geometry, window))), 3), window, window + 1, 530]
     check(backend, geometry, make_sequences(lengths, geometry, dtype, seed=window), window=window)
 
 
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("sunk", [False, True])
-@pytest.mark.parametrize(("geometry", "dtype"), WINDOWED, ids=str)
+@pytest.mark.parametrize(
+    ("geometry", "dtype", "softcap", "sunk"), diagonal((5.0, False), (5.0, True), (None, True)), ids=str
+)
 def test_capped_scores_and_sinks(
     backend: NativeAttention, geometry: Geometry, dtype: torch.dtype, softcap: float | None, sunk: bool
 ) -> None:
@@ -139,7 +148,7 @@ def test_flat_and_sharp_weights(backend: NativeAttention, spread: float) -> None
     assert_right(Run(backend, geometry, sequences).at_once(), sequences, 2e-4 if spread > 1 else 1e-6)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *(pytest.param(each, marks=pytest.mark.wide) for each in WIDENED)])
 def test_long_sequences_whatever_the_threads(backend: NativeAttention, dtype: torch.dtype) -> None:
     """Decoding few long sequences divides keys among threads, which nothing else does."""
     geometry = Geometry(4, 2, 64, 16)
@@ -149,7 +158,7 @@ def test_long_sequences_whatever_the_threads(backend: NativeAttention, dtype: to
     assert_right(alone, sequences, **TOLERANCE[dtype])
     run = Run(backend, geometry, sequences, seed=1)
     run.step([(0, 1690), (1, 1020)])
-    for threads in (1, 2, 3, 4, 5, 1, 2, 3, 4, 5):
+    for threads in (1, 2, 3, 4, 5, 1, 2, 3, 4, 5):  # one row of each
         torch.set_num_threads(threads)
         run.step([(0, 1), (1, 1)])
     assert_equal(run.result(), alone)

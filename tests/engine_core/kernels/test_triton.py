@@ -20,12 +20,24 @@ ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 
+REHEARSED = ("-c", "tests/gpu/pytest.ini", "--confcutdir", "tests/gpu", "tests/gpu/test_kernels.py", "--device", "cpu")
+"""The tests of every kernel that a GPU runs."""
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)  # of all files
-@pytest.mark.parametrize("wide", [pytest.param(True, marks=pytest.mark.wide), False])
-def test_interpreted(wide: bool) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", str(INTERPRETED)]
-    command += ["--wide"] if wide else []
+@pytest.mark.parametrize(
+    "tests",
+    [
+        REHEARSED,
+        (f"{INTERPRETED}/test_engine.py",),
+        pytest.param((str(INTERPRETED), f"--ignore={INTERPRETED}/test_engine.py"), marks=pytest.mark.wide),
+        pytest.param((str(INTERPRETED), "--wide"), marks=pytest.mark.wide),
+    ],
+    ids=["on a GPU", "an engine", "alone", "in all shapes"],
+)
+def test_interpreted(tests: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "--rootdir", ".", *tests]
     result = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
