@@ -18,7 +18,7 @@ UNUSED = 7
 
 FILES: dict[str, Mapping[str, bytes]] = {
     **{name: {"tokenizer.json": tokenizer_json(make()).encode()} for name, make in KINDS.items()},
-    **{name: FAMILIES[name].files() for name in ("qwen3_moe", "deepseek_v3", "gemma4_text", "phi3", "mixtral")},
+    **{name: FAMILIES[name].files() for name in ("qwen3_moe", "deepseek_v3", "gemma3_text", "phi3", "mixtral")},
     "declared beside": {
         "tokenizer.json": tokenizer_json(byte_level()).encode(),
         "tokenizer_config.json": json.dumps(

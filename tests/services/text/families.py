@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.services.text import family_templates
+from tests.services.text import chat_template_samples, family_templates
 from tests.services.text.trained_tokenizers import byte_level, sentencepiece_bpe, tokenizer_json
 
 _CL100K = (
@@ -162,18 +162,18 @@ def _added(content: str) -> dict[str, Any]:
 
 
 _QWEN_TOKENS = ["<|endoftext|>", *({"content": c, "special": False} for c in ("<tool_call>", "</tool_call>"))]
-_GEMMA_CONFIG = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "bos_token": "<bos>", "eos_token": "<eos>"}
-_GEMMA_CONFIG |= {"pad_token": "<pad>", "unk_token": "<unk>", "spaces_between_special_tokens": False}
-
-FAMILIES: dict[str, Family] = {
-    "qwen3_moe": Family(
-        "qwen3_moe",
+_QWEN_MODELS = {
+    name: Family(
+        name,
         lambda: _bytes(_QWEN_TOKENS, _QWEN, normalizer={"type": "NFC"}),
         _QWEN_CONFIG,
-        family_templates.CHATML,
-    ),
-    "deepseek_v3": Family(
-        "deepseek_v3",
+        chat_template_samples.CHATML,
+    )
+    for name in ("qwen2_moe", "qwen3_moe")
+}
+_DEEPSEEK_MODELS = {
+    name: Family(
+        name,
         lambda: _bytes(_DEEPSEEK_TOKENS, *_DEEPSEEK, normalizer={"type": "Sequence", "normalizers": []}),
         {
             "tokenizer_class": "LlamaTokenizerFast",
@@ -183,15 +183,45 @@ FAMILIES: dict[str, Family] = {
             "unk_token": None,
         },
         family_templates.DEEPSEEK,
-    ),
-    "glm4_moe": Family(
-        "glm4_moe",
+    )
+    for name in ("deepseek_v2", "deepseek_v3")
+}
+_GLM_MODELS = {
+    name: Family(
+        name,
         _glm,
         _FAST | {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>", "remove_space": False},
         family_templates.GLM_4,
         ("[gMASK]", "<sop>"),
-    ),
-    "gemma4_text": Family("gemma4_text", _gemma, _GEMMA_CONFIG, family_templates.GEMMA_4, ("<bos>",)),
+    )
+    for name in ("glm4", "glm4_moe")
+}
+_GEMMA_CONFIG = {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True, "bos_token": "<bos>", "eos_token": "<eos>"}
+_GEMMA_CONFIG |= {"pad_token": "<pad>", "unk_token": "<unk>", "spaces_between_special_tokens": False}
+_GEMMA_MODELS = {
+    name: Family(name, _gemma, _GEMMA_CONFIG, template, ("<bos>",))
+    for name, template in {
+        "gemma2": family_templates.GEMMA,
+        "gemma3_text": family_templates.GEMMA,
+        "gemma4_text": family_templates.GEMMA_4,
+    }.items()
+}
+_OLMO_MODELS = {
+    name: Family(
+        name,
+        lambda: _bytes(["<|endoftext|>", "<|pad|>"], _CL100K),
+        _GPT_2 | {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"},
+        family_templates.OLMO,
+    )
+    for name in ("olmo2", "olmo3")
+}
+
+FAMILIES: dict[str, Family] = {
+    **_QWEN_MODELS,
+    **_DEEPSEEK_MODELS,
+    **_GLM_MODELS,
+    **_GEMMA_MODELS,
+    **_OLMO_MODELS,
     "gpt_oss": Family(
         "gpt_oss",
         lambda: _bytes(_HARMONY_TOKENS, _O200K, ignore_merges=True),
@@ -203,6 +233,12 @@ FAMILIES: dict[str, Family] = {
         _phi_3,
         _LLAMA | _S | {"add_bos_token": False, "eos_token": "<|endoftext|>", "legacy": False},
         family_templates.PHI_3,
+    ),
+    "phi4": Family(
+        "phi3",
+        lambda: _bytes(["<|endoftext|>", {"content": "<|im_sep|>", "lstrip": True, "rstrip": True}], _CL100K),
+        _GPT_2 | {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"},
+        family_templates.PHI_4,
     ),
     "granite": Family(
         "granite",

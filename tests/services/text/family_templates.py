@@ -1,82 +1,33 @@
 # ruff: noqa: E501  the templates are given as checkpoints have them
-"""Chat templates, written for these tests after what the publishers of families document of the formats."""
+"""Chat templates of families, written for these tests after what their publishers document of the formats."""
 
-CHATML = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\\n\\n' }}
-    {%- endif %}
-    {{- '# Tools\\n<tools>' }}
-    {%- for tool in tools %}
-        {{- '\\n' }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- '\\n</tools><|im_end|>\\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(last=messages | length - 1, looking=true) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages | length - 1) - loop.index0 %}
-    {%- if ns.looking and message.role == 'user' and message.content is string %}
-        {%- set ns.looking = false %}
-        {%- set ns.last = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- elif message.content is defined %}
-        {%- set content %}
-            {%- for part in message.content if part.type == 'text' %}{{ part.text }}{% endfor %}
-        {%- endset %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' ~ message.role ~ '\\n' ~ content ~ '<|im_end|>' ~ '\\n' }}
-    {%- elif message.role == 'assistant' %}
-        {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
-        {%- if not reasoning and '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>assistant\\n' }}
-        {%- if loop.index0 > ns.last and reasoning %}
-            {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {%- generation %}{{ content }}{%- endgeneration %}
-        {%- for call in message.tool_calls or [] %}
-            {%- if (loop.first and content) or not loop.first %}{{- '\\n' }}{%- endif %}
-            {%- set call = call.function if call.function else call %}
-            {{- '<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
-            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' }}{{- content }}{{- '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
-{%- endif %}
+GEMMA = """{{ bos_token }}
+{%- if messages[0].role == 'system' -%}
+    {%- set preface = messages[0].content + '\\n\\n' -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set preface = '' -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- for turn in turns -%}
+    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception('user and assistant must take turns, but ' ~ turn.role ~ ' is number ' ~ loop.index) }}
+    {%- endif -%}
+    {{ '<start_of_turn>' ~ ('model' if turn.role == 'assistant' else turn.role) ~ '\\n' ~ (preface if loop.first else '') }}
+    {%- if turn.content is string -%}
+        {{ turn.content | trim }}
+    {%- elif turn.content is iterable -%}
+        {%- for part in turn.content -%}
+            {{ '<start_of_image>' if part.type == 'image' else part.text | trim }}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception('no content') }}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}
 """
-"""ChatML with tools, reasoning and a switch among the template's arguments."""
-
-DOCUMENTS = """{% for d in documents or [] %}<doc id={{ loop.index0 }}>{{ d.title }}: {{ d['text'] }}</doc>
-{% endfor %}{% for m in messages %}{{ m.role | upper }}: {{ m.content }}
-{% endfor %}{{ "ASSISTANT:" if add_generation_prompt }}{{ bos_token }}{{ eos_token }}{{ [1, 'a', none, true] }}
-{{ messages | map(attribute='role') | join(', ') }} {{ ['x', 'y'] | join }} {{ '%s-%03d' | format('a', 7) }}
-{{ 'line one\\nline two' | indent(2) }} {{ 'banana' | replace('a', 'o', 2) }} {{ 3.14159 | round(2) }} {{ 2 ** 10 }}
-{{ ','.join(['p', 'q']) }} {{ 'a-b'.replace('-', '+') }} {{ '{:>4}|{}'.format('r', 1) }} {{ 'ab' * 3 }} {{ [0] * 2 }}
-{{ dict(a=1) | tojson(sort_keys=true) }} {{ {'z': 'é', 'y': [1]} | tojson(ensure_ascii=true, separators=(',', ':')) }}
-{{ ('%d' % 5) + ('x' ~ 1 ~ none) }} {{ range(3) | list | string | length }} {{ undefined_name }} {{ 'é😀' | tojson }}
-"""
-"""Retrieved documents, and the filters and operators that the sandbox bounds."""
+"""The system's message goes into the first turn of the user; turns must alternate."""
 
 GEMMA_4 = """{%- macro value_of(x) -%}
     {%- if x is string -%}<|"|>{{ x }}<|"|>
@@ -184,6 +135,8 @@ HARMONY = """{%- macro type_of(schema) -%}
 
 PHI_3 = """{% for message in messages %}{% if message.role == 'system' and message.content %}{{ '<|system|>\\n' + message['content'] + '<|end|>\\n' }}{% elif message.role == 'user' %}{{ '<|user|>\\n' + message['content'] + '<|end|>\\n' }}{% elif message.role == 'assistant' %}{{ '<|assistant|>\\n' + message['content'] + '<|end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 """No bos; line breaks behind the markers, which strip them when they are encoded."""
+
+PHI_4 = """{% for message in messages %}{% if message['role'] in ('system', 'user', 'assistant') %}{{ '<|im_start|>' ~ message.role ~ '<|im_sep|>' ~ message.content ~ '<|im_end|>' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"""
 
 GLM_4 = """[gMASK]<sop>
 {%- if tools %}
@@ -398,3 +351,5 @@ MISTRAL = """{{- bos_token }}
 {%- endfor %}
 """
 """Strict alternation around calls of tools, filters on attributes, slices of text."""
+
+OLMO = """{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + message['content'] + '\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}{% if not loop.last %}{{ '<|assistant|>\\n' + message['content'] + eos_token + '\\n' }}{% else %}{{ '<|assistant|>\\n' + message['content'] + eos_token }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}{% endfor %}"""

@@ -15,17 +15,22 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from services.text.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from services.text.template_sandbox import TIME_LIMIT_S
-from tests.services.text import family_templates
+from tests.services.text import chat_template_samples, family_templates
 
 Message = dict[str, Any]
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 ARGUMENTS = [{"city": "Zürich", "days": [1, 2]}, {}]
 TEXTS = ['{"city": "Zürich", "days": [1, 2]}', "{}"]
-TEMPLATES = {name: text for name, text in vars(family_templates).items() if name.isupper()}
+TEMPLATES = {
+    name: text
+    for module in (family_templates, chat_template_samples)
+    for name, text in vars(module).items()
+    if name.isupper()
+}
 FORMS: dict[str, tuple[str | None, list[Any]]] = {"DEEPSEEK_V3": (None, TEXTS), "DEEPSEEK_V3_1": ("", TEXTS)}
 """What stands for missing content, and for the arguments of two calls, where it is not the empty text and mappings."""
 PLAIN_FORM: tuple[str | None, list[Any]] = ("", list(ARGUMENTS))
-NO_CALLS = {"GRANITE", "PHI_3", "SMOLLM_3", "DOCUMENTS"}
+NO_CALLS = {"GEMMA", "GRANITE", "OLMO", "PHI_3", "PHI_4", "SMOLLM_3", "BRACKETS", "DOCUMENTS"}
 """Templates that show no calls."""
 
 
@@ -146,7 +151,7 @@ def test_a_template_that_takes_long_is_tried_in_no_other_form(monkeypatch: pytes
 
     monkeypatch.setattr("services.text.chat_templates.time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(ChatTemplates, "_shows_call", takes_long)
-    shown = ours(TEMPLATES["GRANITE"])
+    shown = ours(TEMPLATES["GEMMA"])
     for _ in range(2):
         shown(conversation("x", ARGUMENTS))
     assert clock.tried == 1

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from services.text import template_sandbox
 from services.text.chat_templates import ChatTemplateError, ChatTemplates, TemplateSource
 from services.text.tokenizer_files import TokenizerError
-from tests.services.text import family_templates
+from tests.services.text import chat_template_samples
 from tests.services.text.trained_tokenizers import tokenizer_json
 
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -74,7 +74,7 @@ def outcome(render, chat, **arguments):
         return "refused"
 
 
-STYLES = {name: getattr(family_templates, name) for name in ("CHATML", "DOCUMENTS", "GRANITE", "MISTRAL")}
+STYLES = {name: getattr(chat_template_samples, name) for name in ("HEADERS", "CHATML", "BRACKETS", "DOCUMENTS")}
 CHATS = {"plain": PLAIN, "system": SYSTEM, "calls": CALLS, "reasoned": REASONED, "parts": PARTS, "last": LAST}
 
 
@@ -99,12 +99,14 @@ def test_rendering_equals_transformers(load, style):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_continuing_the_final_message_equals_transformers(load, style):
+@pytest.mark.parametrize(
+    "chat", [PLAIN, SYSTEM, LAST, CALLS, REASONED, PARTS, LAST_PARTS, [{"role": "user", "content": ""}]]
+)
+def test_continuing_the_final_message_equals_transformers(load, style, chat):
     ours, theirs = load({"chat_template": STYLES[style]})
-    for chat in (*CHATS.values(), LAST_PARTS, [{"role": "user", "content": ""}]):
-        expected = outcome(theirs.apply_chat_template, chat, continue_final_message=True, tokenize=False)
-        got = outcome(ours.render, chat, add_generation_prompt=False, continue_final_message=True)
-        assert got == expected, chat
+    expected = outcome(theirs.apply_chat_template, chat, continue_final_message=True, tokenize=False)
+    got = outcome(ours.render, chat, add_generation_prompt=False, continue_final_message=True)
+    assert got == expected
 
 
 def test_named_templates_are_chosen_as_transformers_does(load):
@@ -133,7 +135,7 @@ def test_strftime_now_formats_the_clock():
 
 def test_messages_are_left_as_they_were():
     chat = json.loads(json.dumps(LAST_PARTS))
-    only(family_templates.CHATML).render(chat, add_generation_prompt=False, continue_final_message=True)
+    only(chat_template_samples.CHATML).render(chat, add_generation_prompt=False, continue_final_message=True)
     assert chat == LAST_PARTS
 
 
@@ -273,7 +275,7 @@ def test_what_grows_without_end_is_stopped(monkeypatch, template):
 
 def test_long_chats_are_within_the_limits():
     chat = [{"role": role, "content": "word " * 200} for role in ("user", "assistant") * 500]
-    rendered = only(family_templates.CHATML).render(chat)
+    rendered = only(chat_template_samples.CHATML).render(chat)
     assert rendered.count("<|im_start|>") == 1001
 
 

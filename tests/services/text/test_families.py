@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from services.text.chat_templates import ChatTemplates
+from services.text.chat_templates import ChatTemplateError, ChatTemplates
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
 from services.text.tokenizer import Tokenizer
 from tests.services.text.families import FAMILIES
@@ -108,9 +108,30 @@ def test_chats_become_the_ids_of_transformers(name, loaded):
     assert len(rendered) >= 12
 
 
+def test_a_family_without_template_takes_texts_only(loaded):
+    _, chat, _ = loaded("opt")
+    with pytest.raises(ChatTemplateError, match="no chat template"):
+        chat.render(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "message"),
+    [
+        ("gemma3_text", TWICE, "user and assistant must take turns, but user is number 2"),
+        ("mixtral", TWICE, "roles must alternate"),
+        ("mixtral", CALLS, "Tool call IDs must be 9 characters long"),
+        ("gpt_oss", [{"role": "tool", "content": "21"}], "a tool answers without a call"),
+    ],
+)
+def test_a_templates_own_refusal_reaches_the_client(name, messages, message, loaded):
+    _, chat, _ = loaded(name)
+    with pytest.raises(ChatTemplateError, match=f"the chat template failed: .*{message}"):
+        chat.render(messages)
+
+
 @pytest.mark.parametrize(
     ("name", "eos"),
-    [("gemma4_text", ["<end_of_turn>", "<eos>"]), ("gpt_oss", ["<|return|>", "<|call|>"]), ("phi3", ["<|end|>"])],
+    [("gemma3_text", ["<end_of_turn>", "<eos>"]), ("gpt_oss", ["<|return|>", "<|call|>"]), ("phi3", ["<|end|>"])],
 )
 def test_the_text_of_an_eos_token_is_not_in_the_output(name, eos, loaded):
     """Whichever of the eos tokens ended it, and also where special tokens are shown."""

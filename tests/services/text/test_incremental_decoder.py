@@ -259,7 +259,25 @@ def ids_of(draw, tokenizer):
 
 
 @each_kind
-def test_a_new_decoder_continues_where_another_was_however_it_is_called(kind):
+def test_calls_do_not_matter(kind):
+    tokenizer = KINDS[kind]()
+
+    @fuzz
+    @given(st.data())
+    def check(data):
+        context, ids = tuple(data.draw(ids_of(tokenizer))[-6:]), data.draw(ids_of(tokenizer))
+        one_by_one = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        reference = text_at(feed_all(one_by_one, [[i] for i in ids]))
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context))
+        known = text_at(feed_all(decoder, chunked(data.draw, ids)))
+        assert known.items() <= reference.items()
+        assert max(known) == len(ids)
+
+    check()
+
+
+@each_kind
+def test_a_new_decoder_continues_where_another_was(kind):
     tokenizer = KINDS[kind]()
 
     @fuzz
@@ -276,13 +294,25 @@ def test_a_new_decoder_continues_where_another_was_however_it_is_called(kind):
         text = "".join(delta.text for delta in feed_all(whole, [ids]))
         second = ChoiceDecoder(tokenizer.pieces(), DecodeOptions(context), delivered)
         deltas = feed_all(second, chunked(data.draw, ids))
-        known = {count: reference[delivered] + rest for count, rest in text_at(deltas).items()}
-        assert known.pop(len(ids)) == text
-        assert known.items() <= reference.items(), "calls do not matter"
+        assert reference[delivered] + "".join(delta.text for delta in deltas) == text
         assert list(chain(*(delta.token_ids for delta in deltas))) == ids[delivered:]
         assert second.delivered == second.received == len(ids)
 
     check()
+
+
+def test_unfinished_bytes_are_given_up_after_four_tokens(byte_level, sentencepiece_bpe):
+    for tokenizer, lead, letter, after in (
+        (byte_level, byte_level.encode("😀")[0], byte_level.encode("e")[0], "e"),
+        # The letter's byte is a part of the same run, which is ill-formed.
+        (sentencepiece_bpe, sentencepiece_bpe.token_id("<0xF0>"), sentencepiece_bpe.token_id("<0x41>"), "\ufffd"),
+    ):
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions())
+        eos = tokenizer.token_id("</s>")  # skipped: it neither finishes the character nor breaks it off
+        assert [decoder.feed([i]) for i in (lead, eos, eos, eos)] == [None] * 4
+        delta = decoder.feed([eos])
+        assert (delta.first_position, len(delta.token_ids), delta.text) == (0, 5, "\ufffd")
+        assert decoder.feed([letter]).text == after
 
 
 def test_special_tokens_do_not_hide_the_text_before_them(sentencepiece_bpe):
@@ -321,6 +351,24 @@ def test_good_text_stays_good_where_tokens_end_inside_characters():
         check_byte_level(tokenizer, [], [256, *[257] * count, *then])
 
     check()
+
+
+def test_ill_formed_bytes_are_not_mixed_with_good_ones_that_follow():
+    """Five ids in a row end inside a character, none of which is one for long."""
+    ids = [0x41, 0xC3, 0xE2, 0xA9, 0xE2, 0xA9, 0xA9]
+    decoder = ChoiceDecoder(across_characters().pieces(), DecodeOptions())
+    deltas = [(delta.token_ids, delta.text) if (delta := decoder.feed([i])) else None for i in ids]
+    known = [((0x41,), "A"), None, ((0xC3,), "\ufffd"), None, ((0xE2, 0xA9), "\ufffd"), None, ((0xE2, 0xA9, 0xA9), "⩩")]
+    assert deltas == known
+
+
+def test_the_prompts_unfinished_character_is_the_prompts_unless_finished(byte_level):
+    prompt = byte_level.encode("x😀")
+    context, last, letter = tuple(prompt[:-1]), prompt[-1], byte_level.encode("e")[0]
+    finished = ChoiceDecoder(byte_level.pieces(), DecodeOptions(context))
+    assert finished.feed([last, letter]).text == "😀e"
+    broken = ChoiceDecoder(byte_level.pieces(), DecodeOptions(context))
+    assert broken.feed([letter]).text == "e"
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,14 @@ def test_a_new_decoder_finds_the_same_stop(words):
     check()
 
 
+def test_a_stop_string_begun_in_delivered_text_still_stops(words):
+    decoder = ChoiceDecoder(words.pieces(), DecodeOptions((), ("abc",)), delivered=2)
+    assert decoder.feed([0, 1]) is None
+    assert decoder.feed([1]) == Delta(2, (1,), "b")
+    decoder = ChoiceDecoder(words.pieces(), DecodeOptions((), ("abc",)), delivered=2)
+    assert decoder.feed([0, 1, 9, 0]) == Delta(2, (9,), "", "abc")
+
+
 def test_a_stop_string_within_delivered_ids_ends_the_choice_there(words):
     decoder = ChoiceDecoder(words.pieces(), DecodeOptions((), ("ab",)), delivered=4)
     delta = decoder.feed([0, 1, 0])
@@ -135,6 +143,28 @@ def test_the_text_of_a_stop_token(words, include, text):
     assert decoder.finish([0, 3], stop_token=True) == Delta(0, (0, 3), text)
     decoder = ChoiceDecoder(words.pieces(), options)
     assert decoder.finish([0, 3]) == Delta(0, (0, 3), "aba")
+
+
+def test_a_stop_string_before_the_end_wins_over_it(words):
+    decoder = ChoiceDecoder(words.pieces(), DecodeOptions((), ("b",)))
+    assert decoder.finish([0, 1, 0, 3], stop_token=True) == Delta(0, (0, 1), "a", "b")
+    assert decoder.finish() == Delta(2, (), "")
+
+
+def test_held_ids_are_delivered_at_the_end(words):
+    decoder = ChoiceDecoder(words.pieces(), DecodeOptions((), ("abcab!",)))
+    assert decoder.feed([7, 8]) is None
+    assert decoder.finish() == Delta(0, (7, 8), "abcab")
+
+
+def test_stop_strings_across_characters_that_arrive_in_bytes(byte_level, sentencepiece_bpe):
+    for tokenizer in (byte_level, sentencepiece_bpe):
+        ids = tokenizer.encode("so 😀🎉 it ends", add_special_tokens=False)
+        decoder = ChoiceDecoder(tokenizer.pieces(), DecodeOptions((), ("🎉 it",)))
+        deltas = [delta for i in ids if (delta := decoder.feed([i]))]
+        assert "".join(delta.text for delta in deltas) == "so 😀"
+        assert tokenizer.decode(ids[: deltas[-1].end]).startswith("so 😀🎉 it")
+        assert not tokenizer.decode(ids[: deltas[-1].end - 1]).startswith("so 😀🎉 it")
 
 
 LARGEST = MAX_STOP_STRINGS_TOTAL_BYTES // MAX_STOP_STRINGS
@@ -173,20 +203,15 @@ def instructions(call):
     return count
 
 
-@pytest.mark.parametrize(
-    ("stops", "problem"),
-    [
-        ((), "must not be empty"),
-        (("a", ""), "must not be empty"),
-        (
-            ("x",) * (MAX_STOP_STRINGS + 1),
-            f"^{MAX_STOP_STRINGS + 1} stop strings: expected at most {MAX_STOP_STRINGS}$",
-        ),
-    ],
-)
-def test_what_is_no_set_of_stop_strings_is_refused(stops, problem):
-    with pytest.raises(ValueError, match=problem):
+@pytest.mark.parametrize("stops", [(), ("a", "")])
+def test_empty_stop_strings_are_refused(stops):
+    with pytest.raises(ValueError, match="must not be empty"):
         StopStrings(stops)
+
+
+def test_more_stop_strings_than_a_request_may_have_are_refused():
+    with pytest.raises(ValueError, match=f"^{MAX_STOP_STRINGS + 1} stop strings: expected at most {MAX_STOP_STRINGS}$"):
+        StopStrings(["x"] * (MAX_STOP_STRINGS + 1))
 
 
 def test_characters_that_mean_something_to_regular_expressions():

@@ -1,4 +1,5 @@
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,8 +14,10 @@ from services.text.tokenizer_files import (
     TOKENIZER_FILES,
     fingerprint,
     is_tokenizer_file,
+    load_json,
     read_tokenizer_files,
 )
+from tests.programs import output_of
 from tests.services.text.panicking import Panicking, panic
 from tests.services.text.trained_tokenizers import KINDS, tokenizer_json
 
@@ -144,6 +147,13 @@ def test_token_bytes_make_up_the_text(kind):
     assert tokenizer.token_bytes(tokenizer.token_id("</s>")) == b"</s>"
 
 
+def test_a_token_may_be_a_part_of_a_character(byte_level):
+    first = byte_level.encode("😀")[0]
+    begin = byte_level.token_bytes(first)
+    assert 0 < len(begin) < 4
+    assert "😀".encode().startswith(begin)
+
+
 @pytest.mark.parametrize(("declared", "contents"), [(None, ["</s>"]), (3, ["</s>", "<|im_start|>"]), ([3, 4], None)])
 def test_eos_tokens_come_from_both_files(byte_level, declared, contents):
     files = {
@@ -198,7 +208,6 @@ def test_only_allowed_files_are_read(tmp_path):
         ({"tokenizer_config.json": b'{"added_tokens_decoder": {"x": {}}}'}, "must map token ids to tokens"),
         ({"tokenizer_config.json": b'{"eos_token": {"content": 7}}'}, "eos_token .* must be text or an object"),
         ({"special_tokens_map.json": b"nope"}, "special_tokens_map.json is not valid JSON"),
-        ({"tokenizer_config.json": b"[" * 100_000}, "tokenizer_config.json is not valid JSON"),
     ],
 )
 def test_damaged_files_are_named(byte_level, files, message):
@@ -218,3 +227,17 @@ def test_a_panic_of_the_library_is_an_error(byte_level, monkeypatch):
     monkeypatch.setattr("services.text.tokenizer._load", panic)
     with pytest.raises(TokenizerError, match="panicked"):
         Tokenizer.from_files(files)
+
+
+def test_the_text_tier_loads_without_torch_and_transformers():
+    program = """
+import sys
+import services.text.chat_templates, services.text.choice_decoder, services.text.tokenizer
+print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'transformers', 'grpc', 'engine_core'}))
+"""
+    assert output_of(sys.executable, "-c", program).strip() == "[]"
+
+
+def test_json_nested_too_deeply_is_an_error():
+    with pytest.raises(TokenizerError, match=r"tokenizer_config.json is not valid JSON"):
+        load_json({"tokenizer_config.json": b"[" * 100_000}, "tokenizer_config.json")

@@ -1,36 +1,30 @@
-"""What the bench loads is scripted, so its counts are known."""
+"""The bench runs in a process of its own, as it does in life; what it loads is scripted, so its counts are known."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
 
 import grpc
 import pytest
-from click.testing import CliRunner
-from ringline.engine.v1 import engine_pb2
 from ringline.inference.v1 import inference_pb2 as pb
 from ringline.types.v1 import output_pb2
-from structlog.testing import capture_logs
 
-from engine_core.config import EngineConfig, SchedulerConfig
-from engine_core.engine import EngineCore
-from engine_core.kv_cache_interface import KVCacheConfig
 from services.cli.bench.measurement import LatencySummary, Measurement
-from services.cli.commands.bench import bench
-from services.engine.async_engine import AsyncEngine
-from services.engine.service import EngineService
-from services.engine.step_loop import StepLoop
-from services.ring.identity import PeerId
 from tests.clients.scripted_server import Abort, admitted, delta, ended, play, refusal
-from tests.engine_core.scheduling.checked_executor import CheckedExecutor, model_spec
-from tests.services.in_process import served
-from tests.waiting import until
+from tests.services.cli.commands.scripted_engine import ScriptedEngine, serving_engine
 
 
 async def run(flags: str) -> tuple[int, str, str]:
-    result = await asyncio.to_thread(CliRunner().invoke, bench, flags.split())
-    return result.exit_code, result.stdout, result.stderr
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from services.cli.commands.bench import bench; bench()",
+        *flags.split(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
 
 
 async def steady(request: pb.GenerateRequest):
@@ -136,43 +130,34 @@ async def test_a_run_that_cannot_go_on_says_why(scripted_processor):
     assert "--max-live-requests of 8" in err
 
 
-@asynccontextmanager
-async def served_engine(max_ledgers: int) -> AsyncIterator[tuple[AsyncEngine, str]]:
-    """An engine whose tokens are hashes, and its address."""
-    model, limits = model_spec(vocab_size=512), SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=8)
-    core = EngineCore(EngineConfig(scheduler=limits), CheckedExecutor(model, KVCacheConfig(64, 4, 1), limits))
-    engine = AsyncEngine(orphan_grace=1.0, max_ledgers=max_ledgers)
-    engine.model = model
-    loop = engine.step_loop = StepLoop(core, asyncio.get_running_loop(), engine.report, print, engine.starting)
-    loop.start()
-    service = EngineService(
-        engine, PeerId("engine-0", 1), stall_timeout=60.0, max_message_bytes=1 << 22, drain=lambda grace: None
-    )
-    served_model = engine_pb2.GetModelResponse(model="tiny", vocab_size=512, max_model_len=64, eos_token_ids=[100])
-    service.serve(served_model, {})
-    with capture_logs():  # else they are printed among the figures
-        async with served(engine_pb2.DESCRIPTOR.services_by_name["EngineService"], service) as port:
-            yield engine, f"127.0.0.1:{port}"
-    assert await asyncio.to_thread(loop.stop, 60)
-
-
 async def test_an_engine_is_loaded_directly():
-    async with served_engine(max_ledgers=4) as (engine, address):
+    engine = ScriptedEngine()
+    async with serving_engine(engine) as address:
         code, out, err = await run(
             f"--engine {address} --requests 12 --concurrency 4 --input-len 8 --output-len 5 --json"
         )
-        await until(lambda: not engine.registry.num_ledgers)
     assert code == 0, err
     figures = json.loads(out)
     assert (figures["target"], figures["completed"], figures["output_tokens"]) == ("engine", 12, 60)
     assert figures["gap_ms"]["p50"] > 0
+    ids = [submit.request_id for submit in engine.submits]
+    assert len(set(ids)) == 14
+    assert all(request_id.startswith(f"{engine.hello.incarnation}-") for request_id in ids)
+    assert sorted(engine.done) == sorted((request_id, 1) for request_id in ids)
+    for submit in engine.submits:
+        assert (submit.epoch, submit.max_tokens, submit.ignore_eos) == (1, 5, True)
+        scalars = [field for field in submit.sampling.DESCRIPTOR.fields if field.has_presence]
+        assert all(submit.sampling.HasField(field.name) for field in scalars)
+        assert not {100, 101} & set(submit.prompt_token_ids)
 
 
 async def test_what_an_engine_rejects_is_counted():
-    async with served_engine(max_ledgers=0) as (_, address):
-        code, out, _ = await run(f"--engine {address} --requests 4 --warmup 0 --input-len 8 --output-len 5 --json")
+    engine = ScriptedEngine()
+    engine.reject = {3}
+    async with serving_engine(engine) as address:
+        code, out, _ = await run(f"--engine {address} --requests 4 --input-len 8 --output-len 5 --json")
     assert code == 1
-    assert [*json.loads(out)["failures"].values()] == [4]
+    assert json.loads(out)["failures"] == {"queue is full": 1}
 
 
 def test_percentiles_are_by_nearest_rank():

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from engine_core.config import EngineConfig
 from services.cli.commands.config_docs import config_docs
+from services.cli.commands.serve import stack_settings
 from services.common.config.options import SettingError, settings_of
 
 TEXT = (Path(__file__).resolve().parents[4] / "docs" / "configuration.md").read_text()
@@ -15,6 +16,13 @@ TEXT = (Path(__file__).resolve().parents[4] / "docs" / "configuration.md").read_
 
 def test_the_document_is_as_the_declarations_generate_it():
     assert CliRunner().invoke(config_docs).output == TEXT, "run `ringline config-docs > docs/configuration.md`"
+
+
+def test_every_option_of_a_stack_is_in_it():
+    for setting in stack_settings():
+        assert f"`{setting.flag}`" in TEXT
+        assert f"`{setting.variable}`" in TEXT
+        assert setting.help in TEXT
 
 
 def test_the_words_for_yes_and_no_are_those_that_are_read():

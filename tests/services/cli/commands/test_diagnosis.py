@@ -82,7 +82,7 @@ def other(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     server.stop(0).wait()
 
 
-def test_another_service_of_the_ring_is_named_and_not_shown_as_serving(other: tuple[str, str]) -> None:
+def test_another_service_of_the_ring_is_named(other: tuple[str, str]) -> None:
     service, address = other
     if service == "processor":
         calls = [("bench", "--requests", "1", "--engine", address), ("status", "--engine", address)]
@@ -91,6 +91,10 @@ def test_another_service_of_the_ring_is_named_and_not_shown_as_serving(other: tu
     wanted = "an engine" if service == "processor" else "a processor"
     for call in calls:
         assert f"{service}, not {wanted}" in told(*call)
+
+
+def test_a_service_that_is_unknown_at_an_address_is_not_shown_as_serving(other: tuple[str, str]) -> None:
+    service, address = other
     flag = "--engine" if service == "processor" else "--address"
     [stack] = json.loads(CliRunner().invoke(cli, ["status", flag, address, "--json"]).output)["stacks"]
     assert [shown["health"] for shown in stack["services"]] == ["SERVICE_UNKNOWN"]

@@ -155,11 +155,14 @@ async def test_the_kinds_of_prompts(scripted_processor):
         [],
         ["Hi", "--token-ids", "1"],
         ["--token-ids", "1,x"],
+        ["--token-ids", "-1"],
         ["Hi", "--logit-bias", "3"],
         ["Hi", "--system", "x"],
         ["--chat", "--token-ids", "1"],
+        ["Hi", "--max-tokens", "-1"],
         ["Hi", "--timeout", "0"],
         ["Hi", "--logprobs", "1"],
+        ["Hi", "--colour"],
     ],
     ids=" ".join,
 )
@@ -199,9 +202,16 @@ async def test_a_cut_answer_is_printed_as_far_as_it_came_and_is_a_failure(script
     assert "engine died" in result.stderr
 
 
-async def test_ctrl_c_ends_the_request_and_the_command(scripted_processor):
+async def test_the_address_comes_from_the_environment(scripted_processor):
+    env = {"RINGLINE_ADDRESS": scripted_processor.address}
+    result = await asyncio.to_thread(CliRunner(env=env).invoke, generate, ["Hi"])
+    assert result.stdout == "Hello, world\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+async def test_ctrl_c_ends_the_request_and_the_command(scripted_processor, flags):
     scripted_processor.plays(forever)
-    command = ["-m", "services.cli", "generate", "Hi", "--address", scripted_processor.address]
+    command = ["-m", "services.cli", "generate", "Hi", *flags, "--address", scripted_processor.address]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(60):
         await scripted_processor.service.asked.wait()
@@ -209,7 +219,7 @@ async def test_ctrl_c_ends_the_request_and_the_command(scripted_processor):
         await scripted_processor.service.cancelled.wait()
         printed, _ = await process.communicate()
     assert process.returncode == 130
-    assert set(printed.decode()) <= {"x", "\n"}
+    assert set(printed.decode()) <= ({"x", "\n"} if not flags else set())
 
 
 @pytest.mark.parametrize(

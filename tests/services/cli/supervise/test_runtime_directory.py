@@ -59,9 +59,8 @@ def test_two_stacks_do_not_disturb_each_other_and_a_killed_one_is_removed():
         process.kill()
         process.communicate()
         assert path.exists()
-        with runtime_directory():
-            assert not path.exists(), "a start removes it, too"
         assert running_stacks() == [STATE]
+        assert not path.exists()
 
 
 def test_one_that_was_taken_for_dead_before_it_was_locked_is_not_used(monkeypatch):
@@ -78,6 +77,14 @@ def test_one_that_was_taken_for_dead_before_it_was_locked_is_not_used(monkeypatc
         directory.write(STATE)
         assert running_stacks() == [STATE]
     assert looked
+
+
+def test_starting_removes_what_a_killed_one_left():
+    process, path = hold()
+    process.kill()
+    process.communicate()
+    with runtime_directory():
+        assert not path.exists()
 
 
 def test_a_directory_that_others_can_enter_is_not_used(private_runtime_directory):

@@ -121,6 +121,7 @@ async def test_a_child_that_the_others_do_not_need_may_die_as_often_as_it_likes(
     ("end", "exit_code", "words"),
     [
         ("say('fatal', level='critical', error='it does not fit')\nsay('more')\nsys.exit(2)", 2, "it does not fit"),
+        ("say('fatal', level='critical', error='it does not fit')\nsys.exit(3)", 3, "it does not fit"),
         ("raise KeyError('why')", 1, "KeyError: 'why'"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "it was killed by SIGSEGV"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 1, r"it was killed by SIGKILL \(by hand, or out of memory\)"),
@@ -145,6 +146,13 @@ async def test_the_traceback_of_an_unexpected_error_is_shown_once(tmp_path):
     with pytest.raises(ChildFailed, match=r"^engine: unexpected error: RuntimeError: it broke$") as caught:
         await asyncio.wait_for(running.task, 60)
     assert (shown.getvalue() + str(caught.value)).count("Traceback") == 1
+
+
+async def test_once_everything_served_the_same_code_is_followed_by_a_restart():
+    running = Running(child("engine", "say('up')\ntime.sleep(0.1)\nsys.exit(3)"))
+    running.supervisor.allow_restarts()
+    await running.until("up", 2)
+    await running.end()
 
 
 async def test_a_child_that_does_not_end_is_killed_after_its_grace(monkeypatch):
@@ -204,6 +212,33 @@ async def test_lines_beyond_any_measure_and_progress_bars_do_not_stop_the_readin
     await running.until("up")
     assert [line for _, line in running.lines if len(line) < 100][:2] == ["100 %", "�"]
     await running.end()
+
+
+KILLED = """
+import asyncio, os, sys
+from services.cli.supervise.supervisor import ChildSpec, Supervisor
+bound = '''
+import os, time
+from services.common.process.run import die_with_parent
+die_with_parent()
+print("up", os.getpid(), flush=True)
+time.sleep(60)
+'''
+specs = [ChildSpec(name, (sys.executable, "-c", bound), dict(os.environ)) for name in "abc"]
+asyncio.run(Supervisor(specs, grace=1, on_line=lambda name, line: print(line, flush=True)).run())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+async def test_no_child_outlives_a_supervisor_that_is_killed_outright():
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    pids = [int((await asyncio.wait_for(process.stdout.readline(), 60)).split()[1]) for _ in range(3)]
+    assert all(alive(pid) for pid in pids)
+    process.kill()
+    await process.wait()
+    await until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_five_deaths_in_a_minute_are_too_many():

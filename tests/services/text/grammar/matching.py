@@ -42,20 +42,14 @@ class Compiled:
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def walk(self, seed: int, free_tokens: int = 30, max_tokens: int = 600) -> str | None:
-        """The text of ``walked``."""
-        ids = self.walked(seed, free_tokens=free_tokens, max_tokens=max_tokens)
-        return None if ids is None else bundled().decode(ids, skip_special_tokens=False)
-
-    def walked(self, seed: int, beginning: str = "", free_tokens: int = 30, max_tokens: int = 600) -> list[int] | None:
-        """Random tokens that the mask allows after ``beginning``, closing as soon as possible after ``free_tokens``.
+        """The text of random tokens that the mask allows, closing as soon as possible after ``free_tokens``.
 
         None if it did not end within ``max_tokens``.
         """
         choose = random.Random(seed)
         matcher = self._matcher.deep_copy()
         eos = bundled().eos_token_ids
-        ids = bundled().encode(beginning, add_special_tokens=False)
-        assert matcher.consume_tokens(ids), matcher.get_error()
+        ids: list[int] = []
         while len(ids) < max_tokens:
             mask = matcher.compute_bitmask()
             assert not matcher.is_error(), matcher.get_error()
@@ -63,7 +57,7 @@ class Compiled:
             assert allowed, "nothing is allowed, not even the end"
             closing = [token for token in allowed if token in eos]
             if closing and (len(ids) >= free_tokens or len(closing) == len(allowed) or choose.random() < 0.2):
-                return ids
+                return bundled().decode(ids, skip_special_tokens=False)
             others = [token for token in allowed if token not in eos]
             if len(ids) >= free_tokens:
                 best = max(_closes(token) for token in others)

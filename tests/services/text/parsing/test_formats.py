@@ -25,7 +25,7 @@ from services.text.parsing.parts import ParseOptions, Part, PartWriter, call_id
 from services.text.parsing.reasoning_meter import ReasoningMeter
 from services.text.parsing.text_parser import ReadingParser
 from services.text.tokenizer import Tokenizer
-from tests.services.text import family_templates
+from tests.services.text import chat_template_samples, family_templates
 from tests.services.text.parsing.parsing import merged, options_of, parse, shown
 from tests.services.text.parsing.samples import MALFORMED, WHOLE, Shown
 
@@ -129,9 +129,14 @@ def test_no_text_is_held_without_bound(monkeypatch: pytest.MonkeyPatch, name: st
 
 
 def test_a_template_tells_the_format() -> None:
-    assert detect('<|start_header_id|>{{ \'{"name": "\' ~ c.name ~ \'", "parameters": \' }}') == ("llama3_json", "none")
-    formats = {name: detect(text) for name, text in vars(family_templates).items() if name.isupper()}
+    formats = {
+        name: detect(text)
+        for module in (chat_template_samples, family_templates)
+        for name, text in vars(module).items()
+        if name.isupper()
+    }
     assert {name: formats for name, formats in formats.items() if formats != ("none", "none")} == {
+        "HEADERS": ("llama3_json", "none"),
         "CHATML": ("hermes", "think"),
         "HARMONY": ("harmony", "harmony"),
         "GLM_4": ("none", "think"),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from services.text.choice_decoder import ChoiceDecoder, DecodeOptions
+from services.text.grammar.checker import GrammarChecker
 from services.text.grammar.constraints import ConstraintError
 from services.text.parsing.choice_parser import ChoiceParser
 from services.text.parsing.formats import TOOL_FORMATS
 from services.text.parsing.parts import Content, ParseOptions, Part, Reasoning, ToolCallPiece
 from services.text.parsing.tool_grammar import ToolSpec
-from tests.services.text.grammar.matching import Compiled, bundled, checker
+from services.text.tokenizer import Tokenizer
 from tests.services.text.parsing.parsing import merged
 
+TINY = "checkpoints/tiny"
 TOOLS = [
     ToolSpec(
         "f",
@@ -50,18 +56,46 @@ TRIGGERS = {
 """How an answer may begin that goes on with a call."""
 
 
-def compiled(name: str, tools: Sequence[ToolSpec], *, required: bool = True, single: bool = True) -> Compiled:
-    grammar = TOOL_FORMATS[name].grammar(tools, required=required, single=single, marker=checker().marker)
-    checker().check(grammar)
-    return Compiled(grammar)
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_directory(TINY)
 
 
-def parsed(name: str, ids: Sequence[int] | None) -> list[Part]:
-    assert ids is not None, "the answer did not end"
+@pytest.fixture(scope="module")
+def checker(tokenizer: Tokenizer) -> GrammarChecker:
+    return GrammarChecker(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+
+
+@pytest.fixture(scope="module")
+def masks(tokenizer: Tokenizer) -> LLTokenizer:
+    text = Path(TINY, "tokenizer.json").read_text()
+    return LLTokenizer(text, eos_token=sorted(tokenizer.eos_token_ids), slices=[])
+
+
+def walk(masks: LLTokenizer, grammar: str, beginning: Sequence[int], seed: int) -> list[int]:
+    """Ids of a random answer: short tokens, so that it ends; at most 400."""
+    chance = random.Random(seed)
+    matcher = LLMatcher(masks, grammar, log_level=0)
+    assert matcher.consume_tokens(list(beginning)), matcher.get_error()
+    ids = list(beginning)
+    while len(ids) < 400:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [token for token in range(masks.vocab_size) if mask >> token & 1]
+        if set(allowed) <= set(masks.eos_tokens) or (matcher.is_accepting() and chance.random() < 0.4):
+            break
+        allowed = [token for token in allowed if token not in masks.eos_tokens]
+        chosen = chance.choice(sorted(allowed, key=lambda token: len(masks.decode_str([token])))[:60])
+        assert matcher.consume_token(chosen), matcher.get_error()
+        ids.append(chosen)
+    assert matcher.is_accepting(), masks.decode_str(ids)
+    return ids
+
+
+def parsed(tokenizer: Tokenizer, name: str, ids: Sequence[int]) -> list[Part]:
     options = ParseOptions(name, "harmony" if name == "harmony" else "none", False, tuple(tool.name for tool in TOOLS))
     decode = DecodeOptions()
-    parser = ChoiceParser(bundled(), options, 0, decode, skip_special_tokens=True)
-    delta = ChoiceDecoder(bundled().pieces(), decode).finish(ids)
+    parser = ChoiceParser(tokenizer, options, 0, decode, skip_special_tokens=True)
+    delta = ChoiceDecoder(tokenizer.pieces(), decode).finish(ids)
     return merged([*parser.feed(delta, last=True), *parser.finish()])
 
 
@@ -75,28 +109,35 @@ def check_calls(parts: list[Part]) -> int:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_demanded_calls(name: str) -> None:
+def test_demanded_calls(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
     for single in (True, False):
-        grammar = compiled(name, TOOLS, single=single)
+        tools = [replace(tool, strict=True) for tool in TOOLS]
+        grammar = TOOL_FORMATS[name].grammar(tools, required=True, single=single, marker=checker.marker)
+        checker.check(grammar)
         for seed in range(2):
-            parts = parsed(name, grammar.walked(seed))
+            parts = parsed(tokenizer, name, walk(masks, grammar, (), seed))
             assert not [part for part in parts if isinstance(part, Content)]
             count = check_calls([part for part in parts if not isinstance(part, Reasoning)])
             assert count == 1 if single else count
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_calls_once_begun(name: str) -> None:
-    grammar = compiled(name, TOOLS, required=False)
-    assert check_calls(parsed(name, grammar.walked(1, TRIGGERS[name]))) == 1
-    free = "Hello, [you] {there}" if name != "harmony" else "<|channel|>final<|message|>Hello"
-    assert grammar.accepts(free)
+def test_calls_once_begun(checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str) -> None:
+    grammar = TOOL_FORMATS[name].grammar(TOOLS, required=False, single=True, marker=checker.marker)
+    assert check_calls(parsed(tokenizer, name, walk(masks, grammar, tokenizer.encode(TRIGGERS[name]), 1))) == 1
+    free = tokenizer.encode("Hello, [you] {there}" if name != "harmony" else "<|channel|>final<|message|>Hello")
+    matcher = LLMatcher(masks, grammar, log_level=0)
+    assert matcher.consume_tokens(free)
+    assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_a_tool_without_properties_takes_no_arguments(name: str) -> None:
+def test_a_tool_without_properties_takes_no_arguments(
+    checker: GrammarChecker, masks: LLTokenizer, tokenizer: Tokenizer, name: str
+) -> None:
     tool = ToolSpec("f", {"type": "object", "properties": {}}, strict=True)
-    calls = parsed(name, compiled(name, [tool]).walked(0))
+    grammar = TOOL_FORMATS[name].grammar([tool], required=True, single=True, marker=checker.marker)
+    calls = parsed(tokenizer, name, walk(masks, grammar, (), 0))
     assert [call.arguments for call in calls if isinstance(call, ToolCallPiece)] == ["{}"]
 
 
