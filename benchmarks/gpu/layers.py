@@ -45,7 +45,7 @@ def quantized(place: Place) -> Iterator[Row]:
             library = backend.linear(_numbers(place, outputs, inputs))
             for rows in _rows(place):
                 x = _numbers(place, rows, inputs)
-                theirs = _seconds(place, library, library_bytes(outputs, inputs), x)
+                theirs = _seconds(place, library, _library_bytes(outputs, inputs), x)
                 gains[f"{rows} × {outputs} × {inputs}"] = theirs / _seconds(place, ours, ours.nbytes, x)
         one_row = [gain for shape, gain in gains.items() if shape.startswith("1 ×")]
         yield GOALS[name].reached(min(one_row), **gains)
@@ -61,8 +61,8 @@ def _prepare(place: Place) -> None:
         mend_interpreter(pytest.MonkeyPatch())
 
 
-def library_bytes(outputs: int, inputs: int) -> int:
-    """Of a weight in bfloat16."""
+def _library_bytes(outputs: int, inputs: int) -> int:
+    """Bytes of a weight in bfloat16."""
     return 2 * outputs * inputs
 
 
@@ -89,7 +89,7 @@ def _random_weight(kept: QuantFormat, outputs: int, inputs: int) -> QuantizedWei
 
 
 def _seconds(place: Place, layer: LinearOp, nbytes: int, x: torch.Tensor) -> float:
-    """Of one call, with a weight that comes from memory: other bytes are read before each."""
+    """Seconds of one call, with a weight that comes from memory: other bytes are read before each."""
     copies = max(1, _UNCACHED_BYTES // nbytes) if place.is_gpu else 1
     layers = [layer, *(copy.deepcopy(layer) for _ in range(copies - 1))]
 
@@ -112,7 +112,7 @@ def _products(place: Place) -> Row:
     for (outputs, inputs), rows in itertools.product(_shapes(place), _rows(place)):
         weight, x = _numbers(place, outputs, inputs), _numbers(place, rows, inputs)
         own, library = (GpuBackend(place.processors, way, place.torch_device).linear(weight) for way in (True, False))
-        theirs, ours = (_seconds(place, layer, library_bytes(outputs, inputs), x) for layer in (library, own))
+        theirs, ours = (_seconds(place, layer, _library_bytes(outputs, inputs), x) for layer in (library, own))
         ratios[f"{rows} × {outputs} × {inputs}"] = theirs / ours
     return GOALS["products"].reached(min(ratios.values()), **ratios)
 

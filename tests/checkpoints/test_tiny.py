@@ -204,7 +204,7 @@ def test_says_a_name_back_and_remembers_it(model, tokenizer, name):
     assert complete(model, tokenizer, prompt) == (f"Your name is {name}.", True)
 
 
-@pytest.mark.parametrize("name", ["Bruno", "Frosden"])
+@pytest.mark.parametrize("name", NAMES)
 def test_keeps_to_the_name_that_a_story_was_asked_for(model, tokenizer, name):
     story, ended = ask(model, tokenizer, f"Tell me a story about a fox named {name}.", max_new_tokens=300)
     assert ended
@@ -213,10 +213,12 @@ def test_keeps_to_the_name_that_a_story_was_asked_for(model, tokenizer, name):
     assert len({*re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", story), name}) <= 2
 
 
-def test_tells_a_story_about_what_was_asked_for(model, tokenizer):
-    story, ended = ask(model, tokenizer, "Tell me a story about an owl.", max_new_tokens=300)
+@pytest.mark.parametrize("creature", ["fox", "owl", "robot"])
+def test_tells_a_story_about_what_was_asked_for(model, tokenizer, creature):
+    article = "an" if creature == "owl" else "a"
+    story, ended = ask(model, tokenizer, f"Tell me a story about {article} {creature}.", max_new_tokens=300)
     assert ended
-    assert "owl" in story.split(".")[0]
+    assert creature in story.split(".")[0]
     assert story.count("\n\n") == 3
 
 

@@ -82,7 +82,7 @@ async def finish(call: grpc.aio.StreamStreamCall, transcripts: dict[str, Transcr
 async def test_streams_survive_the_death_of_either_peer(services: Services) -> None:
     """They start in the wrong order; then each back tier is killed under load, and the tokens are the same.
 
-    The first engine overlaps its steps; the one that follows it computes one after the other.
+    The first engine computes one step after the other; those that follow it overlap them.
     """
     services.start("processor", "--patience", "120", release=CPU_TIER)
     services.start("detokenizer", release=CPU_TIER)
@@ -92,17 +92,17 @@ async def test_streams_survive_the_death_of_either_peer(services: Services) -> N
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await generate(front, ask())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        services.start("engine", "--async-scheduling")
+        services.start("engine")
         await services.wait_serving()
         undisturbed = await generate(front, long_request("", 400))
 
-        for victim in ("detokenizer", "engine"):
+        for victim, *flags in (("detokenizer",), ("engine", "--async-scheduling"), ("engine", "--async-scheduling")):
             call = front.Session(timeout=250)
             transcripts = {f"r{i}": Transcript() for i in range(4)}
             await send(call, *(long_request(name, 400) for name in transcripts))
             await read_until_tokens(call, transcripts, 5)
             services.processes[victim].kill()
-            services.start(victim, release=CPU_TIER if victim == "detokenizer" else THIS)
+            services.start(victim, *flags, release=CPU_TIER if victim == "detokenizer" else THIS)
             await finish(call, transcripts)
             for one in transcripts.values():
                 assert one.ends[0].finish_reason == undisturbed.ends[0].finish_reason, one.ends[0]

@@ -15,10 +15,15 @@ from services.detokenizer.engine_decoder import EngineDecoder
 from services.detokenizer.subscribers import Subscribers
 from services.processor.inference_messages import ends_of, entries_of
 from services.ring.errors import Code
-from services.ring.events import ChoiceEnd, TypedParts
+from services.ring.events import ChoiceEnd, FinishReason, TypedParts
+from services.ring.identity import PeerId
 from services.text.parsing.parts import Content, Part, Reasoning, ToolCallPiece
-from tests.services.detokenizer.test_engine_decoder import EOS, ME, TOKENIZER, finish, opened, tokens
+from tests.services.processor.model_specs import EOS_TEXT, tokenizer
 
+TOKENIZER = tokenizer()
+EOS = TOKENIZER.token_id(EOS_TEXT)
+ME = PeerId("processor-0", 5)
+NAME = "5-1"
 ANSWER = 'Hm é.</think>Now <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>end'
 IDS = TOKENIZER.encode(ANSWER, add_special_tokens=False)
 REASONING_TOKENS = len(TOKENIZER.encode("Hm é.</think>", add_special_tokens=False))
@@ -58,25 +63,47 @@ class Answer:
 
 
 class Detokenizer:
-    """A decoder with one subscriber, who reads through the wire."""
+    """A decoder with one subscriber."""
 
     def __init__(self) -> None:
         self.subscribers = Subscribers(lambda peer: None)
         self.decoder = EngineDecoder(TOKENIZER, self.subscribers)
         self.outbox = self.subscribers.add(ME).outbox
 
-    def open(self, delivered: int = 0, parse: part_pb2.ParseParams = PARSE, **context: object) -> None:
-        opening = opened(delivered={0: delivered}, parse=parse, call_id_seed=b"0123456789abcdef", **context)
-        self.decoder.frame(engine_pb2.StepOutputs(opened=[opening]))
+    def open(
+        self,
+        delivered: int = 0,
+        parse: part_pb2.ParseParams = PARSE,
+        stop: Sequence[str] = (),
+        answer_stop_ids: Sequence[int] | None = None,
+    ) -> None:
+        """``answer_stop_ids``: stop tokens; None: stop strings count in the reasoning, too."""
+        context = detokenizer_pb2.OutputContext(
+            reply_to=ME.name,
+            reply_incarnation=ME.incarnation,
+            tokenizer_digest=TOKENIZER.fingerprint(),
+            skip_special_tokens=True,
+            parse=parse,
+            call_id_seed=b"0123456789abcdef",
+            stop_strings=stop,
+            stop_token_ids=answer_stop_ids,
+            stops_in_answer_only=answer_stop_ids is not None,
+        )
+        opened = engine_pb2.Opened(request_id=NAME, epoch=1, output_context=context.SerializeToString(), choices=[0])
+        opened.delivered.add(choice=0, count=delivered)
+        self.decoder.frame(engine_pb2.StepOutputs(opened=[opened]))
 
     def feed(self, ids: Sequence[int], first: int, *, ends: bool = False) -> None:
-        outputs = tokens(ids, first)
+        outputs = engine_pb2.StepOutputs(
+            request_ids=[NAME], epochs=[1], choices=[0], first_positions=[first], token_counts=[len(ids)], token_ids=ids
+        )
         if ends:
-            outputs.finished.append(finish(first + len(ids), stop_token_id=EOS))
+            end = outputs.finished.add(request_id=NAME, epoch=1, choice=0, position=first + len(ids))
+            end.finish_reason, end.stop_token_id = int(FinishReason.STOP), EOS or 0  # type: ignore[assignment]
         self.decoder.frame(outputs)
 
     def read(self, answer: Answer) -> None:
-        """Deliver what waits."""
+        """Deliver what waits, through the wire."""
         frame = outputs_of(self.outbox.take(1 << 20))
         frame = detokenizer_pb2.TextOutputs.FromString(frame.SerializeToString())
         for entry in entries_of(frame):
@@ -94,7 +121,7 @@ def answered(cuts: Sequence[int] = (), move_after: int | None = None, stop: Sequ
     assert EOS is not None
     ids = [*IDS, EOS]
     answer, detokenizer = Answer(), Detokenizer()
-    detokenizer.open(stop_strings=stop)
+    detokenizer.open(stop=stop)
     first = 0
     for size in [*cuts, len(ids)]:
         piece = ids[first : first + size]
@@ -105,7 +132,7 @@ def answered(cuts: Sequence[int] = (), move_after: int | None = None, stop: Sequ
             return answer
         if move_after is not None and first >= move_after:
             detokenizer, first, move_after = Detokenizer(), 0, None
-            detokenizer.open(answer.count, stop_strings=stop)
+            detokenizer.open(answer.count, stop=stop)
     raise AssertionError("it did not end")
 
 
@@ -121,10 +148,16 @@ def test_an_answer_is_divided_into_its_parts() -> None:
     assert WHOLE.reasoning_tokens == REASONING_TOKENS
 
 
-def test_another_detokenizer_goes_on_anywhere_whatever_the_frames() -> None:
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_the_frames_do_not_matter(size: int) -> None:
+    answer = answered([size] * len(IDS))
+    assert (answer.joined, answer.reasoning_tokens) == (WHOLE.joined, WHOLE.reasoning_tokens)
+
+
+def test_another_detokenizer_goes_on_anywhere() -> None:
     """What was delivered is parsed silently; ids of calls and the count of reasoning tokens are those of before."""
-    for size, position in [(7, None), (2, 6), *((1, position) for position in range(1, len(IDS) + 1, 3))]:
-        answer = answered([size] * len(IDS), move_after=position)
+    for position in range(1, len(IDS) + 1, 3):
+        answer = answered([1] * len(IDS), move_after=position)
         assert (answer.joined, answer.reasoning_tokens) == (WHOLE.joined, WHOLE.reasoning_tokens), position
 
 
@@ -161,7 +194,7 @@ def test_stops_in_reasoning_do_not_count_if_the_request_says_so() -> None:
         ([], [stop_id], (EOS, None)),
     ):
         detokenizer, answer = Detokenizer(), Answer()
-        detokenizer.open(stop_strings=stop, stop_token_ids=ids, stops_in_answer_only=True)
+        detokenizer.open(stop=stop, answer_stop_ids=ids)
         detokenizer.feed([*IDS, EOS or 0], 0, ends=True)
         detokenizer.read(answer)
         assert answer.end is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import tracemalloc
 from dataclasses import replace
@@ -159,15 +160,20 @@ def test_what_the_core_could_not_refuse_cheaply_is_refused_before(fields: dict[s
     ("fields", "named"),
     [
         ({"bad_words": [sampling_pb2.TokenIds()]}, "bad_words"),
+        ({"bad_words": [sampling_pb2.TokenIds(ids=[100])]}, "bad_words"),
         ({"stop_token_ids": [100]}, "stop_token_ids"),
         ({"prompt_token_ids": [100]}, "prompt_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": 10}, "min_tokens"),
         ({"resume": [sampling_pb2.ResumedChoice(choice=1)]}, "resume"),
         ({"sampling": engine_pb2.SamplingParams(temperature=2.0**31)}, "sampling.temperature"),
+        ({"sampling": engine_pb2.SamplingParams(temperature=math.nan)}, "sampling.temperature"),
         ({"sampling": engine_pb2.SamplingParams(repetition_penalty=2.0**31)}, "sampling.repetition_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(top_p=0.0)}, "sampling.top_p"),
         ({"sampling": engine_pb2.SamplingParams(min_p=1.5)}, "sampling.min_p"),
         ({"sampling": engine_pb2.SamplingParams(frequency_penalty=-2.5)}, "sampling.frequency_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(presence_penalty=2.5)}, "sampling.presence_penalty"),
+        ({"sampling": engine_pb2.SamplingParams(logit_bias={100: 1.0})}, "sampling.logit_bias"),
         ({"sampling": engine_pb2.SamplingParams(logit_bias={1: 101.0})}, "sampling.logit_bias"),
         ({"sampling": engine_pb2.SamplingParams(allowed_token_ids=[100])}, "sampling.allowed_token_ids"),
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -76,90 +77,120 @@ class World:
                 await asyncio.sleep(0.001)
 
 
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    """A queue with its owner and compiler."""
-    world = World()
-    yield world
-    world.compiler.slow.set()
-    world.queue.close()
+def run(scenario: Callable[[World], object]) -> None:
+    async def main() -> None:
+        world = World()
+        try:
+            await scenario(world)
+        finally:
+            world.compiler.slow.set()
+            world.queue.close()
+
+    asyncio.run(main())
 
 
-async def test_a_request_goes_on_with_its_grammar(world: World) -> None:
-    world.add("a", "fine")
-    world.add("b", Regex("[ab]+"))
-    assert "a" in world.queue
-    await world.until(lambda: len(world.owner.ready) == 2)
-    assert world.owner.ready["a"][0].params.grammar == f'{MARK}\nstart: "fine"\n'
-    assert world.owner.ready["b"][0].params.grammar in world.compiler.compiled
-    assert len(world.queue) == 0
-    assert len(world.seconds) == 2
+def test_a_request_goes_on_with_its_grammar() -> None:
+    async def scenario(world: World) -> None:
+        world.add("a", "fine")
+        world.add("b", Regex("[ab]+"))
+        assert "a" in world.queue
+        await world.until(lambda: len(world.owner.ready) == 2)
+        assert world.owner.ready["a"][0].params.grammar == f'{MARK}\nstart: "fine"\n'
+        assert world.owner.ready["b"][0].params.grammar in world.compiler.compiled
+        assert len(world.queue) == 0
+        assert len(world.seconds) == 2
+
+    run(scenario)
 
 
-async def test_what_cannot_be_compiled_is_refused(world: World) -> None:
-    world.add("bad", "bad")
-    world.add("form", Regex("(?=x)"))
-    world.add("broken", "broken")
-    await world.until(lambda: len(world.owner.refused) == 3)
-    bad, form, broken = (world.owner.refused[name] for name in ("bad", "form", "broken"))
-    assert isinstance(bad, InvalidRequestError)
-    assert bad.field == "grammar"
-    assert isinstance(form, InvalidRequestError)
-    assert form.field == "constraint.regex"
-    assert isinstance(broken, Status)
-    assert broken.code is Code.INTERNAL
+def test_what_cannot_be_compiled_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        world.add("bad", "bad")
+        world.add("form", Regex("(?=x)"))
+        world.add("broken", "broken")
+        await world.until(lambda: len(world.owner.refused) == 3)
+        bad, form, broken = (world.owner.refused[name] for name in ("bad", "form", "broken"))
+        assert isinstance(bad, InvalidRequestError)
+        assert bad.field == "grammar"
+        assert isinstance(form, InvalidRequestError)
+        assert form.field == "constraint.regex"
+        assert isinstance(broken, Status)
+        assert broken.code is Code.INTERNAL
+
+    run(scenario)
 
 
-async def test_no_failure_leaves_a_request_behind(world: World) -> None:
-    world.add("panic", "panic")
-    world.add("failed", "failed")
-    await world.until(lambda: len(world.owner.refused) == 2)
-    panic, failed = world.owner.refused["panic"], world.owner.refused["failed"]
-    assert isinstance(panic, Status)
-    assert panic.code is Code.INTERNAL
-    assert isinstance(failed, Status)
-    assert failed.code is Code.UNAVAILABLE  # so that its processor tries another engine
-    assert not len(world.queue)
+def test_no_failure_leaves_a_request_behind() -> None:
+    async def scenario(world: World) -> None:
+        world.add("panic", "panic")
+        world.add("failed", "failed")
+        await world.until(lambda: len(world.owner.refused) == 2)
+        panic, failed = world.owner.refused["panic"], world.owner.refused["failed"]
+        assert isinstance(panic, Status)
+        assert panic.code is Code.INTERNAL
+        assert isinstance(failed, Status)
+        assert failed.code is Code.UNAVAILABLE  # so that its processor tries another engine
+        assert not len(world.queue)
+
+    run(scenario)
 
 
-async def test_one_tenants_slow_grammars_hold_up_no_other_tenant(world: World) -> None:
-    for number in range(20):
-        world.add(f"slow {number}", f"slow {number}", tenant="a")
-    world.add("quick", "quick", tenant="b")
-    await world.until(lambda: "quick" in world.owner.ready)
-    assert len(world.queue) == 20
-    world.compiler.slow.set()
-    await world.until(lambda: len(world.owner.ready) == 21)
+def test_one_tenants_slow_grammars_hold_up_no_other_tenant() -> None:
+    async def scenario(world: World) -> None:
+        for number in range(20):
+            world.add(f"slow {number}", f"slow {number}", tenant="a")
+        world.add("quick", "quick", tenant="b")
+        await world.until(lambda: "quick" in world.owner.ready)
+        assert len(world.queue) == 20
+        world.compiler.slow.set()
+        await world.until(lambda: len(world.owner.ready) == 21)
+
+    run(scenario)
 
 
-async def test_a_cancelled_request_is_gone_and_a_cancelled_choice_is_remembered(world: World) -> None:
-    world.add("begun", "slow")
-    world.add("a", "slow a")
-    for number in range(THREADS):
-        world.add(f"waits {number}", "slow b")
-    assert world.queue.cancel("a", 1)
-    assert not world.queue.cancel("begun", None)
-    assert not world.queue.cancel("waits 3", None)
-    assert "begun" not in world.queue
-    world.add("begun", "again")  # a name is never used again, but an outcome must not reach another request
-    assert not world.queue.cancel("begun", None)
-    world.compiler.slow.set()
-    await world.until(lambda: not world.queue)
-    assert sorted(world.owner.ready) == ["a", "waits 0", "waits 1", "waits 2"]
-    assert world.owner.ready["a"][1] == {1}
+def test_a_cancelled_request_is_gone_and_a_cancelled_choice_is_remembered() -> None:
+    async def scenario(world: World) -> None:
+        world.add("begun", "slow")
+        world.add("a", "slow a")
+        for number in range(THREADS):
+            world.add(f"waits {number}", "slow b")
+        assert world.queue.cancel("a", 1)
+        assert not world.queue.cancel("begun", None)
+        assert not world.queue.cancel("waits 3", None)
+        assert "begun" not in world.queue
+        world.add("begun", "again")  # a name is never used again, but an outcome must not reach another request
+        assert not world.queue.cancel("begun", None)
+        world.compiler.slow.set()
+        await world.until(lambda: not world.queue)
+        assert sorted(world.owner.ready) == ["a", "waits 0", "waits 1", "waits 2"]
+        assert world.owner.ready["a"][1] == {1}
+
+    run(scenario)
 
 
-@pytest.fixture
-def few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_ends_a_request_while_it_waits() -> None:
+    async def scenario(world: World) -> None:
+        world.add("a", "slow", deadline=time.monotonic() + 0.01)
+        await world.until(lambda: world.owner.late)
+        assert world.owner.late["a"].deadline is not None
+        world.compiler.slow.set()
+        await world.until(lambda: world.seconds)
+        assert not world.owner.ready
+
+    run(scenario)
+
+
+def test_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_queue, "MAX_WAITING", 6)
 
+    async def scenario(world: World) -> None:
+        for number in range(4):
+            world.add(f"a {number}", "slow", tenant="a")
+        refusal = world.owner.refused["a 3"]
+        assert isinstance(refusal, Status)
+        assert refusal.code is Code.RESOURCE_EXHAUSTED
+        assert refusal.retry_after_ms
+        world.add("b", "quick", tenant="b")
+        await world.until(lambda: "b" in world.owner.ready)
 
-async def test_a_bounded_number_waits(few_may_wait: None, world: World) -> None:
-    for number in range(4):
-        world.add(f"a {number}", "slow", tenant="a")
-    refusal = world.owner.refused["a 3"]
-    assert isinstance(refusal, Status)
-    assert refusal.code is Code.RESOURCE_EXHAUSTED
-    assert refusal.retry_after_ms
-    world.add("b", "quick", tenant="b")
-    await world.until(lambda: "b" in world.owner.ready)
+    run(scenario)

@@ -86,6 +86,23 @@ async def test_after_one_the_next_waits_as_long_as_its_work_took(monkeypatch: py
     assert second - first >= 0.09
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["that waits", "whose turn has come"])
+async def test_one_that_is_cancelled_leaves_the_turn_to_the_next(told: bool) -> None:
+    messages = LargeMessages()
+    async with messages.turn(0):
+        asked, other = (asyncio.create_task(handle(messages, size, lambda: "done")) for size in (1, 2))
+        await settle()
+        if not told:
+            asked.cancel()
+    if told:
+        when_told(asked.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    async with asyncio.timeout(30):
+        assert await other == "done"
+        assert await handle(messages, 1, lambda: "again") == "again"
+
+
 def when_told(function: Callable[[], object]) -> None:
     """Call it once the turn that was just given back is the next one's, before that one goes on."""
     asyncio.get_running_loop().call_later(0.0, function)
@@ -101,7 +118,6 @@ async def test_those_that_are_cancelled_together_leave_the_turn_to_the_next() ->
         when_told(task.cancel)
     async with asyncio.timeout(30):
         ended = await asyncio.gather(*asked, return_exceptions=True)
-        assert await handle(messages, 1, lambda: "again") == "again"
     assert [type(one) for one in ended] == [asyncio.CancelledError, asyncio.CancelledError, str]
 
 

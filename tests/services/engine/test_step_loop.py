@@ -190,6 +190,16 @@ def test_orders_are_taken_in_the_order_in_which_they_came() -> None:
     assert not inbox.take()
 
 
+def test_what_is_cancelled_before_it_was_taken_was_never_there() -> None:
+    inbox = Inbox()
+    for index in range(100):
+        inbox.add(f"r{index}", make_request(f"r{index}"))
+        for choice in range(10):
+            assert inbox.cancel(f"r{index}", choice), "the rest of it is wanted"
+        assert not inbox.cancel(f"r{index}", None)
+    assert not inbox
+
+
 def test_who_cancels_again_adds_nothing() -> None:
     inbox = Inbox()
     for _ in range(100):
@@ -199,3 +209,13 @@ def test_who_cancels_again_adds_nothing() -> None:
     for choice in (0, None, 1, None):
         assert inbox.cancel("a", choice)
     assert inbox.take().requests == {"a": RequestCommands(None, {None})}
+
+
+def test_calls_are_bounded() -> None:
+    inbox = Inbox()
+    for _ in range(MAX_CALLS):
+        inbox.call(lambda: None)
+    with pytest.raises(TooManyCalls):
+        inbox.call(lambda: None)
+    assert len(inbox.take().calls) == MAX_CALLS
+    inbox.call(lambda: None)

@@ -71,18 +71,28 @@ def test_what_is_there_is_sent_as_it_is() -> None:
     assert not any(name.endswith(".safetensors") for name in files)
 
 
+CONVERTING = """
+import json, sys
+from engine_core.config import ModelConfig
+from services.engine.tokenizer import read_tokenizer
+from services.text.tokenizer import Tokenizer
+
+ours = Tokenizer.from_files(read_tokenizer(ModelConfig(model=sys.argv[1])))
+assert "sentencepiece" not in sys.modules
+ids = [ours.encode(text) for text in json.loads(sys.argv[2])]
+print(json.dumps([[one, ours.decode(one)] for one in ids]))
+"""
+
+
 @pytest.mark.parametrize("legacy", [True, False])
 def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
-    trained: tuple[Path, list[Any]], legacy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: tuple[Path, list[Any]], legacy: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.delitem(sys.modules, "sentencepiece", raising=False)
     checkpoint = shutil.copytree(trained[0], tmp_path / "checkpoint")
     config = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": legacy}))
-    ours = Tokenizer.from_files(read_tokenizer(ModelConfig(model=str(checkpoint))))
-    assert "sentencepiece" not in sys.modules
-    ids = [ours.encode(text) for text in (*TEXTS, "</s>the")]
-    *converted, (after_special, _) = [[one, ours.decode(one)] for one in ids]
+    printed = output_of(sys.executable, "-c", CONVERTING, checkpoint, json.dumps([*TEXTS, "</s>the"]))
+    *converted, (after_special, _) = json.loads(printed.splitlines()[-1])
     equal = [one == expected for one, expected in zip(converted, trained[1], strict=True)]
     assert equal == [True, legacy, True]  # the second text begins with a space
     the = trained[1][0][0][1]  # with the space before it
@@ -137,18 +147,25 @@ def test_what_cannot_be_converted_is_an_error_of_one_line(tmp_path: Path) -> Non
     assert len(str(refused.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "problem"),
-    [
-        ("tokenizer.json", "{", "tokenizer"),
-        ("generation_config.json", "{", r"^generation_config\.json is not valid JSON: "),
-        ("chat_template.jinja", "{% for m in messages %}{{ m }}", r"^chat_template\.jinja has an error in line 1: "),
-    ],
-)
-def test_the_file_that_is_broken_is_named_at_start(file: str, content: str, problem: str) -> None:
-    files = read_tokenizer(ModelConfig(model=str(MODEL))) | {file: content.encode()}
-    with pytest.raises(CheckpointError, match=problem):
-        checked_tokenizer(files)
+def test_what_cannot_be_read_is_an_error_in_words(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(tmp_path / "broken"))))
+
+
+def test_the_file_that_is_broken_is_named_and_no_other(tmp_path: Path) -> None:
+    broken = shutil.copytree(MODEL, tmp_path / "broken")
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"^generation_config\.json is not valid JSON: "):
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(broken))))
+
+
+def test_a_chat_template_that_cannot_be_compiled_is_found_at_start(tmp_path: Path) -> None:
+    broken = shutil.copytree(MODEL, tmp_path / "broken")
+    (broken / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja has an error in line 1: "):
+        checked_tokenizer(read_tokenizer(ModelConfig(model=str(broken))))
 
 
 def test_chunks_are_bounded_and_complete() -> None:
