@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import grpc
@@ -46,3 +48,20 @@ async def test_python(addresses: str) -> None:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert [await generate(stub) for _ in range(CALLS)] == ["request_finished"] * CALLS
         assert all([await session(stub) for _ in range(CALLS)])
+
+
+async def generate_for_ever(stub: inference_pb2_grpc.InferenceServiceStub) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            await generate(stub)
+
+
+async def test_without_retries_calls_fail(addresses: str) -> None:
+    """So that the test above shows something: every second call goes to the processor that drains."""
+    config = json.loads(service_config())
+    del config["methodConfig"]
+    async with grpc.aio.insecure_channel(addresses, options=[("grpc.service_config", json.dumps(config))]) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="draining") as refused:
+            await generate_for_ever(stub)  # at first, perhaps, it is connected to one alone
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -90,10 +90,12 @@ async def begin_all(
 
 async def test_the_loop_over_tokens_does_not_notice_a_kill(processors: Processors, calm: Calm) -> None:
     with ringline.Client(processors.addresses) as client:
-        reading, _ = await processors.kill_holder(lambda: begin(client, "sampled"))
-        answer = await reading
-    same(answer, calm["sampled"])
-    assert answer.resumed == 1
+        for kind in ("sampled", "greedy"):
+            reading, victim = await processors.kill_holder(lambda kind=kind: begin(client, kind))
+            answer = await reading
+            same(answer, calm[kind])
+            assert answer.resumed == 1
+            await victim.wait_serving()
 
 
 async def test_many_requests_of_a_session_survive_kills_in_turn(processors: Processors, calm: Calm) -> None:
@@ -144,3 +146,25 @@ async def test_silence_of_the_engine_is_no_alarm(processors: Processors, calm: C
         answer = await reading
     same(answer, calm["sampled"])
     assert answer.resumed == 0
+
+
+async def test_the_only_processor_is_waited_for(processors: Processors, calm: Calm) -> None:
+    only = processors.all[0]
+    while_it_starts = {"timeout": START_TIMEOUT}
+    async with ringline.AsyncClient(only.address, patience=START_TIMEOUT) as client:
+        asking, _ = await processors.kill_holder(lambda: begin_all(client, ["choices"], **while_it_starts))
+        unadmitted = await client.generate(PROMPT, **(KINDS["sampled"] | while_it_starts))
+        (answer,) = await asking
+    same(answer, calm["choices"])
+    same(unadmitted, calm["sampled"])
+    assert (answer.resumed, unadmitted.resumed) == (1, 0)
+
+
+async def test_a_name_with_several_addresses(processors: Processors, calm: Calm) -> None:
+    """As DNS gives them; gRPC turns to the others by itself."""
+    with ringline.Client(f"ipv4:{','.join(processors.addresses)}") as client:
+        async with processors.caught(lambda: begin(client, "sampled")) as (reading, victim):
+            victim.kill()
+        answer = await reading
+    same(answer, calm["sampled"])
+    assert answer.resumed == 1

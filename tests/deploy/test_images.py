@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ from services.common.config.settings import DetokenizerSettings, ServerSettings
 from services.common.config.variable_names import known_variables
 from services.common.rpc.health import Health
 from services.common.telemetry.metrics_endpoint import MetricsEndpoint
+from tests.compose.engine import FIRST_OWN_LAYER, Failed, added_bytes
 from tests.deploy.dockerfile import ROOT, arguments, lineage, stages
-from tests.programs import output_of
+from tests.programs import output_of, run
 from tests.ring import Ring
 
 HEALTHCHECK = ROOT / "deploy" / "healthcheck"
@@ -341,3 +343,24 @@ def test_grafana_finds_what_is_mounted() -> None:
     (source,) = read("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
     assert "prometheus" in SERVICES
+
+
+def test_compose_test_says_that_it_needs_an_engine(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "tests.compose", env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("This needs a Docker engine")
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_judged_of_an_image_is_what_its_dockerfile_adds() -> None:
+    (first, *_) = lineage("processor")[-1].all("RUN")
+    assert first.startswith(FIRST_OWN_LAYER)
+    layers = [
+        "0 ENTRYPOINT",
+        "93000000 COPY /opt/ringline",
+        f"4000 RUN /bin/sh -c {first}",
+        "431000000 RUN apt-get install fat",
+    ]
+    assert added_bytes("\n".join(layers)) == 93_004_000
+    with pytest.raises(Failed):
+        added_bytes(layers[-1])

@@ -14,7 +14,7 @@ from services.common.config.settings import ServerSettings
 from services.common.config.variable_names import known_variables
 from services.common.rpc.health import LIVENESS, Health
 from tests.deploy.dockerfile import ROOT, stages
-from tests.deploy.kustomize import Resource, render
+from tests.deploy.kustomize import Resource, merge, render
 from tests.deploy.test_images import PEERS, PORTS, by_default, read
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -54,6 +54,12 @@ def labels_of(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("resource", ALL)
 def test_the_api_takes_it(resource: Resource, version: str) -> None:
     assert kubernetes_validate.validate(resource, version, strict=True) == version
+
+
+def test_the_schemas_refuse_what_is_misspelt() -> None:
+    wrong = merge(workload("processor"), {"spec": {"template": {"spec": {"enableServiceLink": False}}}})
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, NEWEST, strict=True)
 
 
 @pytest.mark.parametrize("name", PORTS)
@@ -177,3 +183,17 @@ def test_engines_are_scaled_by_a_series_that_they_have() -> None:
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
     series = rule["seriesQuery"].partition("{")[0]
     assert re.search(rf"^\| `{series}` \| gauge \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+
+
+def test_a_merge_is_by_name_where_lists_have_names_and_null_removes() -> None:
+    old = {"containers": [{"name": "a", "env": [{"name": "x", "value": "1"}], "args": ["1"]}, {"name": "b"}]}
+    new = {"containers": [{"name": "a", "env": [{"name": "y", "value": "2"}], "args": ["2"]}]}
+    assert merge({"probe": {"grpc": {}, "period": 5}}, {"probe": {"grpc": None, "exec": {}}}) == {
+        "probe": {"period": 5, "exec": {}}
+    }
+    assert merge(old, new) == {
+        "containers": [
+            {"name": "a", "env": [{"name": "x", "value": "1"}, {"name": "y", "value": "2"}], "args": ["2"]},
+            {"name": "b"},
+        ]
+    }

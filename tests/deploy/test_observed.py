@@ -88,6 +88,18 @@ def test_every_series_that_an_alert_reads_is_there(prometheus: Prometheus, ring:
     assert [name for name, values in found.items() if not values] == []
 
 
-def test_panels_have_names_of_their_own() -> None:
+def test_panels_do_not_overlap_and_say_what_they_show() -> None:
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not taken & cells, panel["title"]
+        taken |= cells
     titles = [panel["title"] for panel in DASHBOARD["panels"]]
-    assert len(titles) == len(set(titles)) == len({panel["id"] for panel in DASHBOARD["panels"]})
+    assert len(titles) == len(set(titles))
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(titles)
