@@ -8,7 +8,7 @@ import pytest
 
 from engine_core.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from engine_core.engine import EngineCore
-from engine_core.errors import ConfigError, ExecutorError, InvalidRequestError, StandstillError
+from engine_core.errors import ExecutorError, InvalidRequestError, StandstillError
 from engine_core.kv_cache_interface import KVCacheConfig
 from engine_core.request import Finish, FinishReason
 from engine_core.scheduling import Scheduler
@@ -52,28 +52,6 @@ REQUESTS = [
     make_request(f"r{at}", 1 + at * 7 % 40, n=1 + at % 3, seed=at, max_tokens=5 + at, ignore_eos=False, priority=at % 2)
     for at in range(12)
 ]
-
-
-@pytest.mark.parametrize(("ahead", "stages"), [(1, 1), (2, 1), (2, 2), (3, 3)])
-def test_tokens_do_not_depend_on_batch_cache_chunks_preemption_overlap_or_stages(ahead, stages):
-    together = Engine(blocks=256).run(REQUESTS)
-    assert len(together) == sum(request.params.n for request in REQUESTS)
-    assert all(finish is not None for _, finish in together.values())
-    alone: dict = {}
-    for request in REQUESTS:
-        alone |= Engine(blocks=256, ahead=ahead, stages=stages).run([request])
-    assert alone == together
-    small = Engine(blocks=16, ahead=ahead, stages=stages)
-    assert small.run(REQUESTS) == together
-    assert small.core.stats().preemptions > 0
-    for options in (
-        {"blocks": 256},
-        {"blocks": 20, "max_num_batched_tokens": 5},
-        {"caching": False, "max_num_batched_tokens": 5},
-        {"caching": False, "enable_chunked_prefill": False, "policy": "fcfs"},
-        {"enable_chunked_prefill": False, "policy": "fcfs"},
-    ):
-        assert Engine(ahead=ahead, stages=stages, **options).run(REQUESTS) == together
 
 
 def test_a_step_is_submitted_before_the_results_of_the_one_before_it_are_asked_for():
@@ -208,13 +186,6 @@ class Failing(CheckedExecutor):
         raise ExecutorError("the device is gone")
 
 
-def test_a_failed_step_is_the_callers_to_handle():
-    engine = Engine(executor=Failing)
-    engine.core.add(make_request("a"))
-    with pytest.raises(ExecutorError, match="the device is gone"):
-        engine.core.step()
-
-
 def test_a_step_that_fails_with_another_one_behind_it_is_the_callers_to_handle():
     engine = Engine(executor=Failing, ahead=2)
     engine.core.add(make_request("a"))
@@ -225,19 +196,3 @@ def test_a_step_that_fails_with_another_one_behind_it_is_the_callers_to_handle()
         engine.core.step(begun.extend)
     assert begun == ["a", "b"]  # either may be what it died of
     assert len(engine.executor.plans) == 2
-
-
-def test_the_prefix_cache_is_reset_on_request():
-    engine = Engine()
-    prompt = make_request("a", 20).prompt_token_ids
-    engine.run([make_request("a", prompt)])
-    engine.core.add(make_request("b", prompt))
-    assert engine.core.step()[0].cached_tokens == 16
-    engine.core.reset_prefix_cache()
-    engine.core.add(make_request("c", prompt))
-    assert [output.cached_tokens for output in engine.core.step()] == [None, 0]
-
-
-def test_options_that_do_not_go_with_the_model_are_refused():
-    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
-        Engine(max_num_batched_tokens=32, enable_chunked_prefill=False)

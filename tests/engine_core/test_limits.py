@@ -33,12 +33,12 @@ def start(checkpoint: Path, options: dict[str, Any]) -> LLM:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"max_model_len": length} for length in (2, 3, 6, 7, 15, 16, 17, 36, 37, 38, 511, 512)),
+        *({"max_model_len": length} for length in (2, 7, 16, 17, 37, 512)),
         *({"max_model_len": length, **PROFILED} for length in (2, 36, 512)),
-        *({"block_size": size} for size in (1, 15, 17, 36, 37, 63, 64, 65, 1024)),
+        *({"block_size": size} for size in (1, 17, 64, 65, 1024)),
         *({"block_size": size, **PROFILED} for size in (1, 37, 1024)),
         *({"max_num_seqs": seqs} for seqs in (1, 2, 2**16)),
-        *({"max_num_batched_tokens": tokens} for tokens in (1, 2, 16, 36, 37, 63, 64, 65, 2**20)),
+        *({"max_num_batched_tokens": tokens} for tokens in (1, 2, 37, 64, 65, 2**20)),
         *({"max_num_batched_tokens": tokens, **PROFILED} for tokens in (1, 37, 2**20)),
         *({"max_num_batched_tokens": tokens, **NO_CHUNKS} for tokens in (64, 65)),
         {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_num_queued_reqs": 1, "block_size": 1, "max_model_len": 2},
@@ -68,7 +68,6 @@ def test_an_engine_serves_at_the_edges(options: dict[str, Any], checkpoint: Path
     [
         ({"max_model_len": 513}, "max_model_len=513 is not usable: expected at most 512"),
         ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least --max-model-len \(64\)"),
-        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is 1 .1 byte.*Raise --kv-cache-memory-bytes"),
         (
             {"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1},
             "^max_model_len=64 does not fit.*4 blocks of 16 tokens.*lower --max-model-len to at most 48",

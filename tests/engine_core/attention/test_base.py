@@ -160,12 +160,3 @@ def test_a_block_takes_the_bytes_that_are_allocated(
     memories = {cache.untyped_storage().data_ptr(): cache.untyped_storage().nbytes() for cache in caches}
     assert (len(caches), len(memories)) == (len(specs), places)
     assert sum(memories.values()) == 5 * backend.bytes_per_block(spec)
-
-
-def test_widths_are_padded_apart() -> None:
-    def pad(width: int) -> int:
-        return -(-width // 16) * 16
-
-    assert AttentionSpec(3, 24).padded(pad) == AttentionSpec(3, 32)
-    assert MLAAttentionSpec(20, 8).padded(pad) == MLAAttentionSpec(32, 16)
-    assert MLAAttentionSpec(32, 16).elements == 48

@@ -65,22 +65,3 @@ def test_long_sequences_are_split_among_threads(rows: int) -> None:
     run.step([(0, 1300 - rows), (1, 39)])
     run.step([(0, rows), (1, 1)])
     assert_equal(run.result(), alone)
-
-
-def test_absorbed_projections_equal_keys_and_values_made_from_latents(backend: AttentionBackend) -> None:
-    """The identity that all of this stands on: Wₖ may be applied to queries, Wᵥ to the result."""
-    sizes, generator = Sizes(3, 32, 16, 16), torch.Generator().manual_seed(5)
-    [known] = make_latents([30], sizes, torch.float32)
-    to_key, to_value = (torch.randn(3, count, 32, generator=generator).double() for count in (16, 24))
-    query = torch.randn(30, 3, 16, generator=generator).double()
-    known.query = torch.einsum("qhn,hnr->qhr", query, to_key).float()
-    [output] = Run(backend, sizes, [known]).at_once()
-    latent, rope = known.latent.double(), known.rope[:, 16:].double()
-    keys, values = (torch.einsum("kr,hnr->khn", latent, each) for each in (to_key, to_value))
-    scores = torch.einsum("qhn,khn->hqk", query, keys)
-    scores += torch.einsum("qhp,kp->hqk", known.query_rope[..., 32:].double(), rope)
-    hidden = torch.ones(30, 30, dtype=torch.bool).triu(1)
-    weights = (known.scale * scores).masked_fill(hidden, -torch.inf).softmax(-1)
-    expected = torch.einsum("hqk,khn->qhn", weights, values)
-    actual = torch.einsum("qhr,hnr->qhn", output.double(), to_value)
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)

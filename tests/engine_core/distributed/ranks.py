@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,10 +11,10 @@ import torch
 from engine_core.attention.selector import choose_attention
 from engine_core.distributed.ranks import Rank
 from engine_core.distributed.shm import ShmCollectives
-from engine_core.kernels.library import load_kernels
 from engine_core.model_loader.checkpoint import Checkpoint
 from engine_core.models.language_model import LanguageModel
 from engine_core.ops.native import NativeBackend
+from tests.engine_core.distributed import rank_threads
 from tests.engine_core.models.driver import build_model
 
 Result = TypeVar("Result")
@@ -36,25 +34,14 @@ def on_ranks(
     expert_parallel: bool = False,
 ) -> list[Result]:
     """What each of ``size`` ranks makes of its part of the model, at the same time."""
-    checkpoint, key = shared(checkpoint, size, expert_parallel=expert_parallel), secrets.token_hex(16)
-    kernels = load_kernels()
+    checkpoint = shared(checkpoint, size, expert_parallel=expert_parallel)
 
-    def run(number: int) -> Result:
-        collectives = ShmCollectives.join(key, number, size, 30.0, kernels)
-        try:
-            rank = Rank(tp=number, tp_size=size, expert_parallel=expert_parallel)
-            attention, _ = choose_attention(16, checkpoint.dtype)  # one of its own, as it is not for several threads
-            return use(build_model(checkpoint, layers, attention, rank=rank, collectives=collectives))
-        except BaseException:
-            collectives.abort()
-            raise
+    def work(collectives: ShmCollectives) -> Result:
+        rank = Rank(tp=collectives.rank, tp_size=size, expert_parallel=expert_parallel)
+        attention, _ = choose_attention(16, checkpoint.dtype)  # one of its own, as it is not for several threads
+        return use(build_model(checkpoint, layers, attention, rank=rank, collectives=collectives))
 
-    with ThreadPoolExecutor(size) as threads:
-        futures = [threads.submit(run, number) for number in range(size)]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:  # the first that is not about another's
-            raise min(errors, key=lambda error: type(error).__name__ == "RankFailedError")
-        return [future.result() for future in futures]
+    return rank_threads.on_ranks(size, work)
 
 
 def assert_bits(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> None:

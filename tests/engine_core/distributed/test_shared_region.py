@@ -72,10 +72,6 @@ def test_all_ranks_see_the_same(key: str, pool: ThreadPoolExecutor) -> None:
         region.close()
 
 
-def test_one_rank_needs_no_other(key: str) -> None:
-    share_region(key, 0, 1, 0.0).close()
-
-
 def test_nothing_is_left(key: str, pool: ThreadPoolExecutor) -> None:
     def listening() -> bool:
         return key in Path("/proc/net/unix").read_text()

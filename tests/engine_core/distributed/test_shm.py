@@ -29,37 +29,6 @@ ROOT = Path(__file__).parents[3]
 DISAGREE = "do not make the same calls"
 
 
-@pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("widths", [[7], [3, 5], [4, 4], [16, 0, 32, 1]], ids=str)
-def test_columns_of_all_ranks_are_side_by_side(widths: list[int], dtype: torch.dtype, groups: int) -> None:
-    def gathered(ranks: ShmCollectives) -> None:
-        for rows in (1, 2, 0, 130):
-            full = matrix(rows * groups, sum(widths), dtype, rows)
-            mine = own(full, widths, ranks.rank)
-            if groups > 1:
-                mine = mine.reshape(rows, groups * widths[ranks.rank])
-            result = ranks.all_gather(mine, widths, groups=groups)
-            assert torch.equal(result, full.view(rows, groups * sum(widths)))
-
-    on_ranks(len(widths), gathered)
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-def test_a_row_is_of_the_rank_that_owns_its_id(groups: int) -> None:
-    owned = [range(5), range(5, 5), range(5, 12)]
-
-    def gathered(ranks: ShmCollectives) -> None:
-        for rows in (1, 0, 50):
-            full = matrix(rows * groups, 9, torch.bfloat16, rows)
-            ids = (torch.arange(rows * groups, dtype=torch.int32) * 5) % 12
-            mine = [int(each) in owned[ranks.rank] for each in ids]
-            x = torch.where(torch.tensor(mine, dtype=torch.bool)[:, None], full, torch.full_like(full, -1))
-            assert torch.equal(ranks.gather_rows(x, ids, owned, groups=groups), full)
-
-    on_ranks(3, gathered)
-
-
 @pytest.mark.usefixtures("restored_threads")
 def test_threads_share_large_copies() -> None:
     def gathered(ranks: ShmCollectives) -> None:
@@ -158,21 +127,6 @@ def test_memory_is_used_again() -> None:
     one, other = on_ranks(2, places)
     assert one == other
     assert len(one) <= 5 * 3, "a few for each power of two from 1 MiB to 4 MiB"
-
-
-def test_a_rank_may_keep_results_longer_than_another() -> None:
-    def kept(ranks: ShmCollectives) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        results = []
-        for number in range(100):
-            full = matrix(10, 16, torch.float32, number)
-            gathered = ranks.all_gather(own(full, [8, 8], ranks.rank), [8, 8])
-            if number % 7 == ranks.rank:
-                results.append((gathered, full))
-        return results
-
-    for rank in on_ranks(2, kept):
-        assert len(rank) > 10
-        assert all(torch.equal(gathered, full) for gathered, full in rank)
 
 
 def test_too_many_results_are_an_error() -> None:

@@ -25,18 +25,16 @@ from engine_core.executor import ray as ray_executor
 from engine_core.executor.ray import RayExecutor
 from engine_core.llm import LLM
 from engine_core.progress import StartupProgress
-from engine_core.step import StepPlan
 from tests.processes import alive
 
 from .test_multiproc import OPTIONS, PARAMS, PROMPTS
+from .test_remote import SECONDS, Failure, plan
 
 pytestmark = pytest.mark.distributed
 
 ON_EACH = [{"num_cpus": 1}, {"num_cpus": 2}]
 """The engine is on the first: a stage of two ranks is on the other."""
 STORE_BYTES = 80 << 20
-SECONDS = 30.0
-"""Enough for what happens at once, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -89,22 +87,6 @@ def held() -> tuple[list[str], int]:
     return sorted(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
 
-class Failure:
-    """With what an executor failed."""
-
-    def __init__(self, executor: Any) -> None:
-        self._failed = threading.Event()
-        executor.on_failure(self._note)
-
-    def _note(self, error: BaseException) -> None:
-        self._error = error
-        self._failed.set()
-
-    def wait(self) -> str:
-        assert self._failed.wait(SECONDS)
-        return str(self._error)
-
-
 def pids(executor: Any) -> list[int]:
     return [rank.pid for rank in executor.ranks]
 
@@ -144,10 +126,6 @@ def ours() -> list[str]:
             continue
     names = ("ringline engine scripted", f"ringline engine pid {os.getpid()}")
     return [title for title in titles if title.startswith(names)]
-
-
-def plan(step_id: int) -> StepPlan:
-    return StepPlan(step_id, [], [], [], [], [], {})
 
 
 def test_calls_and_steps_are_answered_and_ranks_know_their_host(cluster: Any) -> None:
@@ -197,7 +175,7 @@ def test_a_rank_that_is_killed_or_stopped_ends_all(cluster: Any, sign: signal.Si
     with scripted(cluster) as executor:
         children, failure = pids(executor), Failure(executor)
         os.kill(children[1], sign)
-        assert words in failure.wait()
+        assert words in str(failure.wait())
         wait_for(lambda: not any(map(alive, children)))
 
 
@@ -231,7 +209,7 @@ def test_the_end_of_what_speaks_to_ray_ends_all(cluster: Any) -> None:
     with scripted(cluster) as executor:
         children, failure = pids(executor), Failure(executor)
         executor._cluster._process.kill()
-        assert "was killed by SIGKILL" in failure.wait()
+        assert "was killed by SIGKILL" in str(failure.wait())
         wait_for(lambda: not any(map(alive, children)))
 
 
@@ -241,7 +219,7 @@ def test_a_node_that_is_lost_ends_all(cluster: Any) -> None:
         with scripted(cluster) as executor:
             children, failure = pids(executor), Failure(executor)
             threading.Thread(target=cluster.remove_node, args=(node, False)).start()
-            assert "has ended" in failure.wait()
+            assert "has ended" in str(failure.wait())
             wait_for(lambda: not any(map(alive, children)))
     finally:
         wait_for(lambda: not cluster.worker_nodes)

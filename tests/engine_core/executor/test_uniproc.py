@@ -23,13 +23,6 @@ def plan_of(seq_id: int, tokens: list[int]) -> StepPlan:
     return StepPlan(7, [], [sequence], [seq_id], [len(tokens)], [True], {})
 
 
-def test_a_plan_is_answered(executor: UniProcExecutor) -> None:
-    result = executor.submit(plan_of(1, [5, 6, 7])).result()
-    assert result.step_id == 7
-    assert [len(tokens) for tokens in result.token_ids] == [1]
-    assert executor.kv_cache_config.num_blocks * executor.kv_cache_config.bytes_per_block <= 4 << 20
-
-
 @pytest.fixture
 def overlapped(config: EngineConfig) -> Iterator[UniProcExecutor]:
     executor = UniProcExecutor(replace(config, scheduler=replace(config.scheduler, async_scheduling=True)))
@@ -86,13 +79,6 @@ def test_closing_waits_for_the_steps_that_were_submitted(overlapped: UniProcExec
     overlapped.close()
     assert [len(each.result().token_ids) for each in pending] == [1, 1]
     assert "steps" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_closing_frees_and_is_idempotent(executor: UniProcExecutor) -> None:
-    for _ in range(2):
-        executor.close()
-    with pytest.raises(ExecutorError, match="does not run"):
-        executor.submit(plan_of(1, [5])).result()
 
 
 def test_an_executor_that_dies_while_idle_says_so_once(executor: UniProcExecutor) -> None:

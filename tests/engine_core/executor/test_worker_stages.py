@@ -11,7 +11,6 @@ import pytest
 from transformers import LlamaConfig
 
 from engine_core.engine import EngineCore
-from engine_core.errors import ConfigError
 from engine_core.llm import configure
 from engine_core.progress import StartupProgress
 from engine_core.request import Request, SamplingParams
@@ -150,10 +149,3 @@ def test_so_do_the_ranks_of_stages(
         assert executor.numerics == whole[1]
         assert run(core) == whole[0]
     assert len(sampling) == 1
-
-
-def test_more_stages_than_layers_are_refused_before_any_worker_is_made(directory: Path) -> None:
-    executor = ThreadedExecutor(configure(model=str(directory), pipeline_parallel_size=7))
-    with pytest.raises(ConfigError, match="pipeline_parallel_size"):
-        executor.start(StartupProgress())
-    assert executor.workers == []

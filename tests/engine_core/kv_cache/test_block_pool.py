@@ -101,16 +101,3 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
-
-
-def test_published_blocks_are_evicted_last_and_the_tail_of_a_prefix_before_its_head():
-    pool = BlockPool(5)
-    table = pool.allocate(4)
-    for block, content in zip(table[:3], (b"0", b"1", b"2"), strict=True):
-        pool.publish(block, content)
-    pool.release(reversed(table))
-    # The block without content and the one never used go first, then the tail.
-    assert set(pool.allocate(2)) == {table[3], 4}
-    assert pool.allocate(1) == [table[2]]
-    assert pool.find(b"2") is None
-    assert pool.find(b"0") == table[0]

@@ -62,15 +62,6 @@ def test_blocks_are_shared_while_their_first_user_still_runs():
     assert engine.used == 0
 
 
-def test_nothing_is_found_before_it_is_computed():
-    engine = caching()
-    engine.add("a", PROMPT)
-    engine.add("b", PROMPT)
-    engine.step()
-    assert [new.num_computed_tokens for new in engine.plan.new] == [0, 0]
-    engine.finish()
-
-
 def test_a_salt_keeps_requests_apart():
     engine = caching()
     assert engine.cached("a", PROMPT, salt=b"x") == 0
@@ -88,12 +79,6 @@ def test_requests_for_prompt_logprobs_compute_their_whole_prompt_but_serve_other
     engine.scheduler.reset_prefix_cache()
     engine.cached("c", PROMPT, prompt_logprobs=0)
     assert engine.cached("d", PROMPT) == 20
-
-
-def test_a_cache_that_is_off_is_not_asked_and_finds_nothing():
-    engine = Harness()
-    assert [engine.cached(name, PROMPT) for name in "ab"] == [0, 0]
-    assert engine.scheduler.stats().prefix_query_tokens == 0
 
 
 def test_a_preempted_sequence_finds_what_is_left_of_its_own_blocks():
@@ -289,13 +274,6 @@ def test_a_prompt_that_finds_no_room_to_move_on_is_not_admitted(prompt_logprobs)
     engine.finish()
     assert engine.scheduler.stats().preemptions == 0
     assert engine.scheduler.stats().computed_tokens == 3 * (12 + 39) + 50 + 1
-
-
-def test_a_preempted_choice_whose_window_has_moved_on_computes_its_prompt_again():
-    engine = Harness(windows=[WINDOW, None], blocks=26, max_num_seqs=3, max_num_batched_tokens=16)
-    engine.add("a", 9, n=3, max_tokens=40)
-    engine.finish()
-    assert engine.scheduler.stats().preemptions > 0
 
 
 @given(st.lists(st.integers(0, 2**31), max_size=24), st.integers(1, 5), st.integers(0, 24))

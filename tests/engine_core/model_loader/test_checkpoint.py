@@ -59,17 +59,10 @@ def test_what_is_read(tmp_path: Path) -> None:
     assert spec.default_sampling == {"temperature": 0.6, "top_k": 20}
 
 
-def test_without_generation_config(tmp_path: Path) -> None:
-    spec = open_config(tmp_path, LLAMA, max_model_len=100).spec
-    assert (spec.name, spec.max_model_len, spec.eos_token_ids) == (tmp_path.name, 100, (7,))
-    assert spec.default_sampling == {}
-
-
 @pytest.mark.parametrize(
     ("rope", "theta", "rope_type", "longest"),
     [
         ({"rope_theta": 5000.0}, 5000.0, "default", 256),
-        ({"rope_theta": 5000.0, "rope_scaling": None}, 5000.0, "default", 256),
         ({"rope_theta": 5000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}, 5000.0, "linear", 1024),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 99.0, "factor": 2.0}}, 99.0, "linear", 512),
         (
@@ -93,10 +86,8 @@ def test_rope_of_old_and_new_configurations(
     ("named", "asked", "stored", "expected"),
     [
         ("bfloat16", "auto", torch.float16, "bfloat16"),
-        ("float32", "auto", torch.float16, "float32"),
         ("bfloat16", "float16", torch.float32, "float16"),
         (None, "auto", torch.float16, "float16"),
-        (None, "float32", torch.float16, "float32"),
     ],
 )
 def test_dtype(named: str | None, asked: str, stored: torch.dtype, expected: str, tmp_path: Path) -> None:
@@ -118,7 +109,6 @@ GPTQ = {"bits": 4, "group_size": 128, "sym": True, "desc_act": False}
     ("file", "content", "kept"),
     [
         ("config.json", LLAMA | {"quantization_config": {"quant_method": "AWQ", **AWQ}}, "AWQ, 4 bits in groups"),
-        ("config.json", LLAMA | {"quantization_config": {"quant_method": "Gptq", **GPTQ}}, "GPTQ, 4 bits in groups"),
         ("quant_config.json", AWQ, "AWQ, 4 bits in groups"),
         ("quantize_config.json", GPTQ, "GPTQ, 4 bits in groups"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}, None),
@@ -143,14 +133,10 @@ def test_where_and_how_a_quantization_may_be_said(
     [
         (MISTRAL | {"sliding_window": 1}, {}, (1, 1, 1)),
         (MISTRAL | {"sliding_window": None}, {}, (None, None, None)),
-        (MISTRAL | {"sliding_window": 256}, {}, (None, None, None)),
         (MISTRAL | {"sliding_window": 200}, {"max_model_len": 200}, (None, None, None)),
         (QWEN2 | WINDOWED | {"max_window_layers": 1}, {}, (None, 8, 8)),
-        (QWEN3 | WINDOWED | {"max_window_layers": 1}, {}, (None, 8, 8)),
         (QWEN2 | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"] * 2}, {}, (8, None, 8, None)),
-        (QWEN3 | WINDOWED | {"layer_types": ["sliding_attention", "full_attention"] * 2}, {}, (8, None, 8, None)),
         (QWEN2 | WINDOWED | {"use_sliding_window": False}, {}, (None, None, None)),
-        (QWEN2 | WINDOWED | {"max_window_layers": 3}, {}, (None, None, None)),
         (LLAMA | {"sliding_window": 8}, {}, (None, None, None)),
     ],
 )
@@ -175,16 +161,11 @@ def test_windows(
             {"quantization_config": {"quant_method": "aqlm", "bits": 2}},
             r"with AQLM, .* choose one with AWQ, .*GPTQ.* or compressed-tensors, or one that is not quantized,",
         ),
-        ({"quantization_config": {"quant_method": "newer"}}, "is quantized with newer, which is not"),
         ({"quantization_config": {"quant_method": "AQLM"}}, "is quantized with AQLM, which is not"),
         ({"quantization_config": ["int4"]}, "is quantized with a method that config.json does not name"),
         ({"quantization": {"group_size": 64, "bits": 4}}, "is quantized with MLX, which is not"),
         ({"max_position_embeddings": 1}, "takes 1 token .*: a prompt and its output need at least 2"),
         ({"torch_dtype": "float64"}, "has weights in float64, .*: set --dtype to one of float32, bfloat16, float16"),
-        (
-            QWEN2 | WINDOWED | {"layer_types": ["full_attention", "chunked_attention"]},
-            "layer_types: chunked_attention is not supported: expected",
-        ),
     ],
 )
 def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -196,58 +177,32 @@ def test_unsupported(changes: dict[str, Any], message: str, tmp_path: Path) -> N
     ("changes", "message"),
     [
         ({"architectures": ...}, r"names no architecture \(architectures=None\)"),
-        ({"architectures": []}, "names no architecture"),
         ({"model_type": ...}, r"config\.json"),
         ({"model_type": "mistral"}, "contradicts itself: LlamaForCausalLM has model_type 'llama', not 'mistral'"),
-        ({"model_type": "banana"}, "contradicts itself: LlamaForCausalLM has model_type 'llama', not 'banana'"),
-        ({"model_type": ["llama"]}, r"has model_type 'llama', not \['llama'\]"),
         ({"hidden_size": "wide"}, r"config\.json is not usable: .*hidden_size"),
         ({"hidden_size": 33}, "hidden size"),
         ({"torch_dtype": "banana"}, r"torch_dtype='banana' is not usable: expected one of float32, bfloat16, float16$"),
         ({"dtype": "nn"}, r"config\.json: dtype='nn' is not usable: expected one of float32"),
-        ({"dtype": 5}, "dtype=5 is not usable"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 is not usable"),
         ({"vocab_size": -5}, "vocab_size=-5 is not usable"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
-        ({"head_dim": 5}, "head_dim"),
         ({"head_dim": 0}, "head_dim=0 is not usable"),
-        ({"head_dim": 16.0}, "head_dim"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is not usable: expected at most 4096"),
         ({"vocab_size": 10**12}, "vocab_size=1000000000000 is not usable"),
         ({"max_position_embeddings": 2**31}, "max_position_embeddings=2147483648 is not usable"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0 is not usable: expected a number from 0 to 1"),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"eos_token_id": 100}, "eos_token_id=100 is not usable: expected ids below vocab_size 100"),
-        ({"eos_token_id": [1, -1]}, "eos_token_id"),
         (QWEN2 | WINDOWED | {"sliding_window": 0}, "sliding_window=0 is not usable: expected a positive whole number"),
-        (QWEN2 | WINDOWED | {"sliding_window": True}, "sliding_window"),
-        (QWEN2 | WINDOWED | {"sliding_window": 2.5}, "sliding_window"),
         (QWEN2 | WINDOWED | {"layer_types": ["full_attention"]}, "layer_types|num_hidden_layers"),
-        (QWEN2 | WINDOWED | {"layer_types": ["full_attention", "linear"]}, "layer_types"),
         (
             QWEN2 | {"layer_types": ["sliding_attention"] * 2, "sliding_window": 8},
             "set use_sliding_window to true$",
-        ),
-        (
-            QWEN2 | WINDOWED | {"layer_types": ["sliding_attention"] * 2, "sliding_window": None},
-            "set sliding_window to a number of tokens$",
         ),
     ],
 )
 def test_damaged_config(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_config(tmp_path, LLAMA | changes)
-
-
-def test_a_model_type_that_is_no_text_is_refused_for_every_implementation(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has model_type .*'llama', not \['llama'\]"):
-        open_config(tmp_path, LLAMA | {"model_type": ["llama"]}, model_impl="transformers")
-
-
-def test_a_value_of_another_type_is_told_once(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError) as refused:
-        open_config(tmp_path, MISTRAL | {"sliding_window": 48.5})
-    assert [str(refused.value).count(part) for part in ("config.json", "sliding_window", "48.5")] == [1, 1, 1]
 
 
 END = {"content": "<end>", "special": True}
@@ -259,7 +214,6 @@ IN_FILE = {"added_tokens": [{"id": 5, "content": "<pad>"}, {"id": 9, "content": 
     ("generation", "declared", "files", "ids"),
     [
         ([106, 1], None, {}, (106, 1)),
-        (1, None, {}, (1,)),
         (None, [3, 4, 3], {}, (3, 4)),
         (None, None, {}, ()),
         ([3], [4], {"tokenizer_config": LISTED | {"eos_token": "<end>"}}, (3, 9)),
@@ -267,7 +221,6 @@ IN_FILE = {"added_tokens": [{"id": 5, "content": "<pad>"}, {"id": 9, "content": 
         (None, None, {"tokenizer_config": {"eos_token": END}, "tokenizer": IN_FILE}, (9,)),
         (None, 3, {"special_tokens_map": {"eos_token": "<end>"}, "tokenizer": IN_FILE}, (3, 9)),
         (None, 3, {"tokenizer_config": LISTED, "special_tokens_map": {"eos_token": "<end>"}}, (3,)),
-        (3, None, {"tokenizer_config": LISTED | {"eos_token": "<other>"}}, (3,)),
         (3, None, {"tokenizer_config": {"eos_token": None}, "tokenizer": IN_FILE}, (3,)),
         (3, None, {"tokenizer_config": {"added_tokens_decoder": {"200": END}, "eos_token": "<end>"}}, (3,)),
     ],

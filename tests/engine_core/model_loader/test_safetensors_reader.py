@@ -97,12 +97,6 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
         open_weights(tmp_path, shapes=SHAPES | {f"t{number:02}": (1,) for number in range(20)})
 
 
-def test_redundant_tensors_are_passed_over(tmp_path: Path) -> None:
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    weights = open_weights(tmp_path, shapes={"a.weight": (4, 3)}, is_redundant=lambda name: name != "a.weight")
-    assert torch.equal(weights.take("a.weight"), TENSORS["a.weight"])
-
-
 def test_tensors_by_other_names(tmp_path: Path) -> None:
     save_file({"x.a": TENSORS["a.weight"], "b.weight": TENSORS["b.weight"]}, tmp_path / "model.safetensors")
     names = {"x.a": "a.weight"}

@@ -90,10 +90,3 @@ def test_latents_are_read_once_for_all_heads(tmp_path: Path) -> None:
     assert cost.active == fixed + 2 * 3 * 64 * 48 + 200 * 64
     assert cost.kv_bytes == 2 * 3 * (32 + 8)
     assert cost.attention == 3 * 2 * 4 * (32 + 8 + 32)  # scores of the latent and its rotated part, and values
-
-
-def test_a_share_of_all_experts_is_the_whole(tmp_path: Path) -> None:
-    config = experts()
-    config.num_experts_per_tok = 8
-    cost = cost_of(config, tmp_path)
-    assert cost.step(1, 1, 0, 0).read == cost.step(100, 100, 0, 0).read == pytest.approx(2 * (cost.body + cost.head))

@@ -10,9 +10,8 @@ import torch
 from transformers import LlamaConfig, OPTConfig, PretrainedConfig, Qwen3MoeConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine_core.distributed.ranks import Rank, cut_layers
+from engine_core.distributed.ranks import cut_layers
 from engine_core.errors import ConfigError
-from engine_core.model_loader.loader import model_outline
 from engine_core.models.language_model import StagedModel
 from engine_core.worker.input_batch import BatchLimits
 from engine_core.worker.self_test import is_bitwise_stable
@@ -82,32 +81,6 @@ def save_config(name: str, directory: Path) -> None:
     config = copy.deepcopy(CONFIGS[name])
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(directory)
-
-
-@pytest.mark.parametrize(("name", "count"), CASES)
-def test_every_tensor_is_in_one_stage_and_a_tied_table_in_two(name: str, count: int, tmp_path: Path) -> None:
-    save_config(name, tmp_path)
-    checkpoint = open_at(tmp_path, load_format="dummy")
-    stages = [set(model_outline(checkpoint, Rank(pp=stage, pp_size=count)).tensors()) for stage in range(count)]
-    tied = stages[0] & stages[-1]
-    assert all(each.endswith("embed_tokens.weight") for each in tied)
-    assert len(tied) == (1 if checkpoint.config.tie_word_embeddings else 0)  # type: ignore[attr-defined]
-    assert set.union(*stages) == set(model_outline(checkpoint).tensors())
-    assert sum(map(len, stages)) == len(set.union(*stages)) + len(tied)
-
-
-@pytest.mark.parametrize(("name", "count"), CASES)
-def test_a_stage_has_room_for_its_own_layers_at_the_places_of_all_groups(name: str, count: int, tmp_path: Path) -> None:
-    save_config(name, tmp_path)
-    checkpoint = open_at(tmp_path, load_format="dummy")
-    whole = model_outline(checkpoint)
-    stages = [model_outline(checkpoint, Rank(pp=stage, pp_size=count)) for stage in range(count)]
-    specs = [stage.kv_cache_spec(BLOCK_SIZE) for stage in stages]
-    assert sum(len(spec.layers) for spec in specs) == len(whole.kv_cache_spec(BLOCK_SIZE).layers)
-    for group, of_all in enumerate(whole.kv_cache_groups):
-        assert {spec.groups[group].sliding_window for spec in specs} == {of_all.sliding_window}
-        assert sum(len(spec.groups[group].layers) for spec in specs) == len(of_all.layers)
-    assert all(1 <= spec.num_places <= whole.kv_cache_spec(BLOCK_SIZE).num_places for spec in specs)
 
 
 def test_a_stage_is_profiled_and_tested_by_itself(checkpoint: tuple[str, Path]) -> None:

@@ -11,7 +11,6 @@ from functools import cache, partial
 import pytest
 import torch
 
-from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import Kernels
 from engine_core.ops.activation import Activation
 from engine_core.ops.base import ExpertsOp, ExpertsShape, ExpertsSplit, QuantizedExpertWeights
@@ -20,7 +19,7 @@ from engine_core.ops.native_quantized_experts import NativeQuantizedExperts
 from engine_core.ops.quantized_weight import FP4, SIGNED8, UNSIGNED4, Offset, QuantFormat, QuantizedWeight
 from engine_core.ops.torch import TorchBackend
 
-from .experts import activated, check_replay, chosen, numbers
+from .experts import activated, chosen, numbers
 from .parts import by_kind, check_experts, check_replayed_experts
 from .test_native_quantized import rows_of, weight_of
 
@@ -170,21 +169,6 @@ def check_input_orders(ops: NativeBackend, dtype: torch.dtype, tolerance: float)
 
 def randomly(count: int, seed: int) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_captured_calls_put_out_the_same_bits(ops: NativeBackend, dtype: torch.dtype) -> None:
-    shape = SHAPES["few"]
-    experts = make(ops, "Q4_K_M", shape, dtype)
-    pool = BufferPool(100)
-    x, ids, weights = (pool.take(100, *each) for each in ((64, dtype), (2, torch.int32), (2, torch.float32)))
-
-    def fill(rows: int) -> None:
-        if rows:
-            x[:rows] = numbers(rows, 64, dtype=dtype, seed=rows)
-            ids[:rows], weights[:rows] = chosen(shape, rows, seed=rows)
-
-    check_replay(pool, fill, lambda rows: (experts(x[:rows], ids[:rows], weights[:rows], x[:rows]),))
 
 
 @by_kind

@@ -41,13 +41,6 @@ def test_what_requests_may_hold_is_a_share_of_the_budget(budget: int, each: int)
     assert request_memory(budget) == RequestMemory(logprob_bytes=each, id_bytes=each)
 
 
-def test_a_small_share_of_a_large_memory_serves_a_small_model() -> None:
-    """0.06 of 22 GiB are 1352 MiB. What is set aside for requests is a sixteenth of that, not of the 22 GiB."""
-    profile = MemoryProfile(22 << 30, resident=560 * MIB, weights=257 * MIB, step_peak=100 * MIB, batch_state=5 * MIB)
-    assert profile.left(0.06) == int(0.06 * (22 << 30)) - 665 * MIB - RESERVE_BYTES - 2 * (int(0.06 * (22 << 30)) // 32)
-    assert profile.left(0.06) > 500 * MIB
-
-
 def test_a_refusal_lists_every_part_with_its_number_and_its_flags() -> None:
     with pytest.raises(OutOfMemoryError) as refused:
         size_by_profile(PROFILE, CacheConfig(gpu_memory_utilization=0.25), LIMITS, BLOCK)

@@ -130,9 +130,6 @@ def awq(size: int = 32, exceptions: tuple[str, ...] = ()) -> Quantizer:
     return Quantizer(fields, quantize, lambda name: in_layers(name) and not any(each in name for each in exceptions))
 
 
-_SAME_INPUTS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
 def gptq(
     bits: int = 4,
     size: int = 32,

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from engine_core.errors import UnsupportedModelError
-from engine_core.kernels.capture import BufferPool
 from engine_core.kernels.library import Kernels
 from engine_core.layers.expert_tensors import SeparateExperts
 from engine_core.ops.activation import Activation
@@ -20,7 +19,7 @@ from engine_core.ops.torch import TorchBackend
 from engine_core.quantization.int8 import Int8
 from engine_core.quantization.int8_experts import Int8Experts
 
-from ..ops.experts import SHAPES, activated, check_replay, chosen, load, numbers, weights_of
+from ..ops.experts import SHAPES, activated, chosen, load, numbers, weights_of
 from .test_int8 import DTYPES, KERNELS, held_bytes, rounded
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -77,21 +76,6 @@ def test_values_and_bits(int8_kernels: Kernels, shape: ExpertsShape, dtype: torc
                 assert torch.equal(part, y[rows])
 
 
-def test_rounding_costs_little(int8_kernels: Kernels) -> None:
-    """Beside experts that are not rounded, in float64."""
-    shape, dtype = ExpertsShape(3, 2, 512, 256, Activation.SILU), torch.float32
-    x = numbers(60, 512, dtype=dtype, seed=1)
-    ids, weights = chosen(shape, 60, seed=2)
-    y = load(Int8Experts(int8_kernels, shape, dtype), shape, dtype)(x, ids, weights, None).double()
-    exact = torch.zeros_like(y)
-    for expert in range(3):
-        gate, up, down = (each.double() for each in weights_of(shape, expert, dtype)[0])
-        rows, places = torch.nonzero(ids == expert, as_tuple=True)
-        inner = activated(shape, x[rows].double() @ gate.T, x[rows].double() @ up.T)
-        exact.index_add_(0, rows, weights[rows, places, None].double() * (inner @ down.T))
-    assert (y - exact).norm() / exact.norm() < 0.03
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_that_are_not_numbers_stay_alone(int8_kernels: Kernels, dtype: torch.dtype) -> None:
     shape = SHAPES["few"]
@@ -105,20 +89,6 @@ def test_rows_that_are_not_numbers_stay_alone(int8_kernels: Kernels, dtype: torc
         y = experts(spoiled, ids, weights, None)
         assert y[5].isnan().all()
         assert torch.equal(y[torch.arange(30) != 5], clean[torch.arange(30) != 5])
-
-
-def test_captured_calls_put_out_the_same_bits(int8_kernels: Kernels) -> None:
-    shape, dtype = SHAPES["many"], torch.bfloat16
-    experts = load(Int8Experts(int8_kernels, shape, dtype), shape, dtype)
-    pool = BufferPool(100)
-    x, ids, weights = (pool.take(100, *each) for each in ((80, dtype), (5, torch.int32), (5, torch.float32)))
-
-    def fill(rows: int) -> None:
-        if rows:
-            x[:rows] = numbers(rows, 80, dtype=dtype, seed=rows)
-            ids[:rows], weights[:rows] = chosen(shape, rows, seed=rows)
-
-    check_replay(pool, fill, lambda rows: (experts(x[:rows], ids[:rows], weights[:rows], x[:rows]),))
 
 
 @by_shape

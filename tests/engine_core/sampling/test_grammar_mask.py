@@ -58,18 +58,6 @@ def test_allowed_logits_stay_and_others_are_banned(ops: SamplingOps) -> None:
     assert torch.equal(logits.nan_to_num(nan=1e9), expected.nan_to_num(nan=1e9))
 
 
-def test_bans_that_leave_nothing_are_lifted(ops: SamplingOps) -> None:
-    logits = torch.full((4, VOCAB), -torch.inf)
-    logits[:, [3, 6]] = torch.tensor([1.0, LEAST_LOGIT])
-    logits[3, 9] = torch.nan
-    before = logits.clone()
-    rows, ids = np.array([0, 0, 1, 3, 3]), np.array([6, 3, 3, 3, 6])
-    ops.ban(ops.array(logits), (rows, ids))
-    assert torch.equal(logits[[0, 2]], before[[0, 2]])
-    assert logits[1, 3] == logits[3, 3] == logits[3, 6] == -torch.inf
-    assert logits[1, 6] == LEAST_LOGIT
-
-
 def rows_of(outputs: Sequence[Sequence[int]], drafts: Sequence[Sequence[int]]) -> SamplingRows:
     """All rows of sequences, one a slot."""
     tokens = np.zeros((len(outputs), 80), np.int32)
@@ -135,14 +123,6 @@ def test_bans_within_a_grammar() -> None:
     assert drawn([a], logit_bias={c: 5.0}) == c
     assert drawn([a], logit_bias={99: 100.0}) == b
     assert drawn([a], repetition_penalty=2.0, presence_penalty=1.0) == b
-
-
-def test_eos_is_sampled_before_min_tokens_where_nothing_else_is_left() -> None:
-    output = ids_of(ANSWER)
-    rows = rows_of([output], [[]])
-    state = metadata(SamplingParams(temperature=1.0, grammar=PERSON, min_tokens=100, top_p=0.5))
-    sampled = Sampler(state, NumpyOps(VOCAB)).sample(torch.randn(1, VOCAB), rows)
-    assert sampled.token_ids.tolist() == [EOS]
 
 
 def test_what_drafts_led_to_is_forgotten_unless_they_are_accepted() -> None:

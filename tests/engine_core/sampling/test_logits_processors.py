@@ -65,29 +65,6 @@ def test_logits_of_growing_sequences(ops: SamplingOps) -> None:
             output.append(rng.randrange(VOCAB))
 
 
-def test_min_tokens_holds_back_eos_and_stop_tokens_until_then() -> None:
-    logits = torch.zeros(1, 10)
-    logits[0, [EOS, 5, 7]] = torch.tensor([9.0, 8.0, 7.0])
-
-    def drawn(length: int, **options: object) -> int:
-        rows = Rows([SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=frozenset([5]), **options)], vocab=10)
-        rows.logits, rows.prompts, rows.lengths = logits, np.array([4]), np.array([4 + length])
-        return int(rows.sample([0]).token_ids[0])
-
-    assert [drawn(0), drawn(2), drawn(3)] == [7, 7, EOS]
-    assert drawn(0, ignore_eos=True) == EOS
-
-
-def test_a_bad_word_may_begin_in_the_prompt() -> None:
-    rows = Rows([SamplingParams(temperature=0.0, bad_words_token_ids=((3, 4, 5),))], vocab=10)
-    rows.logits = torch.arange(10.0).fmod(6).unsqueeze(0)  # token 5 is the likeliest
-    rows.tokens[0, :4] = [1, 1, 3, 4]
-    rows.prompts = rows.lengths = np.array([4])
-    assert rows.sample([0]).token_ids[0] == 4
-    rows.tokens[0, :4] = [1, 3, 1, 4]
-    assert rows.sample([0]).token_ids[0] == 5
-
-
 def test_allowed_tokens_win_where_bans_leave_nothing() -> None:
     params = SamplingParams(temperature=1.0, allowed_token_ids=(EOS, 4), min_tokens=5, bad_words_token_ids=((4,),))
     rows = Rows([params] * 20, vocab=50)

@@ -1,6 +1,5 @@
 """Noise against an independent reference in Python integers, and its statistics."""
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -61,19 +60,6 @@ def test_gumbel_equals_float64_arithmetic() -> None:
     np.testing.assert_allclose(noise, expected, atol=2e-5)
 
 
-def test_a_token_has_the_same_noise_wherever_it_stands() -> None:
-    """Candidates of top-k are a gathered subset of a row: bits must not depend on place, shape or batch."""
-    vocab = 5000
-    keys = keys_of(3, 1, list(range(9)))
-    every = np.arange(vocab)
-    whole = gumbel(keys, every)
-    rng = np.random.default_rng(0)
-    for size in (1, 2, 3, 7, 31, 64, 333):
-        ids = rng.integers(0, vocab, (1, size))
-        np.testing.assert_array_equal(gumbel(keys[4:5], ids), whole[4:5, ids[0]])
-        np.testing.assert_array_equal(gumbel(keys[:size], every), whole[:size])
-
-
 @pytest.mark.parametrize("vocab", [100, 30_000, 70_001])
 def test_noise_added_in_parts_is_the_same(vocab: int) -> None:
     """Rows are worked on a few at a time, long ones in pieces."""
@@ -121,14 +107,3 @@ def test_neighbouring_streams_are_independent() -> None:
     for name, bits in neighbours.items():
         cells = np.bincount(base * 16 + top_bits(bits), minlength=256)
         assert abs(chi_square_z(cells, np.full(256, cells.sum() / 256))) < 4, name
-
-
-def test_streams_do_not_repeat() -> None:
-    """No two of many (seed, choice, position, token) share an integer."""
-    every = np.arange(64)
-    streams = [
-        random_bits(keys_of(seed, choice, list(range(50))), every).ravel()
-        for seed, choice in itertools.product(range(8), range(4))
-    ]
-    everything = np.concatenate(streams)
-    assert len(np.unique(everything)) == len(everything)

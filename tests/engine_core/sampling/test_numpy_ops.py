@@ -117,20 +117,6 @@ def test_nucleus_of_whole_rows(spread: float, min_p: float) -> None:
         assert members(logits[row], masses[row], int(reach[row, 0])) == sorted(expected)
 
 
-def test_the_best_in_the_nucleus_wins_however_many_outside_are_better() -> None:
-    rng = np.random.default_rng(6)
-    logits = rows_with_ties(1, 2000, seed=6)[0]
-    scaled = logits - logits.max()
-    masses = masses_of(scaled)
-    for top_p in (0.01, 0.3, 0.8):
-        inside = reference_prefix(scaled, 2000, top_p, 0.0)
-        for _ in range(20):
-            scores = rng.normal(size=2000).astype(np.float32) - scaled  # what is outside is favoured
-            expected = max(inside, key=lambda token: scores[token])
-            reach = int(reach_of(masses[np.newaxis], column(top_p, dtype=np.float64))[0, 0])
-            assert argmax_in_nucleus(scores.copy(), logits, masses, reach) == expected
-
-
 def test_equal_logits_at_the_border_keep_the_lowest_ids() -> None:
     logits = np.zeros(10, np.float32)
     masses = masses_of(logits)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine_core.errors import ExecutorError
-from engine_core.request import Finish, FinishReason
 from engine_core.scheduling.drafting import num_worthwhile
 from engine_core.step import StepResult
 
-from .audit import check_idle
-from .checked_executor import EOS
 from .harness import Harness
 
 
@@ -35,16 +32,6 @@ def test_accepted_drafts_save_steps_and_wrong_ones_cost_rows():
     assert needed["right"][1] == 39
 
 
-def test_a_step_may_bring_a_token_that_ends_the_choice_and_nothing_behind_it():
-    engine = drafting()
-    engine.add("a", 10, max_tokens=50, ignore_eos=False)
-    length = len(engine.streams["a"].expected[0][0])
-    engine.step_until(lambda: engine.streams["a"].done)
-    assert engine.streams["a"].finish[0] == Finish(FinishReason.STOP, EOS)
-    assert engine.scheduler.stats().generated_tokens == length
-    check_idle(engine.scheduler)
-
-
 def test_no_more_rows_are_sampled_than_there_may_be_sequences():
     engine = drafting(max_num_seqs=3)
     for name in "abc":
@@ -65,18 +52,6 @@ def test_drafts_leave_a_free_block_to_each_sequence_that_runs():
     assert engine.used == 15
     assert [len(drafts) for drafts in engine.plan.draft_token_ids.values()] == [2], "as many as fit in its blocks"
     engine.finish()
-
-
-def test_only_accepted_tokens_are_published():
-    """Blocks that drafts filled are found by others with the tokens that were accepted, or not at all."""
-    for way in ("right", "wrong", "half"):
-        engine = drafting(way, prefix_caching=True)
-        engine.add("a", range(2, 8), max_tokens=20)
-        engine.finish()
-        output = engine.streams["a"].tokens[0]
-        assert engine.cached("b", [*range(2, 8), *output], max_tokens=4) == 24
-        engine.add("c", [*range(2, 8), *output[:-1], (output[-1] + 1) % 40], max_tokens=4)
-        engine.finish()
 
 
 @pytest.mark.parametrize(

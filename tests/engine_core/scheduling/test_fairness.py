@@ -71,13 +71,6 @@ def test_tenants_with_their_share_leave_a_place_to_the_next(others):
     assert ("next", 0) in engine.step()
 
 
-def test_the_choices_of_one_request_leave_a_place_too():
-    engine = flooded(count=0)
-    engine.add("many", tenant="flood", n=40, max_tokens=30)
-    engine.step(3)
-    assert running(engine, "flood") == 15
-
-
 def test_without_fairness_nothing_is_kept():
     engine = flooded(policy="fcfs")
     engine.step()
@@ -110,14 +103,6 @@ def test_a_tenant_is_alone_when_no_other_has_come_for_a_minute():
         assert engine.next_batch() == [("flood 0", 0, tokens)]
 
 
-def test_a_prompt_is_not_held_up_by_a_longer_one_of_a_flood():
-    engine = long_prompts()
-    engine.step()
-    engine.add("late", 16, tenant="other")
-    assert ("late", 0) in engine.step()
-    assert engine.batch == [("flood 0", 0, 16), ("late", 0, 16)]
-
-
 def test_prompts_that_are_not_computed_in_parts_may_fill_a_step():
     engine = flooded(4, prompt=60, max_num_batched_tokens=64, enable_chunked_prefill=False)
     assert ("flood 0", 0) in engine.step()
@@ -128,9 +113,3 @@ def test_blocks_are_kept_for_who_was_here_lately(before, used):
     engine = flooded(before=before, blocks=64, prompt=28, max_num_seqs=32)
     engine.step()
     assert engine.used == used, "of each sequence seven, and one free for each that runs"
-
-
-def test_a_request_that_needs_the_kept_blocks_runs_alone():
-    engine = flooded(1, blocks=16, prompt=63, max_tokens=1)
-    engine.add("late", tenant="other")
-    engine.finish()

@@ -23,28 +23,10 @@ def test_the_first_choice_computes_the_prompt_and_others_start_from_its_blocks()
     assert len({tuple(output) for output in tokens.values()}) == 3
 
 
-def test_of_a_prompt_that_ends_with_its_block_the_last_block_is_computed_by_each():
-    engine = Harness()
-    engine.add("r", 8, n=2)
-    engine.step()
-    assert engine.next_batch() == [("r", 0, 1), ("r", 1, 4)]
-    engine.finish()
-
-
 def test_a_prompt_shorter_than_a_block_is_computed_by_all_at_once():
     engine = Harness()
     engine.add("r", 4, n=3)
     assert engine.next_batch() == [("r", 0, 4), ("r", 1, 4), ("r", 2, 4)]
-    engine.finish()
-
-
-def test_choices_count_one_by_one_against_the_limit():
-    engine = Harness(max_num_seqs=2)
-    engine.add("r", 10, n=3)
-    engine.step()
-    engine.add("s", 3)
-    engine.step()
-    assert engine.planned == [("r", 0), ("r", 1)]
     engine.finish()
 
 
@@ -179,26 +161,6 @@ def test_prompt_logprobs_are_reported_as_computed_and_before_the_others_start():
     assert engine.plan.total_tokens == 2
     assert engine.next_batch() == [("r", 0, 1), ("r", 1, 4)]
     assert engine.plan.new[0].params.prompt_logprobs is None
-    engine.finish()
-
-
-def test_prompt_logprobs_go_on_after_a_preemption_and_none_comes_twice():
-    engine = Harness(max_num_batched_tokens=9)
-    engine.add("r", 20, n=2, prompt_logprobs=0)
-    engine.step(2)
-    engine.cancel("r", 0)
-    engine.finish()
-    assert len(engine.streams["r"].prompt_logprobs) == 19
-    engine = preempted_midway(prompt_logprobs=0)
-    engine.finish()
-    assert len(engine.streams["r"].prompt_logprobs) == 25
-
-
-def test_the_prompt_of_one_token_has_no_logprobs_to_wait_for():
-    engine = Harness()
-    engine.add("r", 1, n=2, prompt_logprobs=0)
-    assert engine.step()["r", 0].prompt_logprobs is None
-    assert engine.batch == [("r", 0, 1), ("r", 1, 1)]
     engine.finish()
 
 

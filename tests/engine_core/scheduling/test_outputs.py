@@ -58,16 +58,6 @@ def test_tokens_and_limits_end_a_choice_with_the_token_that_did_it_delivered(par
     check_idle(scheduler)
 
 
-def test_several_tokens_of_one_step_are_cut_behind_the_one_that_ends():
-    scheduler = Harness().scheduler
-    scheduler.add(make_request("r", 4, stop_token_ids=frozenset({7}), max_tokens=10))
-    first, second = feed(scheduler, [5, 6], [8, 7, 9])
-    assert (first.first_position, first.token_ids, first.finish) == (0, [5, 6], None)
-    assert (second.first_position, second.token_ids, second.finish) == (2, [8, 7], Finish(STOP, 7))
-    assert scheduler.stats().generated_tokens == 4
-    check_idle(scheduler)
-
-
 def test_a_cancelled_request_frees_its_blocks_and_says_so_once():
     engine = Harness()
     engine.add("a", 10, n=2)
@@ -128,15 +118,6 @@ def test_a_deadline_ends_a_request_in_the_queue_and_while_it_runs():
     engine.finish()
 
 
-def test_a_deadline_in_the_past_ends_a_request_without_computing_it():
-    engine = Harness()
-    engine.now = 10.0
-    engine.add("late", n=2, deadline=1.0)
-    assert ends(engine) == {("late", 0): DEADLINE, ("late", 1): DEADLINE}
-    assert engine.plan is None
-    check_idle(engine.scheduler)
-
-
 def test_deadlines_of_requests_that_have_ended_do_not_pile_up():
     scheduler = Harness().scheduler
     scheduler.add(make_request("stays", deadline=1e9))
@@ -144,23 +125,6 @@ def test_deadlines_of_requests_that_have_ended_do_not_pile_up():
         scheduler.add(make_request(str(serial), deadline=1e9))
         scheduler.cancel(str(serial), finish_reason=None)
     assert scheduler._lifecycle.deadlines.expired(1e9) == ["stays"]
-
-
-def test_resumed_output_counts_for_positions_and_limits():
-    whole = Harness()
-    whole.add("r", 6, max_tokens=8, n=2, logprobs=0)
-    tokens = whole.finish()["r"]
-    engine = Harness()
-    engine.add("r", 6, max_tokens=8, n=2, logprobs=0, resume={0: tuple(tokens[0][:3]), 1: tuple(tokens[1][:7])})
-    first = engine.step()
-    assert first["r", 0].first_position == 3
-    assert engine.finish()["r"] == tokens
-
-
-def test_choices_that_are_not_resumed_have_finished():
-    engine = Harness()
-    engine.add("r", 6, n=3, max_tokens=4, resume={2: (5,)})
-    assert set(engine.finish()["r"]) == {2}
 
 
 @pytest.mark.parametrize(
@@ -182,15 +146,6 @@ def test_a_resumed_choice_that_was_complete_ends_at_once(params, output, finish)
     assert (news.first_position, news.token_ids, news.finish) == (len(output), [], finish)
     assert engine.plan is None
     check_idle(engine.scheduler)
-
-
-def test_an_incomplete_choice_goes_on_beside_a_complete_one():
-    engine = Harness()
-    engine.add("r", 6, n=2, max_tokens=3, resume={0: (5, 6, 7), 1: (5,)})
-    outputs = engine.step()
-    assert outputs["r", 0].finish == Finish(LENGTH)
-    assert outputs["r", 1].first_position == 1
-    engine.finish()
 
 
 def test_eos_is_ignored_in_resumed_output_before_min_tokens():
@@ -223,24 +178,6 @@ def test_a_choice_that_fails_ends_with_the_error_after_its_tokens_and_others_go_
     engine.finish()
     assert errors(engine) == {("a", 1): ("1 fails at 4", 4)}
     assert all(stream.done for stream in engine.streams.values())
-
-
-@pytest.mark.parametrize("drafts", [None, "right"])
-def test_a_resumed_choice_fails_where_it_would_have(drafts):
-    for start in range(6):
-        engine = Harness(drafts=drafts)
-        engine.add("a", 10, max_tokens=9, grammar=failing(5), logprobs=0)
-        tokens = engine.finish()["a"][0]
-        engine.add(
-            "b",
-            engine.streams["a"].request.prompt_token_ids,
-            max_tokens=9,
-            grammar=failing(5),
-            logprobs=0,
-            resume={0: tuple(tokens[:start])} if start else None,
-        )
-        assert engine.finish()["b"][0] == tokens
-        assert errors(engine) == {(name, 0): ("0 fails at 5", 5) for name in "ab"}
 
 
 def test_a_choice_fails_before_its_prompt_is_computed_and_another_one_computes_it():

@@ -148,18 +148,6 @@ def test_lower_priority_numbers_go_first_and_those_that_return_before_fresh_ones
     assert drain(queue) == ["fresh -1", "back early", "back late", "fresh 0", "back 1", "fresh 1"]
 
 
-def test_leaving_and_rejoining_gains_a_tenant_nothing():
-    queue = WaitingQueue()
-    for serial in range(20):
-        queue.append(waiting(f"flood {serial}", cost=100, tenant="flood"))
-    served = []
-    for serial in range(10):
-        queue.append(waiting(f"single {serial}", cost=100, tenant="single"))
-        while not served or served[-1] != f"single {serial}":
-            served.append(take(queue).group.request.request_id)
-    assert sum(name.startswith("flood") for name in served) >= 10
-
-
 def test_a_tenant_keeps_what_it_saved_for_a_request_that_is_cancelled():
     queue = WaitingQueue()
     costly = waiting("costly", cost=100, tenant="saver")

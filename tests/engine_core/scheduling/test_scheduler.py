@@ -27,14 +27,6 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget_and_tells_its_progres
     assert (outputs["short", 0].cached_tokens, outputs["short", 0].prefilled_tokens) == (0, None)
 
 
-def test_running_sequences_come_before_waiting_ones():
-    engine = Harness(max_num_batched_tokens=8)
-    engine.add("a", 4, max_tokens=8)
-    engine.step()
-    engine.add("b", 20)
-    assert engine.next_batch() == [("a", 0, 1), ("b", 0, 7)]
-
-
 def test_a_prompt_in_front_leaves_a_token_to_everyone_behind():
     engine = Harness(max_num_batched_tokens=8)
     engine.add("patient", 4, max_tokens=20, priority=1)
@@ -53,14 +45,6 @@ def test_without_chunks_a_prompt_waits_until_the_budget_holds_all_of_it():
     engine.add("c", 2, max_tokens=2)
     assert engine.next_batch() == [("a", 0, 40)]  # nor does the short one overtake
     assert engine.next_batch() == [("a", 0, 1), ("b", 0, 30), ("c", 0, 2)]
-    engine.finish()
-
-
-def test_no_more_sequences_run_than_allowed_in_the_order_of_arrival():
-    engine = Harness(max_num_seqs=3)
-    for name in "caebd":
-        engine.add(name, 2)
-    assert engine.next_batch() == [("c", 0, 2), ("a", 0, 2), ("e", 0, 2)]
     engine.finish()
 
 
@@ -102,14 +86,6 @@ def preempting():
     engine = growing()
     engine.step_until_preemption()
     return engine
-
-
-def test_the_lowest_ranked_is_preempted():
-    engine = preempting()
-    assert engine.batch == [("first", 0, 1)]
-    assert len(engine.plan.released) == 1
-    assert engine.used == 9  # the first one's, and nothing is kept for the other
-    engine.finish()
 
 
 def test_nobody_is_admitted_in_a_step_that_preempted():
@@ -226,13 +202,6 @@ def test_limits_that_cannot_work_are_refused():
         Scheduler(config, cache, KVCacheConfig(16, 4, 1), model)
     with pytest.raises(OutOfMemoryError, match=r"15 blocks of 4 tokens, fewer than the 16.*max_model_len"):
         Scheduler(SchedulerConfig(), cache, KVCacheConfig(15, 4, 1), model)
-
-
-def test_the_longest_sequence_fits_the_smallest_cache():
-    engine = Harness(blocks=16)
-    engine.add("whole", 1, max_tokens=1000)
-    engine.finish()
-    assert len(engine.streams["whole"].tokens[0]) == 63
 
 
 def test_stats_tell_the_load():

@@ -75,17 +75,6 @@ def test_a_prompt_leaves_no_room_for_those_whose_turn_it_is_not():
     engine.finish()
 
 
-def test_a_token_on_its_way_keeps_its_sequence_out_of_further_steps():
-    engine = decoding(2, stages=2)
-    first, second = engine.plan_ahead(), engine.plan_ahead()
-    assert set(first.seq_ids).isdisjoint(second.seq_ids)
-    assert engine.plan_ahead() is None
-    engine.take_result()
-    assert engine.plan_ahead().seq_ids == first.seq_ids
-    engine.take_results()
-    engine.finish()
-
-
 def test_nobody_starves_where_one_step_at_a_time_is_planned():
     engine = decoding(6, stages=3)
     planned = [name for _ in range(6) for name, _, _ in engine.next_batch()]
@@ -103,20 +92,3 @@ def test_where_all_whose_turn_it_is_are_preempted_it_is_the_turn_of_others():
         engine.take_result()
     assert engine.scheduler.stats().preemptions > 0
     engine.finish()
-
-
-@pytest.mark.parametrize("stages", [2, 3])
-def test_choices_prefixes_drafts_and_cancels_go_through_stages(stages):
-    engine = Harness(stages=stages, blocks=24, prefix_caching=True, drafts="half", max_num_batched_tokens=16)
-    for serial in range(6):
-        engine.add(f"r{serial}", range(2, 12 + serial), n=1 + serial % 3, max_tokens=12, seed=serial)
-    for turn in range(400):
-        engine.plan_ahead()
-        if turn == 6:
-            engine.cancel("r3")
-        if len(engine.waiting) == stages or engine.plan is None:
-            engine.take_result()
-        if not engine.scheduler.has_work() and not engine.waiting:
-            break
-    engine.finish()
-    assert engine.scheduler.stats().prefix_hit_tokens > 0

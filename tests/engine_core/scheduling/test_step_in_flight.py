@@ -18,29 +18,6 @@ def overlapped(**config):
     return Harness(max_concurrent_steps=64, **config)
 
 
-def test_a_cancelled_sequence_keeps_its_blocks_until_its_step_is_over():
-    engine = overlapped()
-    engine.add("a", 10)
-    engine.plan_ahead()
-    engine.cancel("a")
-    assert engine.used == 3
-    (end,) = engine.take_result()
-    assert (end.token_ids, end.finish.finish_reason) == ([], FinishReason.CANCELLED)
-    assert engine.used == 0
-    check_idle(engine.scheduler)
-
-
-def test_blocks_of_a_step_in_flight_are_not_handed_out():
-    engine = overlapped(blocks=16)
-    engine.add("a", 40)
-    engine.plan_ahead()
-    engine.cancel("a")
-    engine.add("b", 40)
-    assert engine.plan_ahead() is None
-    engine.take_result()
-    assert engine.plan_ahead() is not None
-
-
 def test_blocks_come_back_with_the_last_step_that_uses_them():
     engine = overlapped(max_num_batched_tokens=8)
     engine.add("a", 30)

@@ -170,12 +170,6 @@ def test_once_it_has_its_minimum_a_greedy_sequence_is_computed_without_logits(de
     assert "greatest" in device.events
 
 
-def test_a_sequence_that_comes_with_its_minimum_asks_for_nothing(device: Device) -> None:
-    new = NewSequence(0, 0, [1] * 6, 4, 0, [[0]], SamplingParams(temperature=0.0, min_tokens=2))
-    device.run(StepPlan(0, [], [new], [0], [6], [True], {}))
-    assert device.events == ["forward", "greatest"]
-
-
 def test_all_rows_are_computed_only_while_log_probabilities_of_a_prompt_are_due(device: Device) -> None:
     device.launch(SamplingParams(temperature=0.0, prompt_logprobs=0))
     device.run(StepPlan(1, [], [NewSequence(1, 0, [1] * 9, 9, 0, [[1]], GREEDY)], [0, 1], [1, 9], [True] * 2, {}))
@@ -210,19 +204,6 @@ def test_a_stage_before_the_last_computes_all_rows_and_no_head() -> None:
     follower = Follower(late=0, head=False)
     follower.launch(SamplingParams(prompt_logprobs=0), RANDOM)
     assert (follower.events, follower.rows) == (["forward"], [None])
-
-
-@pytest.mark.parametrize("late", [1, 2])
-def test_tokens_of_followed_steps_are_brought_in_order_while_others_are_computed(late: int) -> None:
-    follower = Follower(late)
-    follower.launch(*[RANDOM] * 4)
-    follower.runner.commit(*follower.due.pop())
-    for seq in [0, 1, 2, 3] * 3:
-        follower.decode(seq)
-    assert len(follower.due) == late + 1
-    for _ in range(late + 1):
-        follower.runner.commit(*follower.due.pop(0))
-    assert follower.batch.token_ids[:4, 4:9].tolist() == [[5, 5, 5, 5, 0]] * 4
 
 
 def test_tokens_of_another_step_than_the_one_that_is_due_are_an_error() -> None:

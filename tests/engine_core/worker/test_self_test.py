@@ -51,7 +51,7 @@ def test_the_layers_that_there_are_pass(case: str, block_size: int, tmp_path: Pa
     assert is_stable(save_model(make_model(CASES[case]), tmp_path), block_size=block_size)
 
 
-@pytest.mark.parametrize("max_model_len", [2, 3, 6, 16, 36, 37])
+@pytest.mark.parametrize("max_model_len", [2, 6, 37])
 def test_the_layers_of_a_short_model_pass(max_model_len: int, checkpoint: Path) -> None:
     assert is_stable(checkpoint, max_model_len=max_model_len)
 
