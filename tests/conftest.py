@@ -5,8 +5,10 @@ takes long begins first, so that no process works alone at the end. And how it b
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +24,9 @@ in none: in two groups, its own would be built twice.
 
 _ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors")
 """Markers of tests that run only if they are asked for."""
+
+_MARKED = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(_ON_REQUEST)})\b", re.MULTILINE)
+"""What marks all tests of a file."""
 
 dial_directly()
 
@@ -44,6 +49,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     for name in _ON_REQUEST:
         parser.addoption(f"--{name}", action="store_true", help=f"the tests marked {name}, and no others")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which every test is left out are not even imported: some need a second and a library of their own."""
+    if collection_path.suffix != ".py" or (marked := _MARKED.search(collection_path.read_text())) is None:
+        return None
+    return True if not config.getoption(f"--{marked[1]}") else None
 
 
 def _has_gpu() -> bool:
@@ -79,10 +91,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests stay: a garbage collection that visits them takes 0.3 s, and some tests ask for many."""
+    """Modules and tests stay: a garbage collection that visits them takes 0.5 s, and some tests ask for many."""
     gc.disable()
     collected = yield
-    gc.collect()
     gc.freeze()
     gc.enable()
     return collected

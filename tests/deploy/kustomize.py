@@ -25,7 +25,7 @@ MERGE_KEYS = {
 
 def render(folder: Path) -> list[Resource]:
     """Every resource, patched."""
-    settings = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    settings = yaml.load((folder / "kustomization.yaml").read_text(), yaml.CSafeLoader)
     unknown = settings.keys() - {"apiVersion", "kind", "resources", "patches"}
     assert not unknown, f"{folder}: {unknown} is not rendered here"
     resources: list[Resource] = []
@@ -44,7 +44,7 @@ def render(folder: Path) -> list[Resource]:
 def read(path: Path) -> list[Resource]:
     """The documents of a file."""
     # Without the copies that anchors share, which a patch would change together.
-    return [deepcopy(one) for one in yaml.safe_load_all(path.read_text())]
+    return [deepcopy(one) for one in yaml.load_all(path.read_text(), yaml.CSafeLoader)]
 
 
 def identity(resource: Resource) -> tuple[str, str, str]:

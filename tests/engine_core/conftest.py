@@ -11,28 +11,32 @@ import torch
 from engine_core.kernels.library import (
     INSTRUCTION_SETS,
     INT8_INSTRUCTION_SETS,
+    KernelLibrary,
     Kernels,
     KernelsUnavailableError,
     load_int8_kernels,
     load_kernels,
 )
 
+_LIBRARY = KernelLibrary()
+"""Opened once: whether it belongs to the sources is seen from their digest."""
+
 
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch's own function formats three stacks for devices that are not there
 
 
 @pytest.fixture(params=INSTRUCTION_SETS)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The native kernels of every instruction set that this machine has."""
-    return _here(load_kernels, request.param)
+    return here(load_kernels, request.param)
 
 
 @pytest.fixture(params=INT8_INSTRUCTION_SETS)
 def int8_kernels(request: pytest.FixtureRequest) -> Kernels:
     """Those of 8-bit weights."""
-    return _here(load_int8_kernels, request.param)
+    return here(load_int8_kernels, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +47,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
-def _here(load: Callable[[str], Kernels], instruction_set: str) -> Kernels:
+def here(load: Callable[[str, KernelLibrary], Kernels], instruction_set: str) -> Kernels:
     try:
-        return load(instruction_set)
+        return load(instruction_set, _LIBRARY)
     except KernelsUnavailableError as error:
         if "processor" not in str(error):
             raise

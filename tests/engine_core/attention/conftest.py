@@ -7,7 +7,8 @@ import pytest
 from engine_core.attention.base import AttentionBackend
 from engine_core.attention.native import NativeAttention
 from engine_core.attention.torch_reference import TorchAttention
-from engine_core.kernels.library import INSTRUCTION_SETS, KernelsUnavailableError, load_kernels
+from engine_core.kernels.library import INSTRUCTION_SETS, load_kernels
+from tests.engine_core.conftest import here
 
 
 @pytest.fixture(params=[*INSTRUCTION_SETS, "torch"])
@@ -15,7 +16,4 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """Native, for every instruction set of this machine; and torch."""
     if request.param == "torch":
         return TorchAttention()
-    try:
-        return NativeAttention(load_kernels(request.param))
-    except KernelsUnavailableError as error:
-        pytest.skip(str(error))
+    return NativeAttention(here(load_kernels, request.param))

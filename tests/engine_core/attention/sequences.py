@@ -58,9 +58,9 @@ class Known:
     def spec(self) -> AttentionSpec:
         return AttentionSpec(*self.key.shape[1:])
 
-    def inputs(self) -> list[torch.Tensor]:
+    def inputs(self, positions: slice) -> list[torch.Tensor]:
         """One row holds query, key and value, as a fused projection leaves them."""
-        return [torch.cat([self.query, self.key, self.value], dim=1)]
+        return [torch.cat([self.query[positions], self.key[positions], self.value[positions]], dim=1)]
 
     def attend(self, backend: AttentionBackend, rows: list[torch.Tensor], *step: Any) -> torch.Tensor:
         num_kv_heads = self.key.shape[1]
@@ -73,11 +73,11 @@ class Known:
         """Causal attention in float64, as ``AttentionOptions`` says, [n, Hq · D]."""
         group = self.query.shape[1] // self.key.shape[1]
         key, value = (x.double().repeat_interleave(group, 1) for x in (self.key, self.value))
-        scores = torch.einsum("qhd,khd->hqk", self.query.double(), key) * self.scale
-        scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+        scores = torch.einsum("qhd,khd->hqk", self.query.double(), key).mul_(self.scale)
+        scores = scores if softcap is None else scores.div_(softcap).tanh_().mul_(softcap)
         every = torch.ones(len(self), len(self), dtype=torch.bool)
         hidden = every.triu(1) if window is None else every.triu(1) | every.tril(-window)
-        scores = scores.masked_fill(hidden, -torch.inf)
+        scores.masked_fill_(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, len(self), 1)], dim=-1)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(self)], value).flatten(1)
@@ -103,8 +103,8 @@ class KnownLatents:
     def spec(self) -> MLAAttentionSpec:
         return MLAAttentionSpec(self.latent.shape[1], self.rope.shape[1] - 16)
 
-    def inputs(self) -> list[torch.Tensor]:
-        return [self.query, self.query_rope, self.latent, self.rope]
+    def inputs(self, positions: slice) -> list[torch.Tensor]:
+        return [each[positions] for each in (self.query, self.query_rope, self.latent, self.rope)]
 
     def attend(self, backend: AttentionBackend, rows: list[torch.Tensor], *step: Any) -> torch.Tensor:
         query, query_rope, latent, rope = rows
@@ -205,12 +205,11 @@ class Run:
         tables = torch.full((len(work), width), 2**31 - 1, dtype=torch.int32)
         rows, lens = [], []
         for row, (s, count) in enumerate(work):
-            positions = torch.arange(self.computed[s], self.computed[s] + count)
             used = -(-(self.computed[s] + count) // size)
             seen = 0 if self.window is None else max(0, self.computed[s] - self.window + 1) // size
             tables[row, seen:used] = self.tables[s][seen:used]
             self.leave(self.tables[s][:seen])
-            rows.append([each[positions] for each in self.sequences[s].inputs()])
+            rows.append(self.sequences[s].inputs(slice(self.computed[s], self.computed[s] + count)))
             lens.append(self.computed[s] + count)
         counts = [count for _, count in work]
         metadata = AttentionMetadata.of_sequences(lens, counts, tables, size)

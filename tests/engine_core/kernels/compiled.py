@@ -81,7 +81,7 @@ class _Gpu:
 def compiling(capability: int, cache: Path) -> Iterator[list[Compiled]]:
     """Launches compile only, into ``cache``; what they made is in the list."""
     made: dict[str, Compiled] = {}
-    known, launch, directory = driver._active, JITFunction.run, knobs.cache.dir
+    known, launch = driver._active, JITFunction.run
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         result = launch(kernel, *args, grid=grid, warmup=True, **options)
@@ -90,11 +90,13 @@ def compiling(capability: int, cache: Path) -> Iterator[list[Compiled]]:
 
     found: list[Compiled] = []
     driver.set_active(_Gpu(capability))
-    JITFunction.run, knobs.cache.dir = compile_only, str(cache)
+    JITFunction.run = compile_only
     try:
-        yield found
+        with knobs.cache.scope():  # which a plain assignment would leave in the environment
+            knobs.cache.dir = str(cache)
+            yield found
     finally:
-        driver._active, JITFunction.run, knobs.cache.dir = known, launch, directory
+        driver._active, JITFunction.run = known, launch
 
 
 def _measured(name: str, kernel: Any) -> Compiled:

@@ -55,7 +55,7 @@ def _named(made: list[Compiled], name: str) -> list[Compiled]:
         pytest.param(90, torch.float32, Geometry(32, 8, 256, 64), False, marks=pytest.mark.wide),
         pytest.param(90, torch.bfloat16, Geometry(16, 8, 64, 32), True, marks=pytest.mark.wide),
         pytest.param(80, torch.bfloat16, Geometry(32, 8, 128, 16), False, marks=pytest.mark.wide),
-        (80, torch.float16, Geometry(14, 2, 96, 16), False),
+        pytest.param(80, torch.float16, Geometry(14, 2, 96, 16), False, marks=pytest.mark.wide),
         (80, torch.float32, Geometry(4, 2, 256, 16), True),
     ],
     ids=str,
@@ -74,7 +74,7 @@ def test_attention_compiles(
     assert ("tf32" in chunks.ptx) is False
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.wide), 90])
 def test_layers_compile(capability: int, tmp_path: Path) -> None:
     with compiling(capability, tmp_path) as made:
         compute_layers(Geometry(32, 8, 128, 16), torch.bfloat16, hidden=4096, inner=14336)

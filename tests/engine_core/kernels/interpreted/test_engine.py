@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine_core import llm
+from engine_core.errors import OutOfMemoryError
 from engine_core.llm import LLM
 from engine_core.platforms import cuda
 from engine_core.request import SamplingParams
@@ -18,17 +19,17 @@ from tests.engine_core.kernels.interpreted_device import FlashInferDevice, Inter
 from tests.engine_core.models.families import configuration
 from tests.engine_core.models.tiny_models import make_model, save_model
 
-PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 37)), "c": [100]}
+PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 30)), "c": [100]}
 PARAMS = {
-    "a": SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, prompt_logprobs=1),
+    "a": SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1),
     "b": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=3),
-    "c": SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=4, max_tokens=5),
+    "c": SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.3, seed=4, max_tokens=3),
 }
 
 
 def outcomes(model: Path, **options: object) -> tuple[dict[tuple[str, int], list[int]], bool]:
     """Tokens, and whether they are the same in any batch."""
-    with started(model, max_num_seqs=4, max_num_batched_tokens=24, max_model_len=64, **options) as engine:
+    with started(model, max_num_seqs=2, max_num_batched_tokens=18, max_model_len=64, **options) as engine:
         results = run(engine, PROMPTS, PARAMS)
         return {key: outcome.token_ids for key, outcome in results.items()}, "unstable" not in engine.executor.numerics
 
@@ -66,17 +67,15 @@ def test_the_thread_that_starts_an_engine_ends_before_calls_are_computed(
     model = save_model(make_model(configuration("qwen3-tied-head-dim")), tmp_path)
     install(monkeypatch)
     threads: list[threading.Thread] = []
-    start = llm.start_engine
 
-    def observed(*arguments: Any) -> StartedEngine:
+    def observed(*_: Any) -> StartedEngine:
         threads.append(threading.current_thread())
-        return start(*arguments)
+        raise OutOfMemoryError("enough is seen")
 
     monkeypatch.setattr(llm, "start_engine", observed)
-    options = {"max_num_seqs": 2, "max_num_batched_tokens": 24, "max_model_len": 64, "kv_cache_memory_bytes": 2 << 20}
     for device in ("cuda", "cpu"):
-        with LLM(str(model), device=device, dtype="float32", **options):
-            pass
+        with pytest.raises(OutOfMemoryError):
+            LLM(str(model), device=device, dtype="float32")
     on_gpu, on_cpu = threads
     assert on_gpu.name == "start"
     assert not on_gpu.is_alive()
