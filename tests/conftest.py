@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Where coverage is measured (`make coverage`), it is known by which test each line was executed."""
     if (coverage := sys.modules.get("coverage")) is not None and (measured := coverage.Coverage.current()) is not None:
-        measured.switch_context(item.nodeid.partition("[")[0])
+        measured.switch_context(item.nodeid.partition("[")[0].partition("@")[0])
     return (yield)
 
 

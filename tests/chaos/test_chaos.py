@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 SEEDS = (275, 1241, 1717)
 """Each kills both engines, one at a time, and a detokenizer, and hangs a processor."""
-LITTLE = {"seconds": 16, "rolling": 0, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 2}
+LITTLE = {"seconds": 12, "rolling": 0, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 1}
 
 
 @pytest.mark.timeout(600)

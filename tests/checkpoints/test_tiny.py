@@ -186,8 +186,10 @@ def test_answers_and_stops(model, tokenizer, question, answer):
     assert ask(model, tokenizer, question) == (answer, True)
 
 
-NAMES = ["Bruno", "Alice", "Frosden", "Prindita"]
-"""Two that training knows, and two that it leaves out and that can only be copied."""
+NAMES = [
+    *("Bruno", pytest.param("Alice", marks=pytest.mark.wide)),  # which training knows
+    *("Frosden", pytest.param("Prindita", marks=pytest.mark.wide)),  # which it leaves out: they can only be copied
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,7 +215,7 @@ def test_keeps_to_the_name_that_a_story_was_asked_for(model, tokenizer, name):
     assert len({*re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", story), name}) <= 2
 
 
-@pytest.mark.parametrize("creature", ["fox", "owl", "robot"])
+@pytest.mark.parametrize("creature", ["owl", *(pytest.param(one, marks=pytest.mark.wide) for one in ("fox", "robot"))])
 def test_tells_a_story_about_what_was_asked_for(model, tokenizer, creature):
     article = "an" if creature == "owl" else "a"
     story, ended = ask(model, tokenizer, f"Tell me a story about {article} {creature}.", max_new_tokens=300)

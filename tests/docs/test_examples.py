@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.clients.node_programs import compiled_programs
 from tests.docs.documents import ROOT, Block, blocks
 from tests.programs import output_of
 from tests.ring import Ring
 
-NODE_CLIENT = ROOT / "tests" / "clients" / "node"
-BUF = Path(sys.executable).parent / "buf"
 PYTHON, TYPESCRIPT = blocks("python"), blocks("ts")
 SILENT = {"clients/python/README.md-4", *(f"docs/client.md-{number}" for number in (4, 6, 7, 8))}
 """Examples that print nothing."""
 TRIES = 5
 """Answers of some are drawn: one may be empty, as its first token may be the end; but not all."""
-
-IMPORTS = """\
-import { credentials } from "@grpc/grpc-js";
-import { GenerateRequest, InferenceServiceClient } from "./build/stubs/ringline/inference/v1/inference.js";
-"""
-"""What the excerpt leaves out."""
 
 
 def with_addresses(code: str, ring: Ring) -> str:
@@ -48,13 +39,7 @@ def test_python(block: Block, ring: Ring, monkeypatch, capsys) -> None:
 
 @pytest.mark.skipif(not (shutil.which("node") and shutil.which("npm")), reason="Node and npm are not installed")
 @pytest.mark.parametrize("block", TYPESCRIPT, ids=str)
-def test_typescript(block: Block, ring: Ring, tmp_path: Path) -> None:
-    assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
-    for name in ("package.json", "tsconfig.json"):
-        shutil.copy(NODE_CLIENT / name, tmp_path)
-    (tmp_path / "node_modules").symlink_to(NODE_CLIENT / "node_modules")
-    (tmp_path / "smoke.ts").write_text(IMPORTS + with_addresses(block.code, ring))
-
-    output_of(BUF, "generate", ROOT / "protos", "-o", tmp_path, cwd=NODE_CLIENT)
-    output_of("node", "node_modules/typescript/bin/tsc", "-p", ".", cwd=tmp_path)
-    assert any(output_of("node", "build/js/smoke.js", cwd=tmp_path).strip() for _ in range(TRIES))
+def test_typescript(block: Block, ring: Ring) -> None:
+    program = compiled_programs() / "build" / "examples" / f"{block}.js".replace("/", "-")
+    program.write_text(with_addresses(program.read_text(), ring))
+    assert any(output_of("node", program).strip() for _ in range(TRIES))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -18,8 +21,34 @@ from engine_core.kernels.library import (
     load_kernels,
 )
 
+_OF_INSTRUCTION_SETS = {"kernels", "int8_kernels", "backend"}
+"""Fixtures whose parameter may be an instruction set."""
 _LIBRARY = KernelLibrary()
 """Opened once: whether it belongs to the sources is seen from their digest."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each case runs with the best kernels of this machine, and two of three with others: with all in `test-wide`."""
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        for fixture in _OF_INSTRUCTION_SETS & params.keys():
+            sets = INT8_INSTRUCTION_SETS if fixture == "int8_kernels" else INSTRUCTION_SETS
+            best, *others = _sets_of_this_machine(sets)
+            case = crc32(item.nodeid.replace(params[fixture], "").encode())
+            if params[fixture] in sets and params[fixture] not in (best, [*others, ""][case % (len(others) + 1)]):
+                item.add_marker(pytest.mark.wide)
+
+
+@cache
+def _sets_of_this_machine(sets: tuple[str, ...]) -> list[str]:
+    """Best first."""
+    load = load_int8_kernels if sets == INT8_INSTRUCTION_SETS else load_kernels
+    found = []
+    for name in sets:
+        with suppress(KernelsUnavailableError):
+            found.append(load(name, _LIBRARY).instruction_set)
+    return found or list(sets)
 
 
 @pytest.fixture(autouse=True)

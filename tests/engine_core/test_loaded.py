@@ -41,6 +41,11 @@ def test_there_is_one_openmp_runtime(loaded: dict[str, Any]) -> None:
     assert len(runtimes) == 1, runtimes
 
 
+def test_triton_is_not_asked_for(loaded: dict[str, Any]) -> None:
+    """An engine on a CPU runs where it is not installed."""
+    assert "triton" not in loaded["modules"]
+
+
 def test_torchs_compiler_stays_out(loaded: dict[str, Any]) -> None:
     """It would take seconds of every start, or of every engine that is profiled, and a hundred megabytes."""
     assert "torch" in loaded["modules"]

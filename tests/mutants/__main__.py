@@ -24,10 +24,12 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 
 from coverage import CoverageData
 
@@ -36,6 +38,8 @@ from tests.mutants.changes import Change, changes_of
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("engine_core", "services", "clients/python/ringline")
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
+_OUTCOMES = {0: "survived", 5: "not executed"}
+"""By pytest's exit code; all others are of failures, or of a change that prevents that tests are found."""
 MOST_TESTS = 25
 """Test functions that are run for a change: those that execute the fewest other lines, which are the quickest."""
 LINKED = (".venv", ".venv-cpu", ".venv-oldest", "tests/clients/node/node_modules")
@@ -69,6 +73,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100, help="changes (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
+    parser.add_argument("--processes", type=int, default=2, help="changes tried at the same time (default: 2)")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the tests of a change may take (default: 30)")
     parser.add_argument(
         "--coverage", type=Path, default=ROOT / ".coverage", help="data with contexts (default: .coverage)"
@@ -78,16 +83,31 @@ def main() -> int:
     given = parser.parse_args()
     executed = Executed(given.coverage)
     verdicts: list[Verdict] = []
-    with copied() as copy:
-        for number, mutant in enumerate(drawn(given.count, given.seed, given.room), 1):
-            tests = executed.by(mutant)
-            outcome = tried(copy, mutant, tests, given.seconds) if tests else "not executed"
-            verdicts.append(Verdict(str(mutant), room_of(mutant.path), outcome, len(tests)))
-            print(f"{number:3} {outcome:12} {len(tests):3} tests  {mutant}", flush=True)
-            if given.report is not None:
-                given.report.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
+    for verdict in tried_all(drawn(given.count, given.seed, given.room), executed, given.processes, given.seconds):
+        verdicts.append(verdict)
+        print(f"{len(verdicts):3} {verdict.outcome:12} {verdict.tests:3} tests  {verdict.mutant}", flush=True)
+        if given.report is not None:
+            given.report.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1) + "\n")
     show(verdicts)
     return 0
+
+
+def tried_all(mutants: Sequence[Mutant], executed: Executed, processes: int, seconds: float) -> Iterator[Verdict]:
+    """In the order of ``mutants``, each in a copy of the tree that is free."""
+    with ExitStack() as stack, ThreadPoolExecutor(processes) as pool:
+        free: SimpleQueue[Path] = SimpleQueue()
+        for _ in range(processes):
+            free.put(stack.enter_context(copied()))
+
+        def judge(mutant: Mutant) -> Verdict:
+            tests, copy = executed.by(mutant), free.get()
+            try:
+                outcome = tried(copy, mutant, tests, seconds) if tests else "not executed"
+            finally:
+                free.put(copy)
+            return Verdict(str(mutant), room_of(mutant.path), outcome, len(tests))
+
+        yield from pool.map(judge, mutants)
 
 
 def drawn(count: int, seed: int, only: Sequence[str] | None = None) -> list[Mutant]:
@@ -121,7 +141,6 @@ class Executed:
     def __init__(self, path: Path) -> None:
         self._data = CoverageData(str(path))
         self._data.read()
-        self._files = {Path(file).as_posix(): file for file in self._data.measured_files()}
         self._width: Counter[str] = Counter()
         for file in self._data.measured_files():
             for contexts in self._data.contexts_by_lineno(file).values():
@@ -129,15 +148,21 @@ class Executed:
 
     def by(self, mutant: Mutant) -> list[str]:
         """The tests to run, as pytest names them."""
-        file = next((file for name, file in self._files.items() if name.endswith(f"/{mutant.path}")), None)
-        contexts = self._data.contexts_by_lineno(file).get(mutant.change.line, []) if file is not None else []
+        contexts = self._data.contexts_by_lineno(str(ROOT / mutant.path)).get(mutant.change.line, [])
         tests = {test: self._width[context] for context in contexts if (test := _test_of(context)) is not None}
-        return sorted(tests, key=lambda test: (tests[test], test))[:MOST_TESTS]
+        return sorted(filter(_is_there, tests), key=lambda test: (tests[test], test))[:MOST_TESTS]
+
+
+@cache
+def _is_there(test: str) -> bool:
+    """Or pytest would fail for want of a test that has another name since coverage was measured."""
+    path, name, *_ = test.split("::")
+    return (ROOT / path).exists() and name in (ROOT / path).read_text()
 
 
 def _test_of(context: str) -> str | None:
-    """Such as ``tests/a/test_b.py::test_c``; in a process that it started, with ``[1] (call)`` behind it."""
-    name = context.strip("|").partition(" (")[0].partition("[")[0]
+    """Such as ``tests/a/test_b.py::test_c``: behind it there may be ``[1]``, ``@`` and its group, ``(call)``."""
+    name = context.strip("|").partition(" (")[0].partition("[")[0].partition("@")[0]
     return name if "::" in name else None
 
 
@@ -166,7 +191,7 @@ def tried(copy: Path, mutant: Mutant, tests: Sequence[str], seconds: float) -> s
         command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
     )
     try:
-        return {0: "survived", 5: "not executed"}.get(process.wait(seconds), "caught")
+        return _OUTCOMES.get(process.wait(seconds), "caught")
     except subprocess.TimeoutExpired:
         return "undecided"
     finally:

@@ -106,7 +106,7 @@ def test_stages_put_out_what_one_process_does(directory: Path, whole: tuple[obje
         assert core.stats().preemptions == 0
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", [pytest.param(2, marks=pytest.mark.wide), 3])
 def test_so_they_do_when_sequences_are_preempted(directory: Path, whole: tuple[object, str], stages: int) -> None:
     """The cache is sized by a profile that each stage makes by itself, and then cut."""
     options = {"kv_cache_memory_bytes": None, "max_model_len": 128, "max_num_seqs": 8, "block_size": 4}
@@ -125,7 +125,9 @@ def test_so_they_do_with_drafts(directory: Path, whole: tuple[dict[object, objec
 
 
 @pytest.mark.parametrize("directory", ["llama"], indirect=True)  # the other has no heads for two ranks
-@pytest.mark.parametrize(("stages", "tensor_transport"), [(1, "gloo"), (2, None), (2, "gloo")])
+@pytest.mark.parametrize(
+    ("stages", "tensor_transport"), [pytest.param(1, "gloo", marks=pytest.mark.wide), (2, None), (2, "gloo")]
+)
 def test_so_do_the_ranks_of_stages(
     directory: Path,
     whole: tuple[object, str],

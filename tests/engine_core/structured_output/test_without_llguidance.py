@@ -1,11 +1,14 @@
-"""An engine with ranks, and a processor's checks, where llguidance is not installed: only grammars need it."""
+"""An engine, and a processor's checks, where llguidance is not installed: only grammars need it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
-from tests.programs import python
+import pytest
+
+from tests.programs import run
 from tests.ring import MODEL, ROOT
 
 BLOCKER = """
@@ -29,6 +32,7 @@ metadata.version = version
 sys.meta_path.insert(0, Blocker())
 """
 PROGRAM = f"""
+import sys
 from pathlib import Path
 
 from engine_core.llm import LLM
@@ -38,7 +42,8 @@ from services.text.grammar.checker import GrammarChecker
 from services.text.grammar.constraints import ConstraintError
 from services.text.tokenizer import Tokenizer
 
-with LLM({str(MODEL)!r}, tensor_parallel_size=2, kv_cache_memory_bytes=32 << 20, max_model_len=256) as llm:
+ranks = int(sys.argv[1])
+with LLM({str(MODEL)!r}, tensor_parallel_size=ranks, kv_cache_memory_bytes=32 << 20, max_model_len=256) as llm:
     [result] = llm.generate("Once", SamplingParams(max_tokens=3, ignore_eos=True))
     print(len(result.choices[0].token_ids))
     try:
@@ -53,10 +58,11 @@ except ConstraintError as error:
 """
 
 
-def test_answers_come_and_grammars_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.wide)])
+def test_answers_come_and_grammars_are_refused_by_name(ranks: int, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)  # of every process of the engine
     paths = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    done = python(PROGRAM, env={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+    done = run(sys.executable, "-c", PROGRAM, str(ranks), env={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
     assert done.returncode == 0, done.stderr
     count, *refusals = done.stdout.splitlines()
     assert count == "3"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PretrainedConfig, Qwen3Config
 
 from engine_core import llm
 from engine_core.errors import OutOfMemoryError
@@ -17,8 +18,9 @@ from engine_core.startup import StartedEngine
 from tests.engine_core.engines import run, started
 from tests.engine_core.kernels.interpreted_device import FlashInferDevice, InterpretedDevice, Replayed, install
 from tests.engine_core.models.families import configuration
-from tests.engine_core.models.tiny_models import make_model, save_model
+from tests.engine_core.models.tiny_models import SIZES, make_model, save_model
 
+TWO_LAYERS = Qwen3Config(**(SIZES | {"num_hidden_layers": 2}), head_dim=32, tie_word_embeddings=True)
 PROMPTS = {"a": [5, 6, 7], "b": list(range(10, 30)), "c": [100]}
 PARAMS = {
     "a": SamplingParams(temperature=0.0, max_tokens=4, logprobs=2, prompt_logprobs=1),
@@ -35,20 +37,29 @@ def outcomes(model: Path, **options: object) -> tuple[dict[tuple[str, int], list
 
 
 @pytest.mark.parametrize(
-    ("case", "device", "overlapped"),
+    ("config", "device", "overlapped"),
     [
-        ("qwen3-tied-head-dim", InterpretedDevice, True),
-        pytest.param("llama-mha-tied-biases", InterpretedDevice, False, marks=pytest.mark.wide),
-        pytest.param("qwen2-window-of-two-layers", InterpretedDevice, True, marks=pytest.mark.wide),
-        pytest.param("qwen3-tied-head-dim", FlashInferDevice, True, marks=pytest.mark.wide),
-        pytest.param("qwen3_moe", InterpretedDevice, True, marks=pytest.mark.wide),
-        pytest.param("deepseek_v2-no-query-latent", InterpretedDevice, True, marks=pytest.mark.wide),
+        pytest.param(TWO_LAYERS, InterpretedDevice, True, id="two layers"),
+        *(
+            pytest.param(configuration(case), device, overlapped, marks=pytest.mark.wide, id=case)
+            for case, device, overlapped in (
+                ("llama-mha-tied-biases", InterpretedDevice, False),
+                ("qwen2-window-of-two-layers", InterpretedDevice, True),
+                ("qwen3-tied-head-dim", FlashInferDevice, True),
+                ("qwen3_moe", InterpretedDevice, True),
+                ("deepseek_v2-no-query-latent", InterpretedDevice, True),
+            )
+        ),
     ],
 )
 def test_tokens_equal_those_of_the_cpu_engine(
-    case: str, device: type[InterpretedDevice], overlapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: PretrainedConfig,
+    device: type[InterpretedDevice],
+    overlapped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = save_model(make_model(configuration(case)), tmp_path)
+    model = save_model(make_model(config), tmp_path)
     install(monkeypatch, device)
     # What is refused for a GPU's few registers, an interpreter can compute.
     monkeypatch.setattr(cuda, "_check_latents", lambda *_: None)
@@ -64,7 +75,7 @@ def test_the_thread_that_starts_an_engine_ends_before_calls_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads that live would have two handles and workspaces of cuBLAS."""
-    model = save_model(make_model(configuration("qwen3-tied-head-dim")), tmp_path)
+    model = save_model(make_model(TWO_LAYERS), tmp_path)
     install(monkeypatch)
     threads: list[threading.Thread] = []
 

@@ -14,7 +14,7 @@ import pytest
 
 from services.cli.supervise.runtime_directory import running_stacks
 from tests.processes import alive
-from tests.programs import ringline
+from tests.programs import ringline, run
 from tests.ring import MODEL, ROOT
 from tests.waiting import until
 
@@ -208,7 +208,8 @@ def test_the_demo_streams_an_answer_and_shows_what_ran_where(environment):
 
 
 def test_the_demo_kills_a_service_and_finds_the_answers_unchanged(environment):
-    done = ringline("demo", "--kill", "detokenizer", "--prompt", "the", env=environment)
+    code = "from services.cli.commands import demo; from services.cli.main import main; demo._SECONDS = 1.0; main()"
+    done = run(sys.executable, "-c", code, "demo", "--kill", "detokenizer", "--prompt", "the", env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert re.search(r"kill -9 \d+: the detokenizer is dead", done.stdout)
     tokens = re.search(r"undisturbed: ([\d,]+) tokens in", done.stdout)[1]
