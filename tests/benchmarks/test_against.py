@@ -36,6 +36,7 @@ def test_kernels_that_are_denied_are_not_handed_out(monkeypatch: pytest.MonkeyPa
     assert library.load_int8_kernels().instruction_set in library.INT8_INSTRUCTION_SETS
 
 
+@pytest.mark.wide
 def test_one_bit_is_a_difference(tmp_path: Path) -> None:
     jobs = bits.make_jobs(tmp_path / "models", "mistral float32 int8")
     bits.answer({tmp_path / "before": ROOT}, jobs, fastest=True)

@@ -19,9 +19,9 @@ from tests.chaos.run import Options, run
 
 pytestmark = pytest.mark.long
 
-SEEDS = (275, 1241, 1717)
+SEEDS = (151, 326, 505)
 """Each kills both engines, one at a time, and a detokenizer, and hangs a processor."""
-LITTLE = {"seconds": 12, "rolling": 0, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 1}
+LITTLE = {"seconds": 13, "rolling": 0, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 1}
 
 
 @pytest.mark.timeout(600)

@@ -16,7 +16,7 @@ from tests.rolling.run import MODEL_GONE, Options, Rollout, _check_answers, run
 from tests.rolling.variants import Change
 
 
-@pytest.mark.long
+@pytest.mark.wide
 @pytest.mark.timeout(300)
 async def test_no_request_is_lost_and_none_goes_on_with_other_weights() -> None:
     """With one engine there is none for a while: requests in progress end with MODEL_GONE, the others wait."""

@@ -25,6 +25,8 @@ from tests.services.test_lifecycle import finish, long_request
 pytestmark = pytest.mark.long
 
 TOKENS = 200
+SAID = {STEP: (1, "a step hangs"), PROCESS: (-9, "it was killed: it gave no sign of life")}
+"""The exit code of an engine that hangs in one way, and what the log says of it."""
 
 
 def specs(directory: Path, port: int) -> list[ChildSpec]:
@@ -39,7 +41,8 @@ def specs(directory: Path, port: int) -> list[ChildSpec]:
     return [replace(engine, argv=argv), *others]
 
 
-async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ways", [[STEP], pytest.param([STEP, PROCESS], marks=pytest.mark.wide)], ids=len)
+async def test_streams_survive_a_hung_step_and_a_stopped_engine(ways: list[str], tmp_path: Path) -> None:
     port = HeldPort()
     running = Running(*specs(tmp_path, port.number))
     address = f"127.0.0.1:{port.number}"
@@ -48,7 +51,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
     async with grpc.aio.insecure_channel(address) as channel:
         front = inference_pb2_grpc.InferenceServiceStub(channel)
         undisturbed = await generate(front, long_request("", TOKENS))
-        hangs(tmp_path).write_text(f"{STEP}\n{PROCESS}\n")
+        hangs(tmp_path).write_text("\n".join(ways))
         call = front.Session(timeout=250)
         transcripts = {f"r{i}": Transcript() for i in range(2)}
         with capture_logs() as logs:
@@ -63,7 +66,7 @@ async def test_streams_survive_a_hung_step_and_a_stopped_engine(tmp_path: Path) 
         assert one.usage.completion_tokens == TOKENS
     assert not hangs(tmp_path).read_text()
     died = {(record["code"], record["reason"].partition(" for ")[0]) for record in logs if record["event"] == "died"}
-    assert died >= {(1, "a step hangs"), (-9, "it was killed: it gave no sign of life")}
+    assert died >= {SAID[way] for way in ways}
     await running.end()
     port.release()
 

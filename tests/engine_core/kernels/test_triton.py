@@ -6,6 +6,7 @@ their configurations are compiled here; ``compiled.py`` as a command compiles al
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,28 +21,56 @@ ROOT = Path(__file__).resolve().parents[3]
 INTERPRETED = Path(__file__).parent / "interpreted"
 
 
-REHEARSED = ("-c", "tests/gpu/pytest.ini", "--confcutdir", "tests/gpu", "tests/gpu/test_kernels.py", "--device", "cpu")
+MISSING = """
+import importlib.machinery
+
+ABSENT = {
+    "click", "google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "hypothesis", "prometheus_client",
+    "pytest_asyncio", "pytest_timeout", "ringline", "services", "structlog", "uvloop", "xdist",
+}
+finder = importlib.machinery.PathFinder
+find = finder.find_spec
+finder.find_spec = classmethod(lambda _, name, *rest: None if name.split(".")[0] in ABSENT else find(name, *rest))
+
+import pytest, benchmarks.gpu_run
+from benchmarks.gpu import layers, memory, part, preflight, proofs, sampling, speed, traces
+"""
+REHEARSED = "-c tests/gpu/pytest.ini --confcutdir tests/gpu tests/gpu --device cpu -k test_kernels"
 """The tests of every kernel that a GPU runs."""
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)  # of all files
+def test_what_a_gpu_runs_is_found_and_interpreted_without_the_packages_of_services() -> None:
+    """`make test-gpu`, and all parts of `make gpu-run` without services, need only torch, transformers and pytest."""
+    options = f"-p no:cacheprovider -x --rootdir . {REHEARSED}".split()
+    done = _interpreted(
+        "-c", f"{MISSING}raise SystemExit(pytest.main({options!r}))", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) >= 30
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "tests",
     [
-        REHEARSED,
         (f"{INTERPRETED}/test_engine.py",),
-        pytest.param((str(INTERPRETED), f"--ignore={INTERPRETED}/test_engine.py"), marks=pytest.mark.wide),
-        pytest.param((str(INTERPRETED), "--wide"), marks=pytest.mark.wide),
+        (str(INTERPRETED), f"--ignore={INTERPRETED}/test_engine.py"),
+        (str(INTERPRETED), "--wide"),
     ],
-    ids=["on a GPU", "an engine", "alone", "in all shapes"],
+    ids=["an engine", "alone", "in all shapes"],
 )
 def test_interpreted(tests: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-x", "--rootdir", ".", *tests]
-    result = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    done = _interpreted("-m", "pytest", "-p", "no:cacheprovider", "-x", "--rootdir", ".", *tests)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _interpreted(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)} | variables
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def _named(made: list[Compiled], name: str) -> list[Compiled]:

@@ -56,10 +56,9 @@ def test_how_long_to_wait_is_under_no_title_of_a_generation():
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_words(arguments, words):
-    done = ringline(*arguments)
-    assert done.returncode == 2
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 ENGINES = (
@@ -143,15 +142,15 @@ def test_every_command_is_there():
         assert cli.get_command(context, name).name == name
 
 
-@pytest.mark.parametrize("command", ["serve", "engine", "processor", "detokenizer", "status", "health", "demo"])
-def test_a_command_that_does_not_compute_loads_neither_torch_nor_transformers(command):
+def test_a_command_that_does_not_compute_loads_neither_torch_nor_transformers():
     """Starting a supervisor, or refusing an option, must not take the seconds that torch takes."""
-    code = f"""
+    code = """
 import sys
 from services.cli.main import cli
-cli.main([{command!r}, "--help"], standalone_mode=False)
-heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-assert not heavy, heavy
+for command in ("serve", "engine", "processor", "detokenizer", "status", "health", "demo"):
+    cli.main([command, "--help"], standalone_mode=False)
+    heavy = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+    assert not heavy, (command, heavy)
 """
     done = python(code)
     assert done.returncode == 0, done.stderr

@@ -216,6 +216,7 @@ def test_the_demo_kills_a_service_and_finds_the_answers_unchanged(environment):
     assert done.stdout.endswith(f"64 answers of {tokens} tokens, each compared with the undisturbed one: the same\n")
 
 
+@pytest.mark.wide
 def test_a_demo_that_is_stopped_before_its_answer_did_not_succeed(environment):
     command = [sys.executable, "-m", "services.cli", "demo"]
     codes = []
