@@ -61,7 +61,14 @@ def _logits(driver: Driver) -> list[torch.Tensor]:
     return logits
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "bfloat16"},
+        *(pytest.param(other, marks=pytest.mark.wide) for other in ({"dtype": "float32"}, {"quantization": "int8"})),
+    ],
+    ids=str,
+)
 @torch.inference_mode()
 def test_stages_compute_the_bits_of_one_process(checkpoint: tuple[str, Path], options: dict[str, str]) -> None:
     name, directory = checkpoint

@@ -181,10 +181,15 @@ def is_utf8(data):
     return True
 
 
+@cache
+def library(tokenizer):
+    return tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer))
+
+
 def fallback_text(tokenizer, ids, skip=True, lost=False):
     """Independent account of the SentencePiece-style tokenizer's text, and whether it is plain ``decode``'s: a run that
     is ill-formed after good characters is not. With ``lost``, a character was given up in a run before these ids."""
-    decode, entry = decode_with(tokenizer, skip), tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer)).id_to_token
+    decode, entry = decode_with(tokenizer, skip), library(tokenizer).id_to_token
     a, *_ = tokenizer.encode("a", add_special_tokens=False)
     visible = [i for i in ids if decode((a, i, a)) != decode((a, a))]
     text, plain = "", not lost
