@@ -7,9 +7,8 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,10 +22,10 @@ _SHARED = ("ring", "secured")
 in none: in two groups, its own would be built twice.
 """
 
-_ON_REQUEST = {"wide", "models", "distributed", "grammars", "doors"}
+_ON_REQUEST = ("wide", "models", "distributed", "grammars", "doors")
 """Markers of tests that run only if they are asked for."""
 
-_MARKED = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(sorted(_ON_REQUEST))})\b", re.MULTILINE)
+_MARKED = re.compile(rf"^pytestmark = \[?pytest\.mark\.({'|'.join(_ON_REQUEST)})\b", re.MULTILINE)
 """What marks all tests of a file."""
 
 dial_directly()
@@ -48,7 +47,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for name in sorted(_ON_REQUEST):
+    for name in _ON_REQUEST:
         parser.addoption(f"--{name}", action="store_true", help=f"the tests marked {name}, and no others")
 
 
@@ -57,23 +56,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or (marked := _MARKED.search(collection_path.read_text())) is None:
         return None
     return True if not config.getoption(f"--{marked[1]}") else None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Where nothing is asked for, cases that would be left out are not even made: they are as many as the others."""
-    if any(metafunc.config.getoption(f"--{name}") for name in _ON_REQUEST):
-        return
-    parametrize = metafunc.parametrize
-
-    def with_fewer(names: Any, values: Iterable[Any], *others: Any, ids: Any = None, **options: Any) -> None:
-        values = list(values)
-        marks = [{mark.name for mark in getattr(value, "marks", ())} for value in values]
-        kept = [at for at, of_one in enumerate(marks) if not of_one & _ON_REQUEST] or list(range(len(values)))
-        ids = [ids[at] for at in kept] if isinstance(ids, list | tuple) else ids
-        parametrize(names, [values[at] for at in kept], *others, ids=ids, **options)
-
-    metafunc.parametrize = with_fewer  # type: ignore[method-assign]
 
 
 def _has_gpu() -> bool:

@@ -24,7 +24,10 @@ import { GenerateRequest, InferenceServiceClient } from "../stubs/ringline/infer
 
 @cache  # the compiler takes seconds
 def compiled_programs() -> Path:
-    """The folder of the programs; those of the documents are in ``build/examples``, by their blocks' names."""
+    """The folder of the programs; those of the documents are in ``build/examples``, by their blocks' names.
+
+    It is for tests that use the ring, which are all in one process: the folder is the same for all.
+    """
     assert (NODE_CLIENT / "node_modules").exists(), "run `make setup`, which installs what the Node client needs"
     shutil.rmtree(NODE_CLIENT / "build", ignore_errors=True)
     output_of(BUF, "generate", ROOT / "protos", cwd=NODE_CLIENT)

@@ -57,10 +57,12 @@ def chat(**options) -> pb.GenerateRequest:
             {"json_schema": '{"enum":[1]}', "any_whitespace": True},
             Constraint(json_schema='{"enum":[1]}', any_whitespace=True),
         ),
+        ({"json_schema": True}, Constraint(json_schema="true")),
         ({"json_schema": False}, Constraint(json_schema="false")),
         ({"json_object": True, "after_reasoning": False}, Constraint(json_object=True, after_reasoning=False)),
         ({"regex": "a+", "json_object": False}, Constraint(regex="a+")),
         ({"choice": ["a", "b"]}, Constraint(choice=ChoiceOfTexts(texts=["a", "b"]))),
+        ({"choice": []}, Constraint(choice=ChoiceOfTexts())),
         ({"grammar": 'start: "a"'}, Constraint(grammar='start: "a"')),
         (
             {"structural_tags": [{"begin": "<a>", "json_schema": {}, "end": "</a>"}]},
@@ -159,6 +161,7 @@ def test_other_tools_go_to_the_template_as_they_are(tool):
         ({"description": "?"}, "tools[1]: has no name"),
         ({"type": "function", "function": {}}, "tools[1].function: has no name"),
         ({"name": "f", "paramaters": {}}, "tools[1]: unknown key 'paramaters'; did you mean 'parameters'?"),
+        ({"name": "f", "input_schema": {}}, "tools[1]: unknown key 'input_schema'; did you mean 'parameters'?"),
         (
             {"function": {"name": "f", "Strict": True}},
             "tools[1].function: unknown key 'Strict'; did you mean 'strict'?",
@@ -197,8 +200,11 @@ def test_which_tool_must_be_called(choice, mode, name):
             "json_schema: expected the schema itself, as at 'schema' of this dict",
         ),
         ({"schema": {}}, "option 'schema' is not supported: it is called json_schema here"),
+        ({"json_schema": {"a": {1}}}, "json_schema: not JSON (Object of type set is not JSON serializable)"),
         ({"json_object": 1}, "json_object: expected True, got int"),
         ({"choice": "yes"}, "choice: expected a list of str, got str: ['yes'] has this text alone"),
+        ({"choice": ["a", 1]}, "choice[1]: expected str, got int"),
+        ({"regex": re.compile("a")}, "regex: expected str, got Pattern"),
         ({"structural_tags": "<a>"}, "structural_tags: expected a list of tags, or a dict such as"),
         ({"structural_tags": [{"start": "<a>"}]}, "structural_tags.tags[0]: unknown key 'start': expected begin, "),
         ({"tool_calls": []}, "tool_calls: expected a dict such as Admitted.options has it, got list"),
@@ -206,11 +212,13 @@ def test_which_tool_must_be_called(choice, mode, name):
             {"tool_calls": {"tools": [{"type": 1}]}},
             "tool_calls.tools[0]: unknown key 'type': expected name, parameters",
         ),
+        ({"structural_tags": [{"begin": 1}]}, "structural_tags.tags[0].begin: expected str, got int"),
         ({"parse": "think"}, "parse: expected True, or a dict such as {'reasoning': 'think'}, got str"),
         ({"parse": {"reasoner": "think"}}, "parse: unknown key 'reasoner': expected tool_calls, reasoning, begins_in"),
-        ({"json_schema": {"a": {1}}}, "json_schema: not JSON (Object of type set is not JSON serializable)"),
         ({"tools": {}}, "tools: expected a list of tools, got dict"),
         ({"tools": [print]}, "tools[0]: expected dicts with name, description, parameters, strict, as such or in Open"),
+        ({"tools": [{"name": 1}]}, "tools[0].name: expected str, got int"),
+        ({"tools": [{"name": "a", "parameters": [1]}]}, "tools[0].parameters: expected a dict, a JSON text, a bool or"),
         ({"tool_choice": "auto"}, "option 'tool_choice' is for requests with tools: give tools too, or leave it out"),
         (
             {"tools": [ADD, OTHER], "tool_choice": "auto"},
@@ -388,6 +396,12 @@ async def test_the_last_parts_of_a_choice_that_goes_on_elsewhere_are_not_taken_t
         play(parsed_by(), delta(1, [11], "s", parts=[content("<this")]), ended(STOP, completion=2)),
     )
     assert (await ask(parse=True)).generation.content == "<this"
+
+
+async def test_all_choices_ended_before_the_stream_was_lost(server, ask, short_delays):
+    server.plays(play(parsed_by(), delta(0, [10], "a"), ended(STOP, reasoning=1, parts=[content("a")]), Cut()))
+    answer = (await ask(parse=True)).generation
+    assert (answer.content, answer.usage.reasoning_tokens) == ("a", 1)
 
 
 async def test_a_server_that_drops_the_form_breaks_the_protocol(server, ask, short_delays):

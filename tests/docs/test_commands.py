@@ -109,7 +109,8 @@ def test_what_asks_nobody_is_answered(line: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("line", [line for line in lines_of("ringline") if is_answered(line)])
-def test_what_asks_a_server_is_answered(line: str, ring: Ring) -> None:
+def test_what_asks_a_server_is_answered(line: str, ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     line = line.replace("127.0.0.1:50061", ring.engine_address)
     line += {"bench": SMALL_LOAD, "chat": GREEDY, "generate": GREEDY}.get(subcommand(line), "")
     environment = {"RINGLINE_ADDRESS": ring.address}

@@ -28,8 +28,12 @@ _LIBRARY = KernelLibrary()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Each case runs with the best kernels of this machine, and two of three with others: with all in `test-wide`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each case runs with the best kernels of this machine, and two of three with others: with all in `test-wide`, and
+    where tests are asked for by name.
+    """
+    if all("::" in argument for argument in config.args):
+        return
     for item in items:
         params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         for fixture in _OF_INSTRUCTION_SETS & params.keys():

@@ -21,7 +21,7 @@ from engine_core.step import NewSequence, StepPlan, StepResult
 
 from .engines import BLOCK_BYTES, Outcome, run, started
 from .executor.threaded_executor import ThreadedExecutor
-from .structured_output.grammars import ANSWER, EOS, PERSON, ids_of, save_model_with_tokenizer
+from .structured_output.grammars import ANSWER, EOS, PERSON, ids_of, save_model_with_tokenizer, text_of
 
 PROMPT = list(range(5, 25))
 """More than some steps have rows: then nothing is sampled."""
@@ -51,16 +51,24 @@ def engine(model: Path) -> Iterator[StartedEngine]:
 @pytest.fixture(scope="module")
 def expected(engine: StartedEngine) -> dict[tuple[str, int], Outcome]:
     """Each request by itself."""
-    return {key: each for name in PARAMS for key, each in run(engine, {name: PROMPT}, PARAMS).items()}
+    found = {key: each for name in PARAMS for key, each in run(engine, {name: PROMPT}, PARAMS).items()}
+    assert len(found) == 8
+    for (name, _), outcome in found.items():
+        assert name == "free" or (SHAPE.fullmatch(text_of(outcome.token_ids)) and EOS in outcome.token_ids)
+    return found
 
 
 @pytest.mark.parametrize(
     "options",
     [
+        pytest.param(
+            {"async_scheduling": True, "max_num_batched_tokens": 16, "max_num_seqs": 3, "num_speculative_tokens": 6},
+            marks=pytest.mark.wide,
+        ),
         {"kv_cache_memory_bytes": 10 * BLOCK_BYTES, "max_model_len": 96, "num_speculative_tokens": 6},
         {"attention_backend": "torch"},
     ],
-    ids=["little cache", "torch"],
+    ids=["overlapping steps of few rows", "little cache", "torch"],
 )
 def test_whatever_shares_a_step(
     options: dict[str, object], model: Path, expected: dict[tuple[str, int], Outcome]
@@ -86,6 +94,17 @@ def test_several_ranks(stages: int, model: Path, expected: dict[tuple[str, int],
     assert {key: each.token_ids for key, each in outcomes.items()} == {
         key: each.token_ids for key, each in expected.items()
     }
+
+
+@pytest.mark.wide
+def test_an_answer_goes_on_from_any_of_its_tokens(
+    engine: StartedEngine, expected: dict[tuple[str, int], Outcome]
+) -> None:
+    token_ids = expected["random", 0].token_ids
+    names = [str(known) for known in range(1, len(token_ids))]
+    resume = {name: {0: tuple(token_ids[: int(name)])} for name in names}
+    outcomes = run(engine, dict.fromkeys(names, PROMPT), dict.fromkeys(names, PARAMS["random"]), resume)
+    assert all(outcomes[name, 0].token_ids == token_ids[int(name) :] for name in names)
 
 
 def step(engine: StartedEngine, plan: StepPlan) -> StepResult:

@@ -164,6 +164,13 @@ def test_text_without_a_tokenizer_says_what_is_missing(llm: LLM) -> None:
         ([5], replace(GREEDY, temperature=10**5000), ValueError, "temperature: is a number of thousands of digits"),
         ([[5]] * 2, [GREEDY, replace(GREEDY, n=0)], ValueError, r"^sampling_params\[1\]: n: is 0; expected"),
         (
+            [[5]] * 2,
+            [GREEDY, replace(GREEDY, seed=np.bool_(True))],  # type: ignore[arg-type]
+            ValueError,
+            r"^sampling_params\[1\]: seed: is True, of type bool; expected an integer",
+        ),
+        ([[5]] * 2, [GREEDY, None], TypeError, r"^sampling_params\[1\] is of type NoneType; expected SamplingParams"),
+        (
             [[5]] * 3,
             [GREEDY] * 2,
             ValueError,
@@ -290,6 +297,40 @@ def test_prompt_logprobs_do_not_depend_on_chunks(llm: LLM, checkpoint: Path) -> 
             chunked.generate([prompt], params)[0].prompt_logprobs == llm.generate([prompt], params)[0].prompt_logprobs
         )
         assert chunked.numerics == llm.numerics
+
+
+@pytest.mark.wide
+def test_results_do_not_depend_on_overlapping_steps() -> None:
+    """Whole results of the bundled model: tokens, ends, log probabilities, of prompts too; also under preemption."""
+    prompts = [[3 + (i * 37 + j * j) % 400 for j in range(1 + i * 5 % 40)] for i in range(24)]
+    params = [
+        SamplingParams(
+            temperature=[0.0, 0.7, 1.2][i % 3],
+            top_p=[1.0, 0.9][i % 2],
+            top_k=[None, 50][i % 5 == 0],
+            frequency_penalty=[0.0, 0.8][i % 4 == 1],
+            bad_words_token_ids=((5,), (9, 8)) if i % 6 == 2 else (),
+            min_tokens=[0, 5][i % 7 == 3],
+            max_tokens=1 + i * 3 % 40,
+            logprobs=[None, 2][i % 4 == 3],
+            prompt_logprobs=[None, 1][i % 8 == 3],
+            n=1 + i % 3,
+            seed=i,
+        )
+        for i in range(len(prompts))
+    ]
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20, "max_model_len": 128}
+    with LLM(str(TINY), **options) as plain:
+        expected = plain.generate(prompts, params)
+    for limits in ({}, {"kv_cache_memory_bytes": 700 << 10, "block_size": 4, "max_num_batched_tokens": 64}):
+        with LLM(str(TINY), async_scheduling=True, **(options | limits)) as overlapped:
+            results = overlapped.generate(prompts, params)
+            assert [(r.choices, r.prompt_logprobs) for r in results] == [
+                (r.choices, r.prompt_logprobs) for r in expected
+            ]
+            assert bool(overlapped.stats().preemptions) == bool(limits)
+            tokens = sum(len(choice.token_ids) for result in results for choice in result.choices)
+            assert overlapped.stats().generated_tokens == tokens
 
 
 def test_eos_ends_a_choice(llm: LLM) -> None:

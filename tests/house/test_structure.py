@@ -120,3 +120,33 @@ def test_tests_bear_the_names_of_what_they_test() -> None:
 def test_names_of_tests_can_be_read_at_a_glance() -> None:
     found = {relative(path): re.findall(r"def (test_\w+)", path.read_text()) for path in sources("tests")}
     assert not [f"{path}: {name}" for path, names in found.items() for name in names if len(name) > MAX_NAME]
+
+
+def test_what_tests_import_of_each_other_is_there() -> None:
+    """Files that only a long suite collects would fail there alone."""
+    names = {
+        relative(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): names_of(path.read_text())
+        for path in sources("tests")
+    }
+    missing = [
+        f"{module}: {source}.{name}"
+        for module, (_, imports) in names.items()
+        for source, name in imports
+        if source in names and name not in names[source][0] and f"{source}.{name}" not in names
+    ]
+    assert missing == []
+
+
+def names_of(text: str) -> tuple[set[str], list[tuple[str, str]]]:
+    """All that a module defines or imports, and what it imports from where."""
+    defined, imports = set(), []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {alias.asname or alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                imports += [(str(node.module), alias.name) for alias in node.names]
+    return defined, imports

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -73,7 +74,7 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=100, help="changes (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default: 1)")
-    parser.add_argument("--processes", type=int, default=2, help="changes tried at the same time (default: 2)")
+    parser.add_argument("--processes", type=int, default=2, help="changes tried at once, a core for each (default: 2)")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the tests of a change may take (default: 30)")
     parser.add_argument(
         "--coverage", type=Path, default=ROOT / ".coverage", help="data with contexts (default: .coverage)"
@@ -99,15 +100,15 @@ def tried_all(mutants: Sequence[Mutant], executed: Executed, processes: int, sec
         for _ in range(processes):
             free.put(stack.enter_context(copied()))
 
-        def judge(mutant: Mutant) -> Verdict:
-            tests, copy = executed.by(mutant), free.get()
+        def judge(mutant: Mutant, tests: Sequence[str]) -> Verdict:
+            copy = free.get()
             try:
                 outcome = tried(copy, mutant, tests, seconds) if tests else "not executed"
             finally:
                 free.put(copy)
             return Verdict(str(mutant), room_of(mutant.path), outcome, len(tests))
 
-        yield from pool.map(judge, mutants)
+        yield from pool.map(judge, mutants, map(executed.by, mutants))
 
 
 def drawn(count: int, seed: int, only: Sequence[str] | None = None) -> list[Mutant]:
@@ -142,6 +143,8 @@ class Executed:
         self._data = CoverageData(str(path))
         self._data.read()
         self._width: Counter[str] = Counter()
+        if not any(Path(file).is_relative_to(ROOT) for file in self._data.measured_files()):
+            raise SystemExit(f"{path} has no coverage of {ROOT}: measure it with `make coverage`")
         for file in self._data.measured_files():
             for contexts in self._data.contexts_by_lineno(file).values():
                 self._width.update(contexts)
@@ -157,7 +160,7 @@ class Executed:
 def _is_there(test: str) -> bool:
     """Or pytest would fail for want of a test that has another name since coverage was measured."""
     path, name, *_ = test.split("::")
-    return (ROOT / path).exists() and name in (ROOT / path).read_text()
+    return (ROOT / path).exists() and re.search(rf"\b{name}\b", (ROOT / path).read_text()) is not None
 
 
 def _test_of(context: str) -> str | None:

@@ -226,12 +226,20 @@ async def test_a_newer_life_supersedes_and_an_older_is_refused(backend: Backend,
     newer.call.cancel()
 
 
-async def test_a_broken_hello_ends_its_stream(engine) -> None:
+@pytest.mark.parametrize(
+    ("fields", "ends", "named"),
+    [
+        ({"name": "no spaces please"}, grpc.StatusCode.INVALID_ARGUMENT, "hello.name"),
+        ({"min_version": 98, "max_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "speaks versions 98 to 99"),
+        ({"min_version": 0, "max_version": 0}, grpc.StatusCode.FAILED_PRECONDITION, "names no version"),
+    ],
+)
+async def test_a_broken_hello_ends_its_stream(engine, fields: dict, ends: grpc.StatusCode, named: str) -> None:
     broken = Backend(engine)
-    await broken.say_hello(min_version=98, max_version=99)
+    await broken.say_hello(**fields)
     code, details = await broken.status()
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "speaks versions 98 to 99" in details
+    assert code is ends
+    assert named in details
 
 
 async def test_a_second_hello_ends_its_stream(backend: Backend, engine) -> None:
@@ -276,6 +284,16 @@ async def begun(engine, profile: engine_pb2.ProfileRequest) -> asyncio.Future[en
     profiling = asyncio.ensure_future(engine.Profile(profile))
     await engine.ResetPrefixCache(engine_pb2.ResetPrefixCacheRequest())
     return profiling
+
+
+async def test_peers_are_announced(backend: Backend, engine) -> None:
+    await backend.until(lambda: backend.peers)
+    assert {"processor-0", "detokenizer-0", "backend"} <= set(backend.peers)
+    other = Backend(engine, "newcomer")
+    await other.hello()
+    await backend.until(lambda: "newcomer" in backend.peers)
+    other.call.cancel()
+    await backend.until(lambda: "newcomer" not in backend.peers)
 
 
 async def test_a_profile_of_the_next_steps(backend: Backend, engine) -> None:

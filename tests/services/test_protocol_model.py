@@ -287,6 +287,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             assert transcript.logprobs.get(choice, []) == unpacked(scores), "bit for bit"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.wide)])
 def test_every_request_ends_as_if_nothing_had_happened(examples: int) -> None:
     limits = settings(

@@ -57,10 +57,10 @@ SUITES = (
         name="wide",
         what="kernels in all their shapes, and longer property tests",
         arguments=(*_PYTEST, "--wide"),
-        minutes=4,
+        minutes=12,
         begins=("tests.conftest", "tests.engine_core.kernels.compiled", *_STACK),
         mark="wide",
-        data=(*_DATA, "tests/engine_core/kernels/interpreted"),
+        data=(*_DATA, *(f"tests/engine_core/{room}" for room in ("attention", "kernels", "ops", "quantization"))),
         figures=_TESTS,
     ),
     Suite(

@@ -85,6 +85,32 @@ def test_all_ranks_have_what_each_has(size: int) -> None:
     assert all(all(equal) for equal in results_of(size, _gathers))
 
 
+def _rows(rank: int, size: int, store: TCPStore) -> bool:
+    ours = collectives(rank, size, store)
+    ids = torch.tensor([0, 5, 2, 7, 3, 1, 6, 4], dtype=torch.int32)
+    owned = [range(3), range(3, 8), range(8, 8)][:size]
+    whole = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    own = torch.tensor([int(each) in owned[rank] for each in ids])
+    mine = torch.where(own[:, None], whole, torch.full_like(whole, float("nan")))
+    return torch.equal(ours.gather_rows(mine, ids, owned, groups=2), whole)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_each_row_comes_from_the_rank_that_owns_its_id(size: int) -> None:
+    assert results_of(size, _rows) == [True] * size
+
+
+def test_a_part_of_another_width_than_was_said_is_refused() -> None:
+    def body(rank: int, size: int, store: TCPStore) -> str:
+        try:
+            collectives(rank, size, store).all_gather(torch.zeros(2, 3), [4])
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    assert results_of(1, body) == ["(2, 3) is not 1 rows of 4 each"]
+
+
 def links(rank: int, size: int, store: TCPStore, timeout: float = 10.0) -> ProcessGroupLinks:
     return ProcessGroupLinks(gloo_group(store, "stages", rank, size, HOST, timeout), CPU)
 

@@ -1,10 +1,11 @@
-"""Processes of ranks that start at once: a process that has imported everything forks them.
+"""Processes of ranks, and of engines, that start at once: a process that has imported everything forks them.
 
 What a rank runs, and how it is connected, is as ``LocalRank`` has it; only its imports are not made again each time.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
+from unittest import mock
 
 from engine_core.distributed.ranks import Rank
 from engine_core.executor.rank_connection import RankConnections
@@ -51,7 +53,7 @@ class ForkedRank(RankProcess):
         ours, theirs = zip(socketpair(), socketpair(), strict=True)
         reading, self._life = os.pipe()
         forking = forking_process()
-        send_fds(forking, [title.encode()], [*(each.fileno() for each in theirs), reading])
+        send_fds(forking, [json.dumps({"title": title}).encode()], [*(each.fileno() for each in theirs), reading])
         for each in theirs:
             each.close()
         os.close(reading)
@@ -81,8 +83,48 @@ class ForkedRank(RankProcess):
             self.ended = None
 
 
+class ForkedEngine:
+    """An engine of two ranks in a process of its own, which computes until it ends; its ranks are forked, too."""
+
+    def __init__(self, checkpoint: Path, sizes: str) -> None:
+        forking = forking_process()
+        line, other = socketpair(AF_UNIX, SOCK_SEQPACKET)  # on which it asks for its ranks
+        reading, writing = os.pipe()
+        asked = json.dumps({"checkpoint": str(checkpoint), "sizes": sizes})
+        send_fds(forking, [asked.encode()], [line.fileno(), other.fileno(), writing])
+        self.pid = int(forking.recv(64))
+        for each in (line, other):
+            each.close()
+        os.close(writing)
+        self._told = reading
+
+    def ranks(self) -> list[int]:
+        """Those of its ranks, once it computes."""
+        told = os.read(self._told, 1024)
+        return [int(pid) for pid in told.split()]
+
+    def close(self) -> None:
+        os.close(self._told)
+
+
+def run_engine(checkpoint: str, sizes: str, line: socket, told: int) -> None:
+    from engine_core.llm import LLM, SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20, "num_threads": 1, sizes: 2}
+    with (
+        mock.patch(f"{__name__}.forking_process", return_value=line),
+        mock.patch(LOCAL_RANK, ForkedRank),
+        LLM(checkpoint, **options) as llm,  # type: ignore[arg-type]
+    ):
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+        os.write(told, " ".join(str(rank.pid) for rank in llm._engine.executor.ranks).encode())
+        while True:
+            llm.generate([[5, 6, 7]], params)
+
+
 def main() -> None:
-    """Fork a rank for each title that comes, until the other end of the line is closed."""
+    """Fork a process for each message, until the other end of the first line is closed."""
     import engine_core.executor.identity
     import engine_core.executor.join
     import engine_core.executor.multiproc
@@ -90,28 +132,40 @@ def main() -> None:
     import engine_core.executor.worker
     import engine_core.llm  # noqa: F401
 
-    line = socket(fileno=int(sys.argv[1]))
+    first = socket(fileno=int(sys.argv[1]))
+    lines = [first]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system lets nothing remain of those that have ended
     while True:
-        title, descriptors, _, _ = recv_fds(line, 4096, 3)
-        if not title:
-            return
-        pid = os.fork()
-        if pid == 0:
-            _run(line, title.decode(), descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        line.send(str(pid).encode())
+        for line in select.select(lines, [], [])[0]:
+            message, descriptors, _, _ = recv_fds(line, 4096, 3)
+            if not message and line is first:
+                return
+            if not message:  # an engine has ended
+                lines.remove(line)
+                line.close()
+                continue
+            asked = json.loads(message)
+            if "checkpoint" in asked:
+                lines.append(socket(fileno=descriptors.pop(1)))
+            pid = os.fork()
+            if pid == 0:
+                _run(lines, asked, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            line.send(str(pid).encode())
 
 
-def _run(line: socket, title: str, descriptors: list[int]) -> None:
+def _run(lines: list[socket], asked: dict[str, str], descriptors: list[int]) -> None:
     """In the process that was forked."""
     try:
-        line.close()
+        for line in lines:
+            line.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "checkpoint" in asked:
+            run_engine(**asked, line=socket(fileno=descriptors[0]), told=descriptors[1])
         from engine_core.executor import worker_main
 
-        sys.argv[1:] = [*map(str, descriptors), title]
+        sys.argv[1:] = [*map(str, descriptors), asked["title"]]
         worker_main.main()
     except BaseException:
         traceback.print_exc()

@@ -34,3 +34,11 @@ def test_a_call_that_comes_as_the_thread_ends_does_not_wait_for_ever() -> None:
     caller.start()
     caller.join(20)
     assert not caller.is_alive()
+
+
+def test_a_thread_ends_with_whoever_made_it() -> None:
+    thread = CallThread("forgotten")
+    running = next(each for each in threading.enumerate() if each.name == "forgotten")
+    del thread
+    running.join(60)
+    assert not running.is_alive()

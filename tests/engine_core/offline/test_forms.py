@@ -47,8 +47,10 @@ def test_a_form_is_read(params: dict[str, Any], form: object) -> None:
             {"json_schema": pydantic.BaseModel},
             "p: json_schema: is of type ModelMetaclass; expected a dict, a JSON text or a bool: its model",
         ),
+        ({"json_schema": {"a": {1}}}, "p: json_schema: cannot be written as JSON: "),
         ({"regex": 3}, "p: regex: has a value of type int; expected text"),
         ({"choice": "yes"}, "p: choice: is of type str; expected a list of texts"),
+        ({"choice": ["a", 1]}, "p: choice: has a value of type int; expected text"),
         ({"grammar": "\ud800"}, "p: grammar: has text that UTF-8 cannot encode"),
     ],
 )

@@ -168,8 +168,10 @@ def test_forms_that_cannot_be_used_are_refused_where_they_are(llm: LLM, form: di
     [
         ("Hello", "^messages is of type str; expected a list with a message such as"),
         ([], "^messages is empty; expected at least one message"),
+        ([[QUESTION], []], r"^messages\[1\] is empty; expected at least one message"),
         ([QUESTION, 5], r"^messages\[0\] is of type dict; expected a list"),
         ([{"role": "user"}], r"^messages\[0\]\.content is missing; expected text"),
+        ([{"content": "Hello"}], r"^messages\[0\]\.role is missing; expected text"),
         ([QUESTION | {"text": "Hi"}], r"^messages\[0\] has the key 'text'; expected role, content"),
         (
             [[QUESTION], [{"role": "user", "content": [{"type": "image_url"}]}]],
@@ -218,6 +220,7 @@ def test_stop_strings_are_refused_where_they_would_be_ignored(llm: LLM) -> None:
     ("name", "value", "words"),
     [
         ("tools", {"type": "function"}, "^tools is of type dict; expected a list"),
+        ("tools", [{"f": float("nan")}], "^tools cannot be written as JSON: "),
         ("chat_template_kwargs", 5, "^chat_template_kwargs is of type int; expected a dictionary"),
         ("chat_template_kwargs", {"a": object()}, "^chat_template_kwargs cannot be written as JSON: "),
         ("template_name", [], "^template_name is of type list; expected text"),

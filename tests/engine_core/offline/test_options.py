@@ -32,6 +32,12 @@ def test_an_unknown_option_says_what_there_is_instead() -> None:
         configure(model="m", data_parallel_size=1)
 
 
+def test_options_reach_their_sections() -> None:
+    config = configure(model="m", block_size=32, max_num_seqs=3, load_format="dummy", num_threads=1)
+    assert (config.model.model, config.cache.block_size, config.scheduler.max_num_seqs) == ("m", 32, 3)
+    assert (config.load.load_format, config.device.num_threads) == ("dummy", 1)
+
+
 def test_paths_and_numbers_of_numpy_are_options_too() -> None:
     config = configure(model=Path("m"), max_num_seqs=np.int64(3), gpu_memory_utilization=np.float64(0.5))
     assert config == configure(model="m", max_num_seqs=3, gpu_memory_utilization=0.5)

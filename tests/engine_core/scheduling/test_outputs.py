@@ -180,6 +180,24 @@ def test_a_choice_that_fails_ends_with_the_error_after_its_tokens_and_others_go_
     assert all(stream.done for stream in engine.streams.values())
 
 
+@pytest.mark.parametrize("drafts", [None, "right"])
+def test_a_resumed_choice_fails_where_it_would_have(drafts):
+    for start in range(6):
+        engine = Harness(drafts=drafts)
+        engine.add("a", 10, max_tokens=9, grammar=failing(5), logprobs=0)
+        tokens = engine.finish()["a"][0]
+        engine.add(
+            "b",
+            engine.streams["a"].request.prompt_token_ids,
+            max_tokens=9,
+            grammar=failing(5),
+            logprobs=0,
+            resume={0: tuple(tokens[:start])} if start else None,
+        )
+        assert engine.finish()["b"][0] == tokens
+        assert errors(engine) == {(name, 0): ("0 fails at 5", 5) for name in "ab"}
+
+
 def test_a_choice_fails_before_its_prompt_is_computed_and_another_one_computes_it():
     engine = Harness(max_num_batched_tokens=8)
     engine.add("a", 20, n=2, grammar=failing(-1), prompt_logprobs=0)

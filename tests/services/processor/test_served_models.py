@@ -47,6 +47,18 @@ def test_requests_finish_on_their_own_model_while_new_ones_go_to_the_next(wide: 
     assert wide.quiet
 
 
+def test_a_request_waits_for_an_engine_of_its_own_model_and_goes_on_there(wide: Ring) -> None:
+    wide.begin(tokens=2)
+    roll_out(wide, "engine-0", "engine-1")
+    wide.settle()
+    assert 0 < len(wide.ids()) < 20, "the next model computes nothing of it"
+    wide.kill_engine("engine-0", PRESENT)
+    wide.heal()
+    wide.settle()
+    assert wide.ids() == expected(20)
+    assert wide.quiet
+
+
 def test_a_request_whose_model_is_gone_ends_and_says_so(wide: Ring) -> None:
     wide.begin(tokens=2)
     wide.dispatcher.route_timeout = -1.0

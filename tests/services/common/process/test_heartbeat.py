@@ -153,7 +153,7 @@ class Supervised:
         return self.process.returncode, errors
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_container_ends_as_its_service_does_which_gets_its_signals(number, code):
     supervised = Supervised(*beating())
     supervised.process.send_signal(number)

@@ -9,7 +9,7 @@ import structlog
 
 from services.common.config.settings import TelemetrySettings
 from services.common.telemetry import logs as rate_limited_log
-from services.common.telemetry.logs import RateLimitedLog, configure_logs, report_fatal
+from services.common.telemetry.logs import RateLimitedLog, configure_logs, human_bytes, report_fatal
 
 log = structlog.get_logger()
 
@@ -127,6 +127,13 @@ def test_what_a_client_named_a_request_does_not_move_the_cursor():
     console = configured("console")
     log.info("admitted", client_request_id="\x1b[2Jgone\u202e")
     assert r"client_request_id=\x1b[2Jgone\u202e" in console.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (7_654_321, "7.3 MiB"), (2**41, "2.0 TiB")]
+)
+def test_bytes_for_people(count, text):
+    assert human_bytes(count) == text
 
 
 class Lines:

@@ -95,6 +95,14 @@ def test_bodies_that_are_not_one_message(body: bytes, problem: str) -> None:
         enclosed(body)
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"), [(b"AA=A", "base64"), (b"====", "base64"), (b"AA*=", "base64"), (b"AA==" * 2000, "more than")]
+)
+def test_base64_that_is_none_or_has_too_many_parts_is_refused(body: bytes, problem: str) -> None:
+    with pytest.raises(InvalidRequest, match=problem):
+        grpc_web.request_data(body, text=True)
+
+
 def test_base64_comes_in_parts() -> None:
     frame = enclose(0, b"hello")
     parts = base64.b64encode(frame[:4]) + base64.b64encode(frame[4:6]) + base64.b64encode(frame[6:])
