@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 SEEDS = (151, 326, 505)
 """Each kills both engines, one at a time, and a detokenizer, and hangs a processor."""
-LITTLE = {"seconds": 13, "rolling": 0, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 1}
+LITTLE = {"seconds": 13, "rolling_pause": 1.5, "engines": 2, "concurrency": 10, "pause": 0.3, "per_kind": 1}
 
 
 @pytest.mark.timeout(600)

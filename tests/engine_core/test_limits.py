@@ -68,6 +68,7 @@ def test_an_engine_serves_at_the_edges(options: dict[str, Any], checkpoint: Path
     [
         ({"max_model_len": 513}, "max_model_len=513 is not usable: expected at most 512"),
         ({"max_num_batched_tokens": 63, **NO_CHUNKS}, r"max_num_batched_tokens=63 .* at least --max-model-len \(64\)"),
+        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is 1 .1 byte.*Raise --kv-cache-memory-bytes"),
         (
             {"kv_cache_memory_bytes": 4 * BLOCK_BYTES - 1},
             "^max_model_len=64 does not fit.*4 blocks of 16 tokens.*lower --max-model-len to at most 48",

@@ -167,7 +167,7 @@ async def test_what_makes_a_step_raise_is_given_to_no_other_engine(
 async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services: Services) -> None:
     services.start("engine")
     services.start("detokenizer")
-    services.start("processor", "--max-unread-bytes", "1MiB")
+    services.start("processor", "--max-unread-bytes", "2MiB")
     await services.wait_serving()
     options = [("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0), ("grpc.max_receive_message_length", -1)]
     async with (
@@ -176,7 +176,7 @@ async def test_sigterm_drains_and_a_reader_that_stops_loses_its_stream(services:
     ):
         # A client that never reads: its window fills, and when too much waits for it, its session goes.
         deaf = inference_pb2_grpc.InferenceServiceStub(narrow).Session(timeout=250)
-        await send(deaf, *(long_request(f"r{index}", 1500, logprobs=20) for index in range(24)))
+        await send(deaf, *(long_request(f"r{index}", 1500, logprobs=20) for index in range(40)))
         call = inference_pb2_grpc.InferenceServiceStub(channel).Session(timeout=250)
         await send(call, long_request("beside", 200))
         beside = await read_session(call, ["beside"])

@@ -85,7 +85,7 @@ async def test_each_request_is_answered_whatever_is_offered_and_whoever_does_not
 async def test_a_flood_of_one_tenant_is_not_paid_for_by_another(small: Ring, front) -> None:
     flood = front.Session(metadata=(("x-ringline-tenant", "flood"),))
     # Several choices each take the engine many seconds, so that this process may stand still for a while.
-    await send(flood, *(ask(str(i), max_tokens=1500, n=4, ignore_eos=True) for i in range(2 * PLACES)))
+    await send(flood, *(ask(str(i), max_tokens=600, n=4, ignore_eos=True) for i in range(2 * PLACES)))
     refused = 0
     while refused < PLACES:
         frame = await flood.read()

@@ -51,19 +51,23 @@ def test_what_a_gpu_runs_is_found_and_interpreted_without_the_packages_of_servic
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) >= 30
 
 
-@pytest.mark.wide
+OF_OPS = "norm_of_groups_scaled or several_ranks or stays_quantized"
+"""What no test of a GPU runs: ops of several ranks, and all formats."""
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "tests",
     [
-        (f"{INTERPRETED}/test_engine.py",),
-        (str(INTERPRETED), f"--ignore={INTERPRETED}/test_engine.py"),
-        (str(INTERPRETED), "--wide"),
+        ("-k", f"test_engine or test_libraries or (test_ops and bfloat16 and ({OF_OPS}))"),
+        pytest.param((f"--ignore={INTERPRETED}/test_engine.py",), marks=pytest.mark.wide),
+        pytest.param(("--wide",), marks=pytest.mark.wide),
     ],
-    ids=["an engine", "alone", "in all shapes"],
+    ids=["an engine, libraries and ranks", "ops and attention", "in all shapes"],
 )
 def test_interpreted(tests: tuple[str, ...]) -> None:
-    done = _interpreted("-m", "pytest", "-p", "no:cacheprovider", "-x", "--rootdir", ".", *tests)
+    done = _interpreted("-m", "pytest", "-p", "no:cacheprovider", "-x", "--rootdir", ".", str(INTERPRETED), *tests)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

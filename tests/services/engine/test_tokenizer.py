@@ -73,30 +73,36 @@ def test_what_is_there_is_sent_as_it_is() -> None:
 
 CONVERTING = """
 import json, sys
+from pathlib import Path
 from engine_core.config import ModelConfig
+from engine_core.model_loader import convert_tokenizer
 from services.engine.tokenizer import read_tokenizer
 from services.text.tokenizer import Tokenizer
 
-ours = Tokenizer.from_files(read_tokenizer(ModelConfig(model=sys.argv[1])))
+checkpoint, later, texts = *map(Path, sys.argv[1:3]), json.loads(sys.argv[3])
+converted = [Tokenizer.from_files(read_tokenizer(ModelConfig(model=str(checkpoint))))]
 assert "sentencepiece" not in sys.modules
-ids = [ours.encode(text) for text in json.loads(sys.argv[2])]
-print(json.dumps([[one, ours.decode(one)] for one in ids]))
+assert convert_tokenizer.main(str(later), str(later / "converted")) == 0
+for ours in (*converted, Tokenizer.from_directory(later / "converted")):
+    print(json.dumps([[ids, ours.decode(ids)] for ids in map(ours.encode, texts)]))
 """
+"""Converts one checkpoint as an engine does, by another process, and one by itself."""
 
 
-@pytest.mark.parametrize("legacy", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_an_older_kind_is_converted_and_nothing_is_kept_of_what_that_takes(
-    trained: tuple[Path, list[Any]], legacy: bool, tmp_path: Path
+    trained: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
-    checkpoint = shutil.copytree(trained[0], tmp_path / "checkpoint")
-    config = json.loads((checkpoint / "tokenizer_config.json").read_bytes())
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": legacy}))
-    printed = output_of(sys.executable, "-c", CONVERTING, checkpoint, json.dumps([*TEXTS, "</s>the"]))
-    *converted, (after_special, _) = json.loads(printed.splitlines()[-1])
-    equal = [one == expected for one, expected in zip(converted, trained[1], strict=True)]
-    assert equal == [True, legacy, True]  # the second text begins with a space
-    the = trained[1][0][0][1]  # with the space before it
-    assert (after_special[2:] == [the]) == legacy
+    config = json.loads((trained[0] / "tokenizer_config.json").read_bytes())
+    checkpoints = [shutil.copytree(trained[0], tmp_path / kind) for kind in ("legacy", "later")]
+    for checkpoint, legacy in zip(checkpoints, (True, False), strict=True):
+        (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": legacy}))
+    printed = output_of(sys.executable, "-c", CONVERTING, *checkpoints, json.dumps([*TEXTS, "</s>the"]))
+    for line, legacy in zip(printed.splitlines()[-2:], (True, False), strict=True):
+        *converted, (after_special, _) = json.loads(line)
+        equal = [one == expected for one, expected in zip(converted, trained[1], strict=True)]
+        assert equal == [True, legacy, True]  # the second text begins with a space
+        the = trained[1][0][0][1]  # with the space before it
+        assert (after_special[2:] == [the]) == legacy
 
 
 def test_vocabulary_and_merges_are_converted_with_the_configured_bos(tmp_path: Path) -> None:

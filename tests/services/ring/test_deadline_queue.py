@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.ring.deadline_queue import DeadlineQueue
@@ -12,6 +12,7 @@ TIMES = st.integers(0, 9).map(float)
 
 
 @given(st.lists(st.one_of(st.tuples(KEYS, TIMES), KEYS, TIMES), max_size=100))
+@example([("a", float(number % 10)) for number in range(80)])
 def test_each_item_is_returned_once_when_it_is_due(steps: list[tuple[str, float] | str | float]) -> None:
     queue: DeadlineQueue[str] = DeadlineQueue()
     waiting: dict[str, float] = {}
