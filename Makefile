@@ -13,6 +13,8 @@ INSTALL_TORCH = $(if $(TORCH_INDEX_URL),.venv/bin/python -m $(PIP_INSTALL) -c co
 # or timeouts. Idle OpenMP threads sleep instead of spinning, or services that share the cores wait for them.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TEST_PROCESSES ?= 3
+# A process that dies would be replaced, and then waits for ever: the run ends instead, with what failed.
+XDIST = -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 
 # Or every process that is started compiles torch's sources again, where the environment says that nothing is to be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -39,22 +41,22 @@ demo: $(RUNS) $(NATIVE) $(if $(filter smollm2,$(MODEL)),$(SMOLLM2))  ## start th
 	.venv/bin/ringline demo $(if $(MODEL),--model "$(MODEL)")
 
 test: setup  ## the tests, with lint, types and the contract's checks among them; PYTEST="-k name" to choose
-	$(TEST_ENV) .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest $(XDIST) $(PYTEST)
 
 # Of every process that the tests start; combined, with the test that executed each line.
 coverage: setup  ## the tests, and by room the share of lines and branches that they execute; then MUTANTS="--count 100" tries how strong they are
 	rm -f .coverage .coverage.*
 	-COVERAGE_FILE="$(CURDIR)/.coverage" COVERAGE_PROCESS_START="$(CURDIR)/tests/coverage.ini" $(TEST_ENV) \
-	  .venv/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	  .venv/bin/python -m pytest $(XDIST) $(PYTEST)
 	.venv/bin/python -m coverage combine -q --rcfile=tests/coverage.ini
 	.venv/bin/python -m tests.mutants.rooms
 	$(if $(MUTANTS),.venv/bin/python -m tests.mutants $(MUTANTS))
 
 test-wide: setup  ## the cases that `make test` leaves out because they take minutes, such as most of the interpreted kernels
-	$(TEST_ENV) .venv/bin/python -m pytest --wide -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest --wide $(XDIST) $(PYTEST)
 
 test-models: setup  ## every family of models in all its shapes, against transformers
-	$(TEST_ENV) .venv/bin/python -m pytest --models -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST)
+	$(TEST_ENV) .venv/bin/python -m pytest --models $(XDIST) $(PYTEST)
 
 test-distributed: setup $(RAY)  ## engines of several processes: every family, size and executor, and their ranks killed; PYTEST="-k name" to choose
 	$(TEST_ENV) .venv/bin/python -m pytest --distributed $(PYTEST)
@@ -75,7 +77,7 @@ test-python:  ## the tests of the client and the CPU tiers on another PYTHON, su
 	$(PYTHON) -m venv --clear .venv-python
 	.venv-python/bin/python -m $(PIP_INSTALL) -c constraints.txt -e clients/python -e '.[tracing]' \
 	  hypothesis jsonschema pytest pytest-asyncio pytest-timeout pytest-xdist
-	$(TEST_ENV) .venv-python/bin/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder \
+	$(TEST_ENV) .venv-python/bin/python -m pytest $(XDIST) \
 	  $(PYTHON_TESTS) $(addprefix --ignore=,$(ENGINE_TESTS)) $(PYTEST)
 
 test-scheduler: $(FULL)  ## the scheduler's property test with new seeds for half an hour; SECONDS=60, or SEED=7 to repeat a failure
@@ -107,7 +109,7 @@ abuse: $(FULL)  ## attack every service for ten minutes, beside clients that beh
 	.venv/bin/python -m tests.abuse --report abuse.json $(ABUSE)
 	.venv/bin/python -m tests.abuse.stalls
 
-verify: setup  ## every long suite, in about two hours; goes on after an interruption; ONLY="chaos fuzz" to choose, VERIFY=--again
+verify: setup $(RAY)  ## every long suite, in about two hours; goes on after an interruption; ONLY="chaos fuzz" to choose, VERIFY=--again
 	.venv/bin/python -m tests.verify $(ONLY) $(VERIFY)
 
 compose-test: $(FULL)  ## build compose.yaml's images and try its stack; needs a Docker engine; COMPOSE_TEST="--step one --step tls" to choose
@@ -149,7 +151,7 @@ clean:  ## remove everything that these commands installed or cached
 	rm -rf .venv .venv-cpu .venv-oldest .venv-python $(KERNELS) tests/clients/node/node_modules
 	rm -rf .venv-doors tests/doors/node/*/node_modules .gpu-wheels
 	rm -rf build clients/python/build *.egg-info clients/python/*.egg-info
-	rm -rf .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .coverage .coverage.* .verify .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # Before anything is downloaded: will this Python do?
 check-python:

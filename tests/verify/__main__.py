@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.guard import end_with_this_program
 from tests.verify.results import BusyError, Result, Results
-from tests.verify.suites import SUITES, Suite
+from tests.verify.suites import ENVIRONMENT, SUITES, Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 3.0
@@ -31,13 +31,13 @@ GRACE = 20.0
 """Seconds in which an interrupted suite may end the services that it started."""
 SHOWN = 20
 """Lines of a failed suite's output."""
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-"""Of every suite: several processes share the cores."""
+LONGEST_LINE = 500
+"""Characters of such a line."""
 
 
 def main() -> int:
     names = [suite.name for suite in SUITES]
-    listed = "\n".join(f"  {suite.name:10} {suite.minutes:3g} min  {suite.what}" for suite in SUITES)
+    listed = "\n".join(f"  {suite.name:12} {suite.minutes:3g} min  {suite.what}" for suite in SUITES)
     parser = argparse.ArgumentParser(
         prog="python -m tests.verify",
         description=f"{__doc__}{listed}",
@@ -45,21 +45,36 @@ def main() -> int:
     )
     parser.add_argument("suites", metavar="SUITE", nargs="*", help="only these (default: all)")
     parser.add_argument("--again", action="store_true", help="also those that have passed with the files as they are")
+    parser.add_argument("--list", action="store_true", help="say which of them would be run, and run none")
     given = parser.parse_args()
     if unknown := [name for name in given.suites if name not in names]:
         parser.error(f"no suite is called {', '.join(unknown)}; there are {', '.join(names)}")
     chosen = [suite for suite in SUITES if suite.name in (given.suites or names)]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    results = Results(ROOT)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background would make it ignore SIGINT
+        signal.signal(number, signal.default_int_handler)
     try:
+        results = Results(ROOT)
+        if given.list:
+            return show_state(chosen, results)
         with results.held():
             return verify(chosen, results, again=given.again)
-    except BusyError as error:
+    except (BusyError, OSError) as error:
         print(error)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"git cannot be asked what there is: {error.stderr.decode(errors='replace').strip()}")
         return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", flush=True)
         return 130
+
+
+def show_state(suites: Sequence[Suite], results: Results) -> int:
+    """Print what is known of each suite; returns the exit code."""
+    for suite in suites:
+        result = results.passed(suite)
+        print(f"{suite.name:12} {f'passed at {result.commit}' if result else f'to run, {suite.minutes:g} minutes'}")
+    return 0
 
 
 def verify(suites: Sequence[Suite], results: Results, *, again: bool = False) -> int:
@@ -76,13 +91,15 @@ def verify(suites: Sequence[Suite], results: Results, *, again: bool = False) ->
         _show(result, "" if result.passed else f"FAILED: {results.log(suite)}")
         if not result.passed:
             failed = True
-            print("".join(f"    {line}\n" for line in results.output(suite).splitlines()[-SHOWN:]), flush=True)
+            last = results.output(suite).splitlines()[-SHOWN:]
+            print("".join(f"    {line[:LONGEST_LINE]}\n" for line in last), flush=True)
     return 1 if failed else 0
 
 
 def run(suite: Suite, results: Results) -> Result:
     """Run a suite to its end, or until it takes far too long, and keep what it found."""
     inputs, log, begun = results.digest(suite), results.log(suite), time.monotonic()
+    log.unlink(missing_ok=True)  # a run that was killed may still write to it
     with log.open("w") as output:
         # A session of its own, so that all of it can be ended. A shell's background would make it ignore SIGINT.
         process = subprocess.Popen(
@@ -93,6 +110,7 @@ def run(suite: Suite, results: Results) -> Result:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=results.lock,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         end_with_this_program(process)
@@ -103,7 +121,7 @@ def run(suite: Suite, results: Results) -> Result:
         finally:
             _end(process)
     passed = process.returncode == 0
-    if passed and results.digest(suite) != inputs:
+    if passed and not results.are_still(inputs, suite):
         passed = False
         with log.open("a") as output:
             output.write("files that it depends on were changed while it ran: run it again\n")
@@ -114,7 +132,7 @@ def run(suite: Suite, results: Results) -> Result:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a suite and all that it started."""
+    """End a suite and what it started in its group."""
     try:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
@@ -128,7 +146,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _show(result: Result, remark: str) -> None:
     minutes, seconds = divmod(round(result.seconds), 60)
-    print(f"{result.suite:10} {minutes:3}:{seconds:02}  {result.figure}{'  ' if remark else ''}{remark}", flush=True)
+    print(f"{result.suite:12} {minutes:3}:{seconds:02}  {result.figure}{'  ' if remark else ''}{remark}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -26,11 +27,12 @@ class Sources:
     def of(self, suite: Suite) -> set[str]:
         """The files that a suite depends on, by their paths below the checkout.
 
-        Data counts where the suite names it, and where it lies in the folder of a module that counts.
+        Data counts where the suite names it, and where it lies in the folder of a module that counts; documents, where
+        the suite names them.
         """
         modules = self._closure([*self._modules(suite.begins), *self._marked(suite.mark)])
         listed = self._listed(*suite.data, *sorted({_folder(path) for path in modules}))
-        return modules | {path for path in listed if not path.endswith(".py")} | self._listed(*suite.data)
+        return modules | {path for path in listed if not path.endswith((".py", ".md"))} | self._listed(*suite.data)
 
     def _modules(self, names: Iterable[str]) -> list[str]:
         found = []
@@ -78,15 +80,15 @@ class Sources:
             yield path
 
     def _text(self, path: str) -> str:
-        return (self._checkout / path).read_text()
+        return (self._checkout / path).read_text(errors="replace")
 
     def _listed(self, *patterns: str) -> set[str]:
         """Files that git has, or would take, by its path patterns; none that was removed."""
         if not patterns:
             return set()
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *patterns]
-        told = subprocess.run(command, cwd=self._checkout, capture_output=True, check=True).stdout.decode()
-        return {path for path in told.split("\0") if path and (self._checkout / path).is_file()}
+        told = subprocess.run(command, cwd=self._checkout, capture_output=True, check=True).stdout
+        return {path for path in os.fsdecode(told).split("\0") if path and (self._checkout / path).is_file()}
 
 
 def _folder(path: str) -> str:

@@ -14,7 +14,9 @@ _RING = ("services.cli.__main__", f"{_COMMANDS}.engine", f"{_COMMANDS}.processor
 """Services that a suite starts."""
 _STACK = (*_RING, f"{_COMMANDS}.serve")
 _GATEWAY = (*_STACK, f"{_COMMANDS}.gateway")
-_PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
+_PYTEST = ("-m", "pytest", "-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart=0")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+"""Of every suite: several processes share the cores."""
 _TESTS = {
     "passed": r"(\d+) passed",
     "failed": r"(\d+) failed",

@@ -75,6 +75,27 @@ def test_a_failure_is_shown_and_run_again_and_the_others_go_on(
         assert "7 found" in shown
 
 
+def test_a_later_failure_counts_more_than_an_earlier_pass(checkout: Path) -> None:
+    program = "import pathlib; print('7 found'); raise SystemExit(pathlib.Path('fails').exists())"
+    assert verify([suite(program)], Results(checkout)) == 0
+    (checkout / "fails").touch()
+    assert verify([suite(program)], Results(checkout), again=True) == 1
+    assert Results(checkout).passed(suite(program)) is None
+    (checkout / "fails").unlink()
+    assert verify([suite(program)], Results(checkout)) == 0
+    assert Results(checkout).passed(suite(SAYS_SEVEN)) is None, "of another program"
+
+
+def test_results_and_files_that_cannot_be_read_stop_nothing(checkout: Path) -> None:
+    (checkout / "engine" / "odd.py").write_bytes(b"\xff")
+    assert verify([suite(SAYS_SEVEN)], Results(checkout)) == 0
+    (path,) = checkout.glob(".verify/*/some.json")
+    path.write_text("{")
+    assert verify([suite(SAYS_SEVEN)], Results(checkout)) == 0
+    removes = suite("import pathlib; pathlib.Path('engine/odd.py').unlink()")
+    assert verify([removes], Results(checkout)) == 1
+
+
 def test_output_that_is_no_text_has_a_figure(checkout: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """That of a suite that was ended within a character, say."""
     ends_early = suite("import sys; sys.stdout.buffer.write(b'7 found \\xe2\\x80'); sys.exit(1)")
@@ -195,6 +216,7 @@ ALL = {suite.name for suite in SUITES}
     ("path", "again"),
     [
         ("docs/gpu.md", set()),
+        ("engine_core/README.md", set()),
         ("tests/services/gateway/conftest.py", set()),
         ("services/gateway/endpoints.py", {"doors", "fuzz"}),
         ("services/gateway/page/index.html", {"doors", "fuzz"}),
