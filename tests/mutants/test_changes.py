@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.mutants.__main__ import drawn, room_of, tried
+from tests.mutants.__main__ import ROOT, drawn, room_of, tried
 from tests.mutants.changes import changes_of
 
 SOURCE = b"""def f(a, b):
@@ -36,10 +36,15 @@ def test_a_draw_is_repeated_and_reaches_many_rooms() -> None:
     assert len({room_of(mutant.path) for mutant in drawn(60, 3)}) > 15
 
 
-def test_a_change_is_caught_survives_or_takes_too_long(tmp_path: Path) -> None:
+def test_a_change_is_caught_survives_or_is_not_decided(tmp_path: Path) -> None:
     mutant = next(one for one in drawn(60, 3) if one.path.endswith(".py"))
     (tmp_path / mutant.path).parent.mkdir(parents=True)
-    tests = {"caught": "assert False", "survived": "pass", "undecided": "__import__('time').sleep(60)"}
-    for outcome, body in tests.items():
-        (tmp_path / f"test_{outcome}.py").write_text(f"def test_it():\n    {body}\n")
-        assert tried(tmp_path, mutant, [f"test_{outcome}.py"], 1.0 if outcome == "undecided" else 60.0) == outcome
+    reads, known = f"__import__('pathlib').Path({mutant.path!r}).read_bytes()", (ROOT / mutant.path).read_bytes()
+    for body, seconds, outcome in (
+        (f"assert {reads} == {known!r}", 60.0, "caught"),
+        ("pass", 60.0, "survived"),
+        ("assert False", 60.0, "undecided"),
+        ("__import__('time').sleep(60)", 1.0, "undecided"),
+    ):
+        (tmp_path / "test_one.py").write_text(f"def test_it():\n    {body}\n")
+        assert tried(tmp_path, mutant, ["test_one.py"], seconds) == outcome
