@@ -166,7 +166,7 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_nothing_running(checkou
         with pytest.raises(BusyError, match=f"process {first.pid} verifies this checkout"), results.held():
             pass
         first.kill()
-    pid = int(log.read_text())
+    pid = int(log.read_text().split()[0])
     assert until(lambda: not alive(pid))
     with results.held():
         pass

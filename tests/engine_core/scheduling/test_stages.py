@@ -92,3 +92,20 @@ def test_where_all_whose_turn_it_is_are_preempted_it_is_the_turn_of_others():
         engine.take_result()
     assert engine.scheduler.stats().preemptions > 0
     engine.finish()
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_choices_prefixes_drafts_and_cancels_go_through_stages(stages):
+    engine = Harness(stages=stages, blocks=24, prefix_caching=True, drafts="half", max_num_batched_tokens=16)
+    for serial in range(6):
+        engine.add(f"r{serial}", range(2, 12 + serial), n=1 + serial % 3, max_tokens=12, seed=serial)
+    for turn in range(400):
+        engine.plan_ahead()
+        if turn == 6:
+            engine.cancel("r3")
+        if len(engine.waiting) == stages or engine.plan is None:
+            engine.take_result()
+        if not engine.scheduler.has_work() and not engine.waiting:
+            break
+    engine.finish()
+    assert engine.scheduler.stats().prefix_hit_tokens > 0

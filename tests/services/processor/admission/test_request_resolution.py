@@ -335,6 +335,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         "resume.choices[0].token_ids",
         {"sampling": {"seed": 1}, "stopping": {"max_tokens": 2}, "resume": {"choices": [{"token_ids": [5] * 3}]}},
     ),
+    "a resume longer than the context": (
+        "resume.choices[0].token_ids",
+        {"sampling": {"seed": 1}, "resume": {"choices": [{"token_ids": [5] * (MAX_MODEL_LEN + 1)}]}},
+    ),
+    "many stop tokens": ("stopping.stop_token_ids", {"stopping": {"stop_token_ids": [5] * 65}}),
     "stop strings that are long together": ("stopping.stop", {"stopping": {"stop": ["x" * 1024] * 9}}),
     "a template that raises": ("chat", {"chat": {"messages": [{"role": "user"}, {"role": "owner"}]}}),
     "JSON that nests too deeply": (
