@@ -64,13 +64,13 @@ def _same_numbers() -> None:
 @pytest.fixture(params=INSTRUCTION_SETS)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """The native kernels of every instruction set that this machine has."""
-    return here(load_kernels, request.param)
+    return kernels_or_skip(load_kernels, request.param)
 
 
 @pytest.fixture(params=INT8_INSTRUCTION_SETS)
 def int8_kernels(request: pytest.FixtureRequest) -> Kernels:
     """Those of 8-bit weights."""
-    return here(load_int8_kernels, request.param)
+    return kernels_or_skip(load_int8_kernels, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(make_model(CASES["llama-gqa"]), tmp_path_factory.mktemp("model"))
 
 
-def here(load: Callable[[str, KernelLibrary], Kernels], instruction_set: str) -> Kernels:
+def kernels_or_skip(load: Callable[[str, KernelLibrary], Kernels], instruction_set: str) -> Kernels:
+    """Skips the test where this processor lacks the instruction set."""
     try:
         return load(instruction_set, _LIBRARY)
     except KernelsUnavailableError as error:

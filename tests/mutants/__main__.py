@@ -92,7 +92,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     verdicts: list[Verdict] = []
     try:
-        _try_all(given, executed, verdicts)
+        _print_verdicts(given, executed, verdicts)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     show(verdicts)
@@ -105,7 +105,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _try_all(given: argparse.Namespace, executed: Executed, verdicts: list[Verdict]) -> None:
+def _print_verdicts(given: argparse.Namespace, executed: Executed, verdicts: list[Verdict]) -> None:
+    """As they come; ``verdicts`` gets each."""
     for verdict in tried_all(drawn(given.count, given.seed, given.room), executed, given.processes, given.seconds):
         verdicts.append(verdict)
         print(f"{len(verdicts):3} {verdict.outcome:12} {verdict.tests:3} tests  {verdict.mutant}", flush=True)

@@ -44,7 +44,7 @@ class Results:
     def __init__(self, checkout: Path) -> None:
         self.checkout = checkout
         self._kept = checkout / ".verify"
-        self.commit = self._git("describe", "--always", "--dirty", "--abbrev=12").decode().strip()
+        self.commit = self._git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").decode().strip()
         self.lock: tuple[int, ...] = ()
         """The file descriptor of the lock, while it is held: a suite that outlives this process holds it, too."""
 
