@@ -32,12 +32,16 @@ def _child(body: Body, rank: int, size: int, port: int, results: Connection) -> 
 
 @contextmanager
 def ranks(size: int, body: Body) -> Iterator[tuple[list[Any], list[Connection]]]:
-    """Processes that run ``body`` each; killed at the end."""
+    """Processes that run ``body`` each; killed at the end.
+
+    They are forked by a process without threads: a fork of this one may find a lock taken by a thread of gRPC.
+    """
     store = TCPStore(HOST, 0, None, True, timedelta(seconds=10), wait_for_workers=False)
-    spawn = multiprocessing.get_context("fork")
-    pipes = [spawn.Pipe(duplex=False) for _ in range(size)]
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([__name__])
+    pipes = [server.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        spawn.Process(target=_child, args=(body, rank, size, store.port, pipes[rank][1])) for rank in range(size)
+        server.Process(target=_child, args=(body, rank, size, store.port, pipes[rank][1])) for rank in range(size)
     ]
     for process in processes:
         process.start()
@@ -100,15 +104,16 @@ def test_each_row_comes_from_the_rank_that_owns_its_id(size: int) -> None:
     assert results_of(size, _rows) == [True] * size
 
 
-def test_a_part_of_another_width_than_was_said_is_refused() -> None:
-    def body(rank: int, size: int, store: TCPStore) -> str:
-        try:
-            collectives(rank, size, store).all_gather(torch.zeros(2, 3), [4])
-        except ValueError as error:
-            return str(error)
-        return ""
+def _gathers_another_width(rank: int, size: int, store: TCPStore) -> str:
+    try:
+        collectives(rank, size, store).all_gather(torch.zeros(2, 3), [4])
+    except ValueError as error:
+        return str(error)
+    return ""
 
-    assert results_of(1, body) == ["(2, 3) is not 1 rows of 4 each"]
+
+def test_a_part_of_another_width_than_was_said_is_refused() -> None:
+    assert results_of(1, _gathers_another_width) == ["(2, 3) is not 1 rows of 4 each"]
 
 
 def links(rank: int, size: int, store: TCPStore, timeout: float = 10.0) -> ProcessGroupLinks:
@@ -141,21 +146,22 @@ def test_tensors_arrive_in_order_though_their_buffers_are_used_again(size: int) 
     assert results_of(size, _passes_on) == [[[6.0 * step, 4.0 * step] for step in range(STEPS)]] * size
 
 
-def test_a_stage_does_not_wait_for_the_next_one_to_receive() -> None:
-    def body(rank: int, size: int, store: TCPStore) -> float:
-        ours = links(rank, size, store)
-        start = time.monotonic()
-        if rank == 0:
-            ours.send(torch.zeros(1 << 20))
-            took = time.monotonic() - start
-            store.wait(["received"], timedelta(seconds=10))
-            return took
-        time.sleep(0.5)
-        ours.receive((1 << 20,), torch.float32)
-        store.set("received", "")
-        return 0.0
+def _sends_to_one_that_sleeps(rank: int, size: int, store: TCPStore) -> float:
+    ours = links(rank, size, store)
+    start = time.monotonic()
+    if rank == 0:
+        ours.send(torch.zeros(1 << 20))
+        took = time.monotonic() - start
+        store.wait(["received"], timedelta(seconds=10))
+        return took
+    time.sleep(0.5)
+    ours.receive((1 << 20,), torch.float32)
+    store.set("received", "")
+    return 0.0
 
-    assert results_of(2, body)[0] < 0.4
+
+def test_a_stage_does_not_wait_for_the_next_one_to_receive() -> None:
+    assert results_of(2, _sends_to_one_that_sleeps)[0] < 0.4
 
 
 def _failure_of(call: Callable[[], object]) -> tuple[float, str]:
@@ -207,27 +213,29 @@ def test_no_wait_for_a_silent_rank_is_longer_than_its_limit() -> None:
     assert all(0.5 < seconds < 4.0 and "does not answer" in why for seconds, why in failures)
 
 
-def test_who_waits_can_be_told_to_end_by_another_thread() -> None:
-    def body(rank: int, size: int, store: TCPStore) -> tuple[float, str] | None:
-        ours = collectives(rank, size, store)
-        if rank:
-            time.sleep(60)
-        threading.Timer(0.3, ours.abort).start()
-        failure = _failure_of(ours.barrier)
-        assert _failure_of(ours.barrier)[0] < 0.1
-        return failure
+def _is_told_to_end(rank: int, size: int, store: TCPStore) -> tuple[float, str] | None:
+    ours = collectives(rank, size, store)
+    if rank:
+        time.sleep(60)
+    threading.Timer(0.3, ours.abort).start()
+    failure = _failure_of(ours.barrier)
+    assert _failure_of(ours.barrier)[0] < 0.1
+    return failure
 
-    with ranks(2, body) as (_, pipes):
+
+def test_who_waits_can_be_told_to_end_by_another_thread() -> None:
+    with ranks(2, _is_told_to_end) as (_, pipes):
         assert pipes[0].poll(10)
         seconds, why = pipes[0].recv()
     assert 0.2 < seconds < 2.0
     assert "so this one ends" in why
 
 
-def test_a_rank_that_does_not_come_is_an_error_after_the_limit() -> None:
-    def body(rank: int, size: int, store: TCPStore) -> tuple[float, str]:
-        return _failure_of(lambda: gloo_group(store, "stage", 0, 2, HOST, 1.0))
+def _comes_alone(rank: int, size: int, store: TCPStore) -> tuple[float, str]:
+    return _failure_of(lambda: gloo_group(store, "stage", 0, 2, HOST, 1.0))
 
-    ((seconds, why),) = results_of(1, body)
+
+def test_a_rank_that_does_not_come_is_an_error_after_the_limit() -> None:
+    ((seconds, why),) = results_of(1, _comes_alone)
     assert seconds < 5.0
     assert "does not reach the others over 127.0.0.1" in why
