@@ -45,17 +45,18 @@ class DummyWeights:
 
     def take(self, *tensors: str | TensorRows) -> torch.Tensor:
         pieces = [each if isinstance(each, TensorRows) else self._all_rows(each) for each in tensors]
-        counts = [len(piece.rows) for piece in pieces]
-        tensor = self._staging.make((sum(counts), *self._shapes[pieces[0].name][1:]))
+        counts, shape = [len(piece.rows) for piece in pieces], self._shapes[pieces[0].name]
+        tensor = self._staging.make((sum(counts), *shape[1:]))
         for piece, part in zip(pieces, torch.split(tensor, counts), strict=True):
             self._fill(piece.name, part, piece.rows.start)
         self._done += sum(len(piece.rows) for piece in set(pieces)) * math.prod(tensor.shape[1:]) * tensor.itemsize
         if self._on_progress is not None:
             self._on_progress(min(self._done, self._total), self._total)
-        return tensor
+        return tensor if shape else tensor[0]
 
     def _all_rows(self, name: str) -> TensorRows:
-        count = self._shapes[name][0]
+        """Of a scalar, one."""
+        count = self._shapes[name][0] if self._shapes[name] else 1
         return TensorRows(name, count, range(count))
 
     def take_row(self, name: str, index: int, rows: range | None = None) -> torch.Tensor:

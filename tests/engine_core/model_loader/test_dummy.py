@@ -25,6 +25,13 @@ def test_kinds_and_spread() -> None:
     assert torch.equal(weights.take("norm.weight"), torch.ones(1000))
 
 
+def test_a_scalar_stays_one() -> None:
+    """As of an activation function, in the modules of transformers."""
+    weights = DummyWeights({"act_fn.beta": (), "w": (2,)}, torch.float32, torch.device("cpu"), 0)
+    assert weights.take("act_fn.beta").shape == ()
+    assert weights.take("act_fn.beta") == 1.0
+
+
 def test_joined_tensors_are_those_taken_alone() -> None:
     told: list[tuple[int, int]] = []
     alone = DummyWeights(SHAPES, torch.bfloat16, CPU, seed=3)
